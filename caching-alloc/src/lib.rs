@@ -1,0 +1,1 @@
+//! A stream-ordered caching allocator for GPU memory, with pools and trace hooks

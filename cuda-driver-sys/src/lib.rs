@@ -1,0 +1,1 @@
+//! Raw CUDA driver API, loaded at run time

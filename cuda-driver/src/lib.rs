@@ -1,0 +1,1 @@
+//! Safe CUDA driver API: devices, streams, events, graphs, virtual memory, shareable handles

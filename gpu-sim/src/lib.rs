@@ -1,0 +1,1 @@
+//! An embedded GPU: the CUDA driver and NCCL C ABIs over host memory

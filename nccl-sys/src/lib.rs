@@ -1,0 +1,1 @@
+//! Raw NCCL API, loaded at run time

@@ -1,0 +1,1 @@
+//! NCCL process groups: stores, communicators, collectives, registration of cached memory

@@ -1,0 +1,1 @@
+//! Symmetric memory: pools whose segments are window-registered in one agreed order
