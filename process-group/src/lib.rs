@@ -1,1 +1,3 @@
 //! NCCL process groups: stores, communicators, collectives, registration of cached memory
+
+pub mod store;

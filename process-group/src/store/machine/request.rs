@@ -1,0 +1,269 @@
+//! What clients ask, what stores answer, and how much of it is accepted.
+
+/// A request to a store. Keys are bytes: on the wire nothing promises UTF-8.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// Sets a key. No reply.
+    Set {
+        /// The key.
+        key: Vec<u8>,
+        /// Its new value.
+        value: Vec<u8>,
+    },
+    /// Sets a key if it holds what is expected. Answered by [`Reply::Bytes`].
+    CompareSet {
+        /// The key.
+        key: Vec<u8>,
+        /// What it must hold; empty also stands for an absent key.
+        expected: Vec<u8>,
+        /// Its new value.
+        new: Vec<u8>,
+    },
+    /// Reads a key, empty when absent. Answered by [`Reply::Bytes`].
+    Get {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// Adds to a decimal number. Answered by [`Reply::Integer`].
+    Add {
+        /// The key.
+        key: Vec<u8>,
+        /// What is added.
+        delta: i64,
+    },
+    /// Asks whether all keys are there. Answered by [`Reply::Status`]: 0 they are, 1 they are not.
+    Check {
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+    },
+    /// Waits for all keys. Answered by [`Reply::Status`] 0, once they are there.
+    Wait {
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+    },
+    /// Counts the keys. Answered by [`Reply::Integer`].
+    NumKeys,
+    /// Removes a key. Answered by [`Reply::Integer`]: how many were removed.
+    Delete {
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// Appends to a value. No reply.
+    Append {
+        /// The key.
+        key: Vec<u8>,
+        /// What is appended.
+        value: Vec<u8>,
+    },
+    /// Reads several keys, empty when absent. Answered by [`Reply::Values`].
+    MultiGet {
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+    },
+    /// Sets several keys in one step. No reply.
+    MultiSet {
+        /// Keys and values.
+        entries: Vec<(Vec<u8>, Vec<u8>)>,
+    },
+    /// Gives up the client's wait, if there is one. Answered by [`Reply::Status`] 1.
+    CancelWait,
+    /// Answered by [`Reply::Nonce`] with the same number, also while the client waits.
+    Ping {
+        /// Any number.
+        nonce: u32,
+    },
+    /// Appends to a queue. No reply.
+    QueuePush {
+        /// The queue.
+        key: Vec<u8>,
+        /// The new last element.
+        value: Vec<u8>,
+    },
+    /// Takes a queue's first element. Answered by [`Reply::Popped`].
+    QueuePop {
+        /// The queue.
+        key: Vec<u8>,
+    },
+    /// Asks for a queue's length. Answered by [`Reply::Integer`].
+    QueueLen {
+        /// The queue.
+        key: Vec<u8>,
+    },
+    /// Lists the keys. Answered by [`Reply::Keys`].
+    ListKeys,
+    /// Adds 1 to a key and waits until it holds at least `world`. Answered by [`Reply::Status`] 0.
+    /// The count stays: the same key used again passes at once.
+    Barrier {
+        /// The key.
+        key: Vec<u8>,
+        /// How many must come.
+        world: i64,
+    },
+}
+
+/// A store's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// A value.
+    Bytes(Vec<u8>),
+    /// A count or a sum.
+    Integer(i64),
+    /// 0 or 1; the request says what they mean.
+    Status(u8),
+    /// Values in the order asked for.
+    Values(Vec<Vec<u8>>),
+    /// Keys in no order.
+    Keys(Vec<Vec<u8>>),
+    /// The number that was sent.
+    Nonce(u32),
+    /// The first element of a queue, and how many there were with it; `None` from an empty queue.
+    Popped(Option<(u64, Vec<u8>)>),
+}
+
+/// The largest sizes that a store accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of a key.
+    pub key_bytes: usize,
+    /// Bytes of a value, also of what appending has made of it.
+    pub value_bytes: usize,
+    /// Keys of one request.
+    pub keys_per_request: usize,
+    /// Bytes of all keys and values of one request together.
+    pub request_bytes: usize,
+}
+
+impl Default for Limits {
+    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request.
+    fn default() -> Self {
+        Self {
+            key_bytes: 8 << 10,
+            value_bytes: 8 << 20,
+            keys_per_request: 128 << 10,
+            request_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Why a request is not served. It has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A part of the request exceeds a limit.
+    #[error("{part} of {size} exceeds the limit of {limit}")]
+    TooLarge {
+        /// Which part.
+        part: Part,
+        /// The key concerned, where there is one.
+        key: Vec<u8>,
+        /// Its size: bytes, or a number of keys.
+        size: usize,
+        /// The largest that is accepted.
+        limit: usize,
+    },
+    /// The value to add to is no number, or the sum is too large for one.
+    #[error(
+        "{:?} holds {:?}, and the sum is no 64-bit integer",
+        String::from_utf8_lossy(key),
+        String::from_utf8_lossy(value)
+    )]
+    NotANumber {
+        /// The key.
+        key: Vec<u8>,
+        /// The start of its value.
+        value: Vec<u8>,
+    },
+    /// The client waits already.
+    #[error("a second wait on a connection that waits already")]
+    AlreadyWaiting,
+}
+
+/// The parts of a request that have limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Part {
+    /// A key, in bytes.
+    Key,
+    /// A value, in bytes.
+    Value,
+    /// The number of keys.
+    Keys,
+    /// Keys and values together, in bytes.
+    Request,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Part::Key => "a key",
+            Part::Value => "a value",
+            Part::Keys => "the number of keys",
+            Part::Request => "a request",
+        })
+    }
+}
+
+impl Limits {
+    /// Checks the length of a key.
+    pub(crate) fn key(&self, key: &[u8]) -> Result<(), Refusal> {
+        self.part(Part::Key, &key[..key.len().min(64)], key.len(), self.key_bytes)
+    }
+
+    /// Checks the length of a value that belongs to `key`.
+    pub(crate) fn value(&self, key: &[u8], size: usize) -> Result<(), Refusal> {
+        self.part(Part::Value, key, size, self.value_bytes)
+    }
+
+    fn part(&self, part: Part, key: &[u8], size: usize, limit: usize) -> Result<(), Refusal> {
+        if size <= limit { Ok(()) } else { Err(Refusal::TooLarge { part, key: key.to_vec(), size, limit }) }
+    }
+
+    fn keys<'a>(&self, keys: impl ExactSizeIterator<Item = &'a Vec<u8>>) -> Result<usize, Refusal> {
+        self.part(Part::Keys, &[], keys.len(), self.keys_per_request)?;
+        keys.map(|key| self.key(key).map(|()| key.len())).sum()
+    }
+
+    /// Checks a whole request, as a client does before sending and an in-process store before serving.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let total = match request {
+            Request::Set { key, value }
+            | Request::Append { key, value }
+            | Request::QueuePush { key, value } => {
+                self.key(key)?;
+                self.value(key, value.len())?;
+                key.len() + value.len()
+            }
+            Request::CompareSet { key, expected, new } => {
+                self.key(key)?;
+                self.value(key, expected.len())?;
+                self.value(key, new.len())?;
+                key.len() + expected.len() + new.len()
+            }
+            Request::Get { key }
+            | Request::Add { key, .. }
+            | Request::Delete { key }
+            | Request::QueuePop { key }
+            | Request::QueueLen { key }
+            | Request::Barrier { key, .. } => {
+                self.key(key)?;
+                key.len()
+            }
+            Request::Check { keys } | Request::Wait { keys } | Request::MultiGet { keys } => {
+                self.keys(keys.iter())?
+            }
+            Request::MultiSet { entries } => {
+                let keys = self.keys(entries.iter().map(|(key, _)| key))?;
+                let mut values = 0;
+                for (key, value) in entries {
+                    self.value(key, value.len())?;
+                    values += value.len();
+                }
+                keys + values
+            }
+            Request::NumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => 0,
+        };
+        self.part(Part::Request, &[], total, self.request_bytes)
+    }
+}

@@ -1,0 +1,287 @@
+//! What a store holds, and who waits for it.
+//!
+//! Rules that clients of PyTorch's store rely on: a key is there when it has a value or a queue of its name is
+//! not empty; a value wakes everybody who waits for its key; an element of a queue wakes one, the one that has
+//! waited longest. That one may not take it (its process may die): then the next is woken.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::request::{Limits, Refusal, Reply, Request};
+
+/// A client, as the caller numbers them. A number is not used again.
+pub type ClientId = u64;
+
+type Key = Vec<u8>;
+
+/// Keys, queues and waiting clients.
+#[derive(Debug, Default)]
+pub struct Table {
+    limits: Limits,
+    values: HashMap<Key, Vec<u8>>,
+    queues: HashMap<Key, VecDeque<Vec<u8>>>,
+    waits: BTreeMap<ClientId, Wait>,
+    /// The waiting clients by the one key at which each stands, in order of arrival.
+    lines: HashMap<Key, VecDeque<ClientId>>,
+    /// Clients that a queue's element has woken and that have asked for nothing since.
+    called: BTreeMap<ClientId, Key>,
+}
+
+/// What a client waits for.
+#[derive(Debug)]
+enum Wait {
+    /// All keys; it stands at the one with this index, which is absent.
+    Keys(Vec<Key>, usize),
+    /// The number under a key.
+    Count(Key, i64),
+}
+
+impl Table {
+    /// An empty table with these limits.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// The limits that requests are held to.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Whether `client` waits.
+    pub fn is_waiting(&self, client: ClientId) -> bool {
+        self.waits.contains_key(&client)
+    }
+
+    /// Serves one request. Appends to `replies` what is now answered, to `client` and to clients that waited.
+    ///
+    /// # Errors
+    /// A [`Refusal`]; then nothing has changed.
+    pub fn apply(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        replies: &mut Vec<(ClientId, Reply)>,
+    ) -> Result<(), Refusal> {
+        self.limits.check(&request)?;
+        let called = match request {
+            Request::Ping { .. } => None,
+            _ => self.called.remove(&client),
+        };
+        let outcome = self.serve(client, request, replies);
+        if let Some(queue) = called {
+            self.call_next(&queue, replies);
+        }
+        outcome
+    }
+
+    fn serve(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        replies: &mut Vec<(ClientId, Reply)>,
+    ) -> Result<(), Refusal> {
+        let reply = match request {
+            Request::Set { key, value } => {
+                self.put(key, value, replies);
+                return Ok(());
+            }
+            Request::MultiSet { entries } => {
+                for (key, value) in entries {
+                    self.put(key, value, replies);
+                }
+                return Ok(());
+            }
+            Request::Append { key, value } => {
+                let mut whole = self.values.get(&key).cloned().unwrap_or_default();
+                self.limits.value(&key, whole.len() + value.len())?;
+                whole.extend_from_slice(&value);
+                self.put(key, whole, replies);
+                return Ok(());
+            }
+            Request::CompareSet { key, expected, new } => match self.values.get(&key) {
+                Some(held) if *held != expected => Reply::Bytes(held.clone()),
+                None if !expected.is_empty() => Reply::Bytes(expected),
+                _ => {
+                    self.put(key, new.clone(), replies);
+                    Reply::Bytes(new)
+                }
+            },
+            Request::Get { key } => Reply::Bytes(self.values.get(&key).cloned().unwrap_or_default()),
+            Request::Add { key, delta } => Reply::Integer(self.add(key, delta, replies)?),
+            Request::Check { keys } => Reply::Status(keys.iter().any(|key| !self.is_there(key)).into()),
+            Request::Wait { keys } => return self.wait(client, Wait::Keys(keys, 0), replies),
+            Request::Barrier { key, world } => {
+                if self.waits.contains_key(&client) {
+                    return Err(Refusal::AlreadyWaiting);
+                }
+                self.add(key.clone(), 1, replies)?;
+                return self.wait(client, Wait::Count(key, world), replies);
+            }
+            Request::CancelWait => {
+                self.stop_waiting(client);
+                Reply::Status(1)
+            }
+            Request::NumKeys => Reply::Integer(self.values.len() as i64),
+            Request::Delete { key } => Reply::Integer(self.values.remove(&key).is_some().into()),
+            Request::MultiGet { keys } => Reply::Values(
+                keys.iter().map(|key| self.values.get(key).cloned().unwrap_or_default()).collect(),
+            ),
+            Request::Ping { nonce } => Reply::Nonce(nonce),
+            Request::QueuePush { key, value } => {
+                self.queues.entry(key.clone()).or_default().push_back(value);
+                self.call_next(&key, replies);
+                return Ok(());
+            }
+            Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
+            Request::QueueLen { key } => Reply::Integer(self.queue_len(&key) as i64),
+            Request::ListKeys => Reply::Keys(self.values.keys().cloned().collect()),
+        };
+        replies.push((client, reply));
+        Ok(())
+    }
+
+    /// Forgets a client that has gone: its wait, and a queue's element that it was woken for.
+    pub fn leave(&mut self, client: ClientId, replies: &mut Vec<(ClientId, Reply)>) {
+        self.stop_waiting(client);
+        if let Some(queue) = self.called.remove(&client) {
+            self.call_next(&queue, replies);
+        }
+    }
+
+    /// Of the keys that `client` waits for, those that are absent.
+    pub fn missing(&self, client: ClientId) -> Vec<Vec<u8>> {
+        match self.waits.get(&client) {
+            Some(Wait::Keys(keys, _)) => keys.iter().filter(|key| !self.is_there(key)).cloned().collect(),
+            Some(Wait::Count(key, _)) => vec![key.clone()],
+            None => Vec::new(),
+        }
+    }
+
+    fn is_there(&self, key: &[u8]) -> bool {
+        self.values.contains_key(key) || self.queues.contains_key(key)
+    }
+
+    fn queue_len(&self, key: &[u8]) -> usize {
+        self.queues.get(key).map_or(0, VecDeque::len)
+    }
+
+    /// Sets a value and wakes those who waited for nothing else.
+    fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Vec<(ClientId, Reply)>) {
+        let line = self.lines.remove(&key);
+        self.values.insert(key, value);
+        for client in line.into_iter().flatten() {
+            if self.advance(client) {
+                replies.push((client, Reply::Status(0)));
+            }
+        }
+    }
+
+    fn add(&mut self, key: Key, delta: i64, replies: &mut Vec<(ClientId, Reply)>) -> Result<i64, Refusal> {
+        let held = self.values.get(&key).map(Vec::as_slice);
+        let sum = held.map_or(Some(0), leading_integer).and_then(|number| number.checked_add(delta));
+        let Some(sum) = sum else {
+            let value = held.unwrap_or_default();
+            return Err(Refusal::NotANumber { value: value[..value.len().min(64)].to_vec(), key });
+        };
+        self.put(key, sum.to_string().into_bytes(), replies);
+        Ok(sum)
+    }
+
+    /// An empty queue is no queue: `is_there` and the memory of the table rely on it.
+    fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
+        let queue = self.queues.get_mut(key)?;
+        let before = queue.len() as u64;
+        let value = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(key);
+        }
+        Some((before, value?))
+    }
+
+    fn wait(
+        &mut self,
+        client: ClientId,
+        wait: Wait,
+        replies: &mut Vec<(ClientId, Reply)>,
+    ) -> Result<(), Refusal> {
+        if self.waits.contains_key(&client) {
+            return Err(Refusal::AlreadyWaiting);
+        }
+        self.waits.insert(client, wait);
+        if self.advance(client) {
+            replies.push((client, Reply::Status(0)));
+        }
+        Ok(())
+    }
+
+    /// Ends the wait of a client that stands in no line if all is there, else stands it in the next line.
+    fn advance(&mut self, client: ClientId) -> bool {
+        let stand_at = match self.waits.get(&client) {
+            None => return false,
+            Some(Wait::Keys(keys, from)) => {
+                // Keys come in any order and may be deleted meanwhile: all are looked at again, those not seen yet first.
+                let order = (*from..keys.len()).chain(0..*from);
+                order.into_iter().find(|&i| !self.is_there(&keys[i])).map(|i| (keys[i].clone(), i))
+            }
+            Some(Wait::Count(key, at_least)) => {
+                let count = self.values.get(key).and_then(|value| leading_integer(value));
+                (count < Some(*at_least)).then(|| (key.clone(), 0))
+            }
+        };
+        match stand_at {
+            None => {
+                self.waits.remove(&client);
+                true
+            }
+            Some((key, index)) => {
+                if let Some(Wait::Keys(_, from)) = self.waits.get_mut(&client) {
+                    *from = index;
+                }
+                self.lines.entry(key).or_default().push_back(client);
+                false
+            }
+        }
+    }
+
+    fn stop_waiting(&mut self, client: ClientId) {
+        let key = match self.waits.remove(&client) {
+            Some(Wait::Keys(mut keys, at)) => keys.swap_remove(at),
+            Some(Wait::Count(key, _)) => key,
+            None => return,
+        };
+        if let Some(line) = self.lines.get_mut(&key) {
+            line.retain(|other| *other != client);
+            if line.is_empty() {
+                self.lines.remove(&key);
+            }
+        }
+    }
+
+    /// Wakes as many of those who stand at a queue as it has elements for which nobody was woken.
+    fn call_next(&mut self, key: &[u8], replies: &mut Vec<(ClientId, Reply)>) {
+        let called = self.called.values().filter(|queue| *queue == key).count();
+        let mut elements = self.queue_len(key).saturating_sub(called);
+        let line = if elements > 0 { self.lines.remove(key) } else { None };
+        let mut staying = VecDeque::new();
+        for client in line.into_iter().flatten() {
+            if elements == 0 || matches!(self.waits.get(&client), Some(Wait::Count(..))) {
+                staying.push_back(client);
+            } else if self.advance(client) {
+                self.called.insert(client, key.to_vec());
+                replies.push((client, Reply::Status(0)));
+                elements -= 1;
+            }
+        }
+        if !staying.is_empty() {
+            // Nobody has joined this line meanwhile: with elements in the queue its key is there.
+            self.lines.insert(key.to_vec(), staying);
+        }
+    }
+}
+
+/// The integer at the start of a value, read as C's `strtoll` does.
+fn leading_integer(value: &[u8]) -> Option<i64> {
+    let text = value.trim_ascii_start();
+    let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
+    let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&text[..sign + digits]).ok()?.parse().ok()
+}

@@ -1,0 +1,81 @@
+//! Stores: the small shared table through which ranks find each other and agree.
+//!
+//! A store holds keys with byte values, counters and queues; it is for a few kilobytes at a time (addresses,
+//! unique ids, votes), not for tensors, and what it holds dies with its host.
+//!
+//! - [`Store`]: what every store can do. [`HashStore`] serves the threads of one process.
+//! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store runs on them.
+//!
+//! Invariants: every wait has a [`Deadline`]; a store whose host has died is an error at once and not a timeout;
+//! an operation that has returned is seen by every later operation of every client.
+
+mod deadline;
+mod error;
+mod hash;
+pub mod machine;
+mod service;
+
+pub use deadline::Deadline;
+pub use error::{Result, StoreError};
+pub use hash::HashStore;
+
+/// A shared table of keys, counters and queues.
+///
+/// Keys are UTF-8 and may be empty; values are bytes and may be empty. Sizes are bounded by
+/// [`machine::Limits`]; above them an operation fails and changes nothing. All operations of all clients
+/// happen in one order, and an operation that has returned lies before every later one.
+pub trait Store: Send + Sync {
+    /// Sets `key` to `value`, whether or not it was there.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The value of `key`, waiting until it is there.
+    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
+
+    /// Whether all of `keys` are there. A queue is there while it is not empty.
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// Waits until all of `keys` are there.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] with the keys, once `deadline` has passed.
+    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()>;
+
+    /// Adds `delta` to the decimal number under `key` (0 when absent) and returns the sum.
+    fn add(&self, key: &str, delta: i64) -> Result<i64>;
+
+    /// Sets `key` to `new` if it holds `expected`, or if it is absent and `expected` is empty. Returns what
+    /// the key holds afterwards; for an absent key and an `expected` that is not empty, returns `expected` and
+    /// sets nothing (PyTorch's rule).
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>>;
+
+    /// Appends `value` to what `key` holds (nothing when absent).
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// The values of `keys`, waiting until all are there.
+    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets several keys in one step.
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Removes `key` and says whether it was there. Does not touch queues.
+    fn delete(&self, key: &str) -> Result<bool>;
+
+    /// How many keys there are, queues not counted.
+    fn num_keys(&self) -> Result<u64>;
+
+    /// The keys, queues not among them, sorted.
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Puts `value` at the end of the queue `key` and wakes the one that has waited longest for it.
+    /// Queues have their own namespace: the same name may also be a key.
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Takes the first value of the queue `key`, waiting until there is one.
+    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>>;
+
+    /// Takes the first value of the queue `key`, or `None` when it is empty.
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// The length of the queue `key`; 0 when nobody has pushed.
+    fn queue_len(&self, key: &str) -> Result<u64>;
+}
