@@ -1,1 +1,37 @@
-//! Raw NCCL API, loaded at run time
+//! Raw NCCL, loaded at run time: nothing is linked, no toolkit is needed to build, and one binary runs with
+//! every release from 2.13 to 2.32.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `generated` | types, constants and the table of functions, from the newest `nccl.h` |
+//! | `dynamic` | how the library is found, and what it lacks |
+//! | `feature` | what depends on the release |
+//!
+//! For: who wants NCCL's own functions without linking it. Not for: who wants a safe interface.
+//!
+//! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has
+//! it; the library is never unloaded.
+//!
+//! ```no_run
+//! let nccl = nccl_sys::Api::load()?;
+//! println!("NCCL {} at {:?}", nccl.version(), nccl.path());
+//! nccl.require(nccl_sys::Feature::WINDOWS)?;
+//! let mut id = nccl_sys::ncclUniqueId::default();
+//! // SAFETY: the identifier is written in place.
+//! let result = unsafe { (nccl.ncclGetUniqueId()?)(&mut id) };
+//! assert_eq!(result, nccl_sys::ncclResult_t::ncclSuccess);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod binding;
+#[macro_use]
+mod dynamic;
+mod feature;
+mod generated;
+mod version;
+
+pub use binding::{NAMES, VARIABLE};
+pub use dynamic::{Api, Function, Item, LoadError, Missing, VersionFault, Why};
+pub use feature::Feature;
+pub use generated::*;
+pub use version::Version;

@@ -1,0 +1,95 @@
+//! What is the CUDA driver's own in finding and asking the library.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+
+use crate::{CUresult, Function, Table, Version, VersionFault};
+
+/// What the library is called in messages.
+pub(crate) const LIBRARY: &str = "CUDA driver";
+
+/// The environment variable that names the library's file.
+pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
+
+/// The names that the system's loader is asked for, in this order.
+pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
+/// How files of the library are called, versions aside.
+pub(crate) const FILES: &[&str] = &["libcuda.so"];
+
+/// What every release has; the first tells the release.
+pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"];
+
+/// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
+/// signature, and by its symbol where that does not know it.
+///
+/// # Safety
+/// Every address that `symbol` answers must be that of the C function asked for.
+pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Table {
+    let mut exported = |function: &Function| match CString::new(function.name) {
+        Ok(name) => symbol(&name),
+        Err(_) => ptr::null(),
+    };
+    // SAFETY: the caller's contract; only these two are asked for.
+    let doors = unsafe {
+        Table::resolve(|function| match function.base {
+            "cuGetProcAddress" => exported(function),
+            _ => ptr::null(),
+        })
+    };
+    // SAFETY: what either way answers is the driver's function in this revision, or null.
+    unsafe {
+        Table::resolve(|function| {
+            // The doors themselves are taken by symbol: a driver may answer its newest for either revision.
+            let asked = if function.base == "cuGetProcAddress" { None } else { ask(&doors, function) };
+            asked.unwrap_or_else(|| exported(function))
+        })
+    }
+}
+
+/// The address by `cuGetProcAddress`, with its default flags: functions that take the legacy default stream.
+///
+/// # Safety
+/// The table's doors must be the driver's.
+unsafe fn ask(doors: &Table, function: &Function) -> Option<*const c_void> {
+    let base = CString::new(function.base).ok()?;
+    let mut address = ptr::null_mut();
+    let status = if let Some(door) = doors.cuGetProcAddress_v2 {
+        // SAFETY: a C string, and room for one address; the state of the query is not asked for.
+        unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0, ptr::null_mut()) }
+    } else {
+        let door = doors.cuGetProcAddress?;
+        // SAFETY: a C string, and room for one address.
+        unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0) }
+    };
+    (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
+}
+
+/// The release, as the library says.
+///
+/// # Safety
+/// The table's version function must be the driver's.
+pub(crate) unsafe fn ask_version(table: &Table) -> Result<Version, VersionFault> {
+    let function = REQUIRED[0];
+    let ask = table.cuDriverGetVersion.ok_or(VersionFault::Absent(function))?;
+    let mut code = 0;
+    // SAFETY: it writes one integer; that it is the driver's is the caller's contract.
+    let status = unsafe { ask(&mut code) };
+    if status != CUresult::CUDA_SUCCESS {
+        return Err(VersionFault::Failed { function, status: status.0 });
+    }
+    if code < 1_000 {
+        return Err(VersionFault::Nonsense { function, code });
+    }
+    Ok(Version::from_code(code))
+}
+
+/// What a status of the version function suggests.
+pub(crate) fn hint(status: u32) -> &'static str {
+    match CUresult(status) {
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            ": it is the stub that a toolkit links against, not a driver's library"
+        }
+        _ => "",
+    }
+}

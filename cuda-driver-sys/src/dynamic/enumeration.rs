@@ -1,0 +1,45 @@
+//! C enumerations as transparent integers with constants: a value that a newer library invents is data.
+
+/// Defines one enumeration: `Name: integer { CONSTANT = value, … }`. Debug prints the constant's name.
+macro_rules! enumeration {
+    ($name:ident: $repr:ident { $($constant:ident = $value:expr,)* }) => {
+        #[doc = concat!("The C enumeration `", stringify!($name), "`; any value may occur.")]
+        #[repr(transparent)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub $repr);
+
+        impl $name {
+            $(
+                #[doc = concat!("`", stringify!($value), "`.")]
+                pub const $constant: Self = Self($value);
+            )*
+
+            /// The constant's name as C spells it; `None` for a value unknown to this crate. Of several names
+            /// for one value the first in the header is taken.
+            #[allow(unreachable_patterns)]
+            pub const fn name(self) -> Option<&'static str> {
+                match self {
+                    $(Self::$constant => Some(stringify!($constant)),)*
+                    _ => None,
+                }
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                match self.name() {
+                    Some(name) => formatter.write_str(name),
+                    None => write!(formatter, concat!(stringify!($name), "({})"), self.0),
+                }
+            }
+        }
+
+        impl core::ops::BitOr for $name {
+            type Output = Self;
+
+            fn bitor(self, other: Self) -> Self {
+                Self(self.0 | other.0)
+            }
+        }
+    };
+}

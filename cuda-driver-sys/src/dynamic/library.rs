@@ -1,0 +1,210 @@
+//! Finding and opening the library.
+
+use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::fmt::Write;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use super::maps;
+use crate::{Table, binding};
+
+/// Opens only what is open already.
+const RTLD_NOLOAD: c_int = 4;
+
+/// Held while looking for copies and opening one, so that two threads cannot open two copies.
+static LOADING: Mutex<()> = Mutex::new(());
+
+/// A library that was opened.
+pub(crate) struct Loaded {
+    pub(crate) table: Table,
+    pub(crate) path: PathBuf,
+}
+
+/// The library could not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The path names nothing that can be read.
+    #[error("cannot read {}{}: {source}; name the file of a {} library", .path.display(), told(.variable), binding::LIBRARY)]
+    NoFile {
+        /// The path.
+        path: PathBuf,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
+        /// Why it cannot be read.
+        source: io::Error,
+    },
+    /// The loader does not take the file for a library.
+    #[error("{}{} cannot be loaded as a library: {source}", .path.display(), told(.variable))]
+    NotALibrary {
+        /// The path.
+        path: PathBuf,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
+        /// What the loader said.
+        source: libloading::Error,
+    },
+    /// The file is a library, but not this one.
+    #[error("{} is no {} library: it has no symbol `{symbol}`", place(.path), binding::LIBRARY)]
+    MissingSymbol {
+        /// The library's file; `None` for functions that were handed over.
+        path: Option<PathBuf>,
+        /// The symbol that every release has.
+        symbol: &'static str,
+    },
+    /// This process has another copy loaded already.
+    #[error(
+        "{}{} was asked for, but this process has another {} loaded already: {}; load one copy only",
+        .wanted.display(), told(.variable), binding::LIBRARY, .loaded.display()
+    )]
+    OtherCopyLoaded {
+        /// The path asked for.
+        wanted: PathBuf,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
+        /// The copy that is loaded.
+        loaded: PathBuf,
+    },
+    /// The library does not say which release it is.
+    #[error("{} does not say which release it is: {fault}", place(.path))]
+    Version {
+        /// The library's file; `None` for a table that was handed over.
+        path: Option<PathBuf>,
+        /// What happened instead.
+        fault: VersionFault,
+    },
+    /// Nothing was found under any name.
+    #[error("no {} found; set {} to its file. Tried:{}", binding::LIBRARY, binding::VARIABLE, list(.tried))]
+    NotFound {
+        /// Each name, and what the loader said.
+        tried: Vec<(&'static str, libloading::Error)>,
+    },
+}
+
+/// Why a library does not say which release it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VersionFault {
+    /// The function is absent.
+    #[error("`{0}` is not there")]
+    Absent(&'static str),
+    /// The function failed.
+    #[error("`{function}` answered {status}{}", binding::hint(*.status))]
+    Failed {
+        /// The function.
+        function: &'static str,
+        /// What it returned.
+        status: u32,
+    },
+    /// The number is none of a release.
+    #[error("`{function}` said {code}, which is no release")]
+    Nonsense {
+        /// The function.
+        function: &'static str,
+        /// What it said.
+        code: c_int,
+    },
+}
+
+fn told(variable: &Option<&'static str>) -> String {
+    variable.map(|variable| format!(" (from {variable})")).unwrap_or_default()
+}
+
+fn place(path: &Option<PathBuf>) -> String {
+    path.as_ref()
+        .map_or_else(|| "the table that was handed over".to_owned(), |path| path.display().to_string())
+}
+
+fn list(tried: &[(&'static str, libloading::Error)]) -> String {
+    tried.iter().fold(String::new(), |mut text, (name, error)| {
+        let _ = write!(text, "\n  {name}: {}", described(error));
+        text
+    })
+}
+
+/// The loader's own words.
+fn described(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Finds the library: the variable's file, a copy that is loaded, the loader's names.
+pub(crate) fn find() -> Result<Loaded, LoadError> {
+    if let Some(path) = std::env::var_os(binding::VARIABLE).filter(|path| !path.is_empty()) {
+        return open(Path::new(&path), Some(binding::VARIABLE));
+    }
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = binding::NAMES.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
+    // A copy under another SONAME than the usual.
+    let loaded = loaded.or_else(|| {
+        let copy = maps::copies().into_iter().next()?;
+        dlopen(copy.path.as_os_str(), RTLD_NOLOAD).ok()
+    });
+    if let Some(library) = loaded {
+        return resolve(library, None);
+    }
+    let mut tried = Vec::new();
+    for name in binding::NAMES {
+        match dlopen(OsStr::new(name), 0) {
+            Ok(library) => return resolve(library, None),
+            Err(error) => tried.push((*name, error)),
+        }
+    }
+    Err(LoadError::NotFound { tried })
+}
+
+/// Opens the library at `path`, which `variable` gave.
+pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded, LoadError> {
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    // Absolute, since the loader would search its folders for a bare name.
+    let unreadable = |source| LoadError::NoFile { path: path.to_path_buf(), variable, source };
+    let file = path.canonicalize().map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let other = maps::copies().into_iter().find(|copy| {
+        copy.path
+            .metadata()
+            .map_or(copy.path != file, |found| (found.dev(), found.ino()) != (metadata.dev(), metadata.ino()))
+    });
+    if let Some(copy) = other {
+        return Err(LoadError::OtherCopyLoaded { wanted: file, variable, loaded: copy.path });
+    }
+    let library = dlopen(file.as_os_str(), 0).map_err(|source| LoadError::NotALibrary {
+        path: file.clone(),
+        variable,
+        source,
+    })?;
+    resolve(library, Some(file))
+}
+
+fn dlopen(name: &OsStr, flags: c_int) -> Result<Library, libloading::Error> {
+    // SAFETY: the libraries' initialisers are fit to run at any time, as any program linked to them does; another
+    // file is the word of whoever named it, as with any plugin.
+    unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }
+}
+
+/// Binds the functions. The library is closed again only if it is not the right one.
+fn resolve(library: Library, path: Option<PathBuf>) -> Result<Loaded, LoadError> {
+    let mut symbol = |name: &CStr| -> *const c_void {
+        // SAFETY: only the address is taken.
+        unsafe { library.get_singlethreaded::<*const c_void>(name.to_bytes_with_nul()) }
+            .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
+    };
+    // SAFETY: addresses of the library's own symbols, which stay valid: it is not closed below.
+    let table = unsafe { binding::resolve(&mut symbol) };
+    demand(&table, path.as_deref())?;
+    // The file that the loader took, also where it searched by name.
+    let path = maps::file_of(&table).or(path).unwrap_or_default();
+    std::mem::forget(library);
+    Ok(Loaded { table, path })
+}
+
+/// Fails unless the table has what every release has.
+pub(crate) fn demand(table: &Table, path: Option<&Path>) -> Result<(), LoadError> {
+    match binding::REQUIRED.iter().find(|symbol| table.address(symbol).is_none()) {
+        Some(symbol) => Err(LoadError::MissingSymbol { path: path.map(Path::to_path_buf), symbol }),
+        None => Ok(()),
+    }
+}

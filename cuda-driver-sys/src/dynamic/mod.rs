@@ -1,0 +1,21 @@
+//! A C library that is bound at run time: its functions and enumerations, how it is found, what it lacks.
+//!
+//! One folder for `cuda-driver-sys` and `nccl-sys` (in the latter a link to the former's): nothing in it knows
+//! which of the two it serves. What differs stands in each crate's `binding`, `feature` and `version`.
+
+#[macro_use]
+mod enumeration;
+#[macro_use]
+mod functions;
+#[macro_use]
+mod zeroed;
+mod api;
+mod library;
+mod maps;
+mod missing;
+pub(crate) mod requirement;
+
+pub use api::Api;
+pub use functions::Function;
+pub use library::{LoadError, VersionFault};
+pub use missing::{Item, Missing, Why};

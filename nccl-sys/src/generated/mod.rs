@@ -1,0 +1,23 @@
+//! Written by `cargo xtask codegen`; not edited by hand.
+
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unused_imports,
+    clippy::missing_safety_doc,
+    clippy::type_complexity
+)]
+
+mod constants;
+mod enums;
+mod functions;
+mod layouts;
+mod types;
+
+pub use constants::*;
+pub use enums::*;
+pub use functions::{FUNCTIONS, Table};
+pub use types::*;

@@ -1,0 +1,156 @@
+//! Structures and handles. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+
+use super::enums::*;
+use core::ffi::*;
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct CUstream_st {
+    _unused: [u8; 0],
+}
+pub type cudaStream_t = *mut CUstream_st;
+#[repr(C)]
+#[derive(Debug)]
+pub struct CUevent_st {
+    _unused: [u8; 0],
+}
+pub type cudaEvent_t = *mut CUevent_st;
+#[repr(C)]
+#[derive(Debug)]
+pub struct ncclComm {
+    _unused: [u8; 0],
+}
+pub type ncclComm_t = *mut ncclComm;
+#[repr(C)]
+#[derive(Debug)]
+pub struct ncclWindow_vidmem {
+    _unused: [u8; 0],
+}
+pub type ncclWindow_t = *mut ncclWindow_vidmem;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclUniqueId {
+    pub internal: [c_char; 128usize],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclConfig_v23100 {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub blocking: c_int,
+    pub cgaClusterSize: c_int,
+    pub minCTAs: c_int,
+    pub maxCTAs: c_int,
+    pub netName: *const c_char,
+    pub splitShare: c_int,
+    pub trafficClass: c_int,
+    pub commName: *const c_char,
+    pub collnetEnable: c_int,
+    pub CTAPolicy: c_int,
+    pub shrinkShare: c_int,
+    pub nvlsCTAs: c_int,
+    pub nChannelsPerNetPeer: c_int,
+    pub nvlinkCentricSched: c_int,
+    pub graphUsageMode: c_int,
+    pub numRmaCtx: c_int,
+    pub maxP2pPeers: c_int,
+    pub graphStreamOrdering: c_int,
+    pub launchOrderImplicit: c_int,
+    pub numRmaSig: c_int,
+    pub rmaEagerInit: c_int,
+    pub hostCftMode: c_int,
+    pub nvlsHostMode: c_int,
+}
+pub type ncclConfig_t = ncclConfig_v23100;
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub struct ncclConfigExt {
+    pub next: *mut ncclConfigExt,
+    pub key: ncclConfigExt__bindgen_ty_1,
+    pub val: ncclConfigExt__bindgen_ty_2,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ncclConfigExt__bindgen_ty_1 {
+    pub vendorId: c_int,
+    pub optionId: c_int,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
+pub union ncclConfigExt__bindgen_ty_2 {
+    pub i: c_int,
+    pub s: *const c_char,
+    pub raw: *mut c_void,
+}
+impl ::core::fmt::Debug for ncclConfigExt__bindgen_ty_2 {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ncclConfigExt__bindgen_ty_2 {{ union }}")
+    }
+}
+impl ::core::fmt::Debug for ncclConfigExt {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        write!(f, "ncclConfigExt {{ next: {:?}, key: {:?}, val: {:?} }}", self.next, self.key, self.val,)
+    }
+}
+pub type ncclConfigExt_t = ncclConfigExt;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclCollConfig_v23200 {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub ext: *mut ncclConfigExt_t,
+    pub minCTAs: c_int,
+    pub maxCTAs: c_int,
+    pub nvlsCTAs: c_int,
+    pub cgaClusterSize: c_int,
+    pub algSelection: *const c_char,
+    pub forceAlgSelection: c_int,
+    pub CTAPolicy: c_int,
+    pub userProfilerTag: u64,
+    pub launchCompletionEvent: cudaEvent_t,
+}
+pub type ncclCollConfig_t = ncclCollConfig_v23200;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ncclSimInfo_v22200 {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub estimatedTime: f32,
+}
+pub type ncclSimInfo_t = ncclSimInfo_v22200;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct ncclWaitSignalDesc_t {
+    pub opCnt: c_int,
+    pub peer: c_int,
+    pub sigIdx: c_int,
+    pub ctx: c_int,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct ncclEncryptionConfig_v23200 {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub mode: c_int,
+    pub psk: *const c_char,
+}
+pub type ncclEncryptionConfig_t = ncclEncryptionConfig_v23200;
+#[repr(C)]
+#[derive(Debug)]
+pub struct ncclParamHandle {
+    _unused: [u8; 0],
+}
+pub type ncclParamHandle_t = *mut ncclParamHandle;
+
+zeroed! {
+    ncclUniqueId,
+    ncclConfig_v23100,
+    ncclConfigExt__bindgen_ty_2,
+    ncclConfigExt,
+    ncclCollConfig_v23200,
+    ncclEncryptionConfig_v23200,
+}

@@ -1,0 +1,239 @@
+//! What bindgen makes of a header, taken apart: enumerations, functions, layout assertions, and the rest.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use proc_macro2::{TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::{Expr, ForeignItem, Ident, ImplItem, Item, ReturnType, Type};
+
+use crate::headers;
+
+/// One C function.
+#[derive(Clone)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// Parameters, `name: type`, separated by commas.
+    pub(crate) parameters: String,
+    /// The result, `-> type`, or nothing.
+    pub(crate) result: String,
+}
+
+/// One C enumeration.
+pub(crate) struct Enumeration {
+    pub(crate) name: String,
+    /// The integer that carries it, as Rust names it.
+    pub(crate) repr: String,
+    pub(crate) constants: Vec<(String, String)>,
+}
+
+/// A header's contents.
+#[derive(Default)]
+pub(crate) struct Bindings {
+    pub(crate) functions: Vec<Function>,
+    pub(crate) enumerations: Vec<Enumeration>,
+    /// Constants from macros.
+    pub(crate) constants: Vec<Item>,
+    /// Structures, unions, handles and aliases.
+    pub(crate) types: Vec<Item>,
+    /// Structures whose default is all bytes zero.
+    pub(crate) zeroed: Vec<String>,
+    /// Assertions on sizes and offsets.
+    pub(crate) layouts: Vec<Item>,
+}
+
+/// Points bindgen to the pinned libclang.
+pub(crate) fn load_libclang() -> Result<()> {
+    let folder = headers::extract(&headers::LIBCLANG, "libclang", |name| name.ends_with("libclang.so"))?;
+    let library = headers::find(&folder, "libclang.so")?;
+    // SAFETY: `codegen` has started no other thread that could read the environment.
+    unsafe { std::env::set_var("LIBCLANG_PATH", library.parent().context("libclang lies in a folder")?) };
+    Ok(())
+}
+
+/// Reads `header`; only what the files matching `file` declare is kept, and the types that this needs.
+pub(crate) fn read(header: &Path, file: &str, arguments: &[String]) -> Result<Bindings> {
+    let text = bindgen::Builder::default()
+        .header(header.to_string_lossy())
+        .clang_args(["-nostdinc".to_owned(), format!("-I{}", headers::standin("c").display())])
+        .clang_args(arguments)
+        .allowlist_file(file)
+        .newtype_enum(".*")
+        .prepend_enum_name(false)
+        .generate_comments(false)
+        .derive_default(true)
+        .derive_debug(true)
+        .impl_debug(true)
+        .layout_tests(true)
+        .use_core()
+        .rust_target(bindgen::RustTarget::stable(88, 0).map_err(|error| anyhow::anyhow!("{error}"))?)
+        .rust_edition(bindgen::RustEdition::Edition2024)
+        .formatter(bindgen::Formatter::None)
+        .generate()
+        .with_context(|| format!("bindgen could not read {}", header.display()))?
+        .to_string();
+    let file: syn::File = syn::parse_str(&text).context("parsing what bindgen wrote")?;
+    let renames = tags(&file.items);
+    let file: syn::File = syn::parse2(rename(file.into_token_stream(), &renames))?;
+    sort(file.items)
+}
+
+/// Tags that a `pub use tag as Name` renames: the name is what people write.
+fn tags(items: &[Item]) -> HashMap<String, String> {
+    let mut renames = HashMap::new();
+    for item in items {
+        if let Item::Use(item) = item
+            && let syn::UseTree::Path(path) = &item.tree
+            && let syn::UseTree::Rename(alias) = &*path.tree
+        {
+            renames.entry(alias.ident.to_string()).or_insert_with(|| alias.rename.to_string());
+        }
+    }
+    renames
+}
+
+fn rename(tokens: TokenStream, renames: &HashMap<String, String>) -> TokenStream {
+    tokens
+        .into_iter()
+        .map(|token| match token {
+            TokenTree::Group(group) => {
+                let mut renamed = proc_macro2::Group::new(group.delimiter(), rename(group.stream(), renames));
+                renamed.set_span(group.span());
+                TokenTree::Group(renamed)
+            }
+            TokenTree::Ident(ident) => match renames.get(&ident.to_string()) {
+                Some(name) => TokenTree::Ident(Ident::new(name, ident.span())),
+                None => TokenTree::Ident(ident),
+            },
+            TokenTree::Literal(literal) => {
+                // Assertions name types in text.
+                let text = literal.to_string();
+                match text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) {
+                    Some(inner) => {
+                        let words: Vec<_> = inner
+                            .split(' ')
+                            .map(|word| renames.get(word).map_or(word, String::as_str))
+                            .collect();
+                        TokenTree::Literal(proc_macro2::Literal::string(&words.join(" ")))
+                    }
+                    None => TokenTree::Literal(literal),
+                }
+            }
+            other => other,
+        })
+        .collect()
+}
+
+fn sort(items: Vec<Item>) -> Result<Bindings> {
+    let mut bindings = Bindings::default();
+    let mut values: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
+    let mut rest = Vec::new();
+    for item in items {
+        match item {
+            Item::ForeignMod(block) => {
+                for item in block.items {
+                    match item {
+                        ForeignItem::Fn(function) => bindings.functions.push(self::function(&function)?),
+                        ForeignItem::Static(_) => {}
+                        other => bail!("unexpected foreign item {}", other.to_token_stream()),
+                    }
+                }
+            }
+            Item::Impl(block) if block.trait_.is_none() && constants_only(&block.items) => {
+                let name = block.self_ty.to_token_stream().to_string();
+                for item in block.items {
+                    let ImplItem::Const(constant) = item else { continue };
+                    let Expr::Call(call) = constant.expr else {
+                        bail!("{name}: a constant that is no value")
+                    };
+                    let value = call.args.to_token_stream().to_string().replace(' ', "");
+                    values.entry(name.clone()).or_default().push((constant.ident.to_string(), value));
+                }
+            }
+            Item::Use(item) => rest.extend(alias(&item)?),
+            other => rest.push(other),
+        }
+    }
+    for item in rest {
+        match item {
+            Item::Struct(item) if values.contains_key(&item.ident.to_string()) => {
+                let repr = item.fields.iter().next().context("an enumeration holds an integer")?.ty.clone();
+                bindings.enumerations.push(Enumeration {
+                    constants: values.remove(&item.ident.to_string()).unwrap_or_default(),
+                    name: item.ident.to_string(),
+                    repr: integer(&repr)?.to_owned(),
+                });
+            }
+            Item::Const(item) if item.ident == "_" => bindings.layouts.push(Item::Const(item)),
+            Item::Const(item) => bindings.constants.push(Item::Const(item)),
+            other => match zeroed(&other) {
+                Some(name) => bindings.zeroed.push(name),
+                None => bindings.types.push(other),
+            },
+        }
+    }
+    if let Some(name) = values.keys().next() {
+        bail!("constants of {name}, which is no enumeration");
+    }
+    Ok(bindings)
+}
+
+/// A further name of an enumeration; nothing for the name that it has taken over.
+fn alias(item: &syn::ItemUse) -> Result<Option<Item>> {
+    let syn::UseTree::Path(path) = &item.tree else { bail!("an import that is no alias") };
+    let syn::UseTree::Rename(alias) = &*path.tree else { bail!("an import that is no alias") };
+    let (name, target) = (&alias.rename, &alias.ident);
+    Ok((name != target).then(|| syn::parse_quote!(pub type #name = #target;)))
+}
+
+/// The type that an item gives a zeroed `Default`.
+fn zeroed(item: &Item) -> Option<String> {
+    let Item::Impl(block) = item else { return None };
+    let (path, _) = block.trait_.as_ref()?;
+    let zeroed = path.is_ident("Default") && block.to_token_stream().to_string().contains("write_bytes");
+    zeroed.then(|| block.self_ty.to_token_stream().to_string())
+}
+
+fn constants_only(items: &[ImplItem]) -> bool {
+    !items.is_empty() && items.iter().all(|item| matches!(item, ImplItem::Const(_)))
+}
+
+fn integer(ty: &Type) -> Result<&'static str> {
+    let text = ty.to_token_stream().to_string();
+    Ok(match text.rsplit(' ').next().unwrap_or_default() {
+        "c_uint" | "u32" => "u32",
+        "c_int" | "i32" => "i32",
+        "c_ulong" | "c_ulonglong" | "u64" => "u64",
+        "c_long" | "c_longlong" | "i64" => "i64",
+        other => bail!("an enumeration over {other}"),
+    })
+}
+
+fn function(function: &syn::ForeignItemFn) -> Result<Function> {
+    let mut parameters = Vec::new();
+    for parameter in &function.sig.inputs {
+        let syn::FnArg::Typed(parameter) = parameter else { bail!("a function with a receiver") };
+        let name = parameter.pat.to_token_stream().to_string();
+        parameters.push(format!("{name}: {}", text(&parameter.ty)));
+    }
+    let result = match &function.sig.output {
+        ReturnType::Default => String::new(),
+        ReturnType::Type(_, ty) => format!(" -> {}", text(ty)),
+    };
+    Ok(Function { name: function.sig.ident.to_string(), parameters: parameters.join(", "), result })
+}
+
+/// A type as one writes it, on one line.
+fn text(ty: &Type) -> String {
+    let file = syn::parse2(quote!(type T = #ty;)).expect("an alias is an item");
+    let text = prettyplease::unparse(&file);
+    let text = text.trim().trim_start_matches("type T =").trim().trim_end_matches(';');
+    let text: Vec<_> = text.split_whitespace().collect();
+    shorten(&text.join(" ")).replace("( ", "(").replace(", )", ")").replace(",)", ")")
+}
+
+/// Without the paths of what the generated files import.
+pub(crate) fn shorten(text: &str) -> String {
+    text.replace("::core::ffi::", "").replace("::core::option::", "")
+}

@@ -1,0 +1,104 @@
+//! `cuda-driver-sys`: all of `cuda.h`, in the ABI versions that a supported driver may need.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::bindings::{self, Function};
+use super::render::{self, Entry, Files};
+use crate::headers;
+
+/// The oldest driver that we support, as `cuDriverGetVersion` reports it.
+const OLDEST: u32 = 11070;
+
+pub(crate) fn generate() -> Result<Files> {
+    let pin = headers::CUDA_HEADERS.last().context("a header is pinned")?;
+    let folder = headers::extract(pin, "headers", |name| {
+        name.ends_with("include/cuda.h") || name.ends_with("include/cudaTypedefs.h")
+    })?;
+    let header = headers::find(&folder, "include/cuda.h")?;
+    let versions = versions(&headers::find(&folder, "include/cudaTypedefs.h")?)?;
+    let arguments = ["-D__CUDA_API_VERSION_INTERNAL".to_owned()];
+    let mut bindings = bindings::read(&header, r".*/cuda\.h", &arguments)?;
+    let entries = entries(std::mem::take(&mut bindings.functions), &versions)?;
+
+    let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
+    let generated = Path::new("cuda-driver-sys/src/generated");
+    let ffi = "use core::ffi::*;";
+    let mut files = Files::new();
+    let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
+        files.insert(generated.join(name), render::file(subject, &origin, imports, body)?);
+        Ok(())
+    };
+    put("enums.rs", "Enumerations.", "", &render::enumerations(&bindings.enumerations))?;
+    put("constants.rs", "Constants.", "", &render::items(bindings.constants))?;
+    put(
+        "types.rs",
+        "Structures, unions, handles.",
+        &format!("{ffi}\nuse super::enums::*;"),
+        &(render::items(bindings.types) + &render::zeroed(&bindings.zeroed)),
+    )?;
+    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.layouts))?;
+    put(
+        "functions.rs",
+        "Functions.",
+        &format!("{ffi}\nuse super::enums::*;\nuse super::types::*;"),
+        &render::functions(&entries),
+    )?;
+    Ok(files)
+}
+
+/// For each base name the versions of its ABI, ascending: `cuCtxCreate` has 2000, 3020, 11040, 12050.
+fn versions(typedefs: &Path) -> Result<BTreeMap<String, Vec<u32>>> {
+    let mut versions: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    let text = fs::read_to_string(typedefs)?;
+    for (at, _) in text.match_indices("*PFN_cu") {
+        let name = &text[at + "*PFN_".len()..];
+        let name = &name[..name.find(')').context("a function pointer's name is in brackets")?];
+        let Some((base, version)) = name.rsplit_once("_v") else { bail!("{name} has no version") };
+        // Variants for the per-thread default stream; we pass streams ourselves.
+        let Ok(version) = version.parse() else { continue };
+        versions.entry(base.to_owned()).or_default().push(version);
+    }
+    for list in versions.values_mut() {
+        list.sort_unstable();
+        list.dedup();
+    }
+    Ok(versions)
+}
+
+/// Matches functions with the versions of their ABI, and drops what every supported driver has newer.
+fn entries(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u32>>) -> Result<Vec<Entry>> {
+    let mut families: BTreeMap<String, Vec<(u32, Function)>> = BTreeMap::new();
+    for function in functions {
+        if function.name.ends_with("_ptds") || function.name.ends_with("_ptsz") {
+            continue;
+        }
+        let (base, revision) = match function.name.rsplit_once("_v") {
+            Some((base, revision)) if revision.parse::<u32>().is_ok() => (base.to_owned(), revision.parse()?),
+            _ => (function.name.clone(), 1),
+        };
+        families.entry(base).or_default().push((revision, function));
+    }
+    let mut entries = Vec::new();
+    for (base, mut family) in families {
+        family.sort_by_key(|(revision, _)| *revision);
+        let Some(versions) = versions.get(&base) else {
+            eprintln!("no version known: {base}");
+            continue;
+        };
+        if versions.len() != family.len() {
+            eprintln!("{base}: {versions:?} {:?}", family.iter().map(|f| &f.1.name).collect::<Vec<_>>());
+        }
+        for (index, (_, function)) in family.into_iter().enumerate() {
+            if versions.get(index + 1).is_some_and(|next| *next <= OLDEST) {
+                continue;
+            }
+            let code = *versions.get(index).unwrap_or(&0);
+            entries.push(Entry { function, base: base.clone(), since: [code / 1000, code % 1000 / 10, 0] });
+        }
+    }
+    Ok(entries)
+}

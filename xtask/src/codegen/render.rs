@@ -1,0 +1,103 @@
+//! Writes generated files: the head, rustfmt, and the comparison of `--check`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use syn::Item;
+
+use super::bindings::{Enumeration, Function, shorten};
+use crate::headers;
+
+/// Path below the repository's root, and text.
+pub(crate) type Files = BTreeMap<PathBuf, String>;
+
+/// A function with where it comes from.
+pub(crate) struct Entry {
+    pub(crate) function: Function,
+    /// The name without the suffix of its ABI, as `cuGetProcAddress` takes it.
+    pub(crate) base: String,
+    /// The release that first has it.
+    pub(crate) since: [u32; 3],
+}
+
+/// A generated file's text.
+pub(crate) fn file(subject: &str, origin: &str, imports: &str, body: &str) -> Result<String> {
+    let head =
+        format!("//! {subject} Written by `cargo xtask codegen` from {origin}; not edited by hand.\n\n");
+    rustfmt(&format!("{head}{imports}\n\n{body}"))
+}
+
+/// The items, as text.
+pub(crate) fn items(items: Vec<Item>) -> String {
+    shorten(&prettyplease::unparse(&syn::File { shebang: None, frontmatter: None, attrs: Vec::new(), items }))
+}
+
+/// The enumerations, as calls of `enumeration!`.
+pub(crate) fn enumerations(enumerations: &[Enumeration]) -> String {
+    let mut text = String::new();
+    for item in enumerations {
+        text += &format!("enumeration! {{\n    {}: {} {{\n", item.name, item.repr);
+        for (name, value) in &item.constants {
+            text += &format!("        {name} = {value},\n");
+        }
+        text += "    }\n}\n\n";
+    }
+    text
+}
+
+/// The structures whose default is zero, as a call of `zeroed!`.
+pub(crate) fn zeroed(names: &[String]) -> String {
+    format!("\nzeroed! {{\n    {},\n}}\n", names.join(",\n    "))
+}
+
+/// The functions, as one call of `functions!`.
+pub(crate) fn functions(entries: &[Entry]) -> String {
+    let mut text = String::from("functions! {\n");
+    for Entry { function, base, since: [major, minor, patch] } in entries {
+        text += &format!(
+            "    ({major}, {minor}, {patch}) \"{base}\" => {}({}){};\n",
+            function.name, function.parameters, function.result
+        );
+    }
+    text + "}\n"
+}
+
+fn rustfmt(text: &str) -> Result<String> {
+    let mut child = Command::new("rustfmt")
+        .args(["--edition", "2024", "--config-path"])
+        .arg(headers::root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("running rustfmt")?;
+    child.stdin.take().context("rustfmt's input")?.write_all(text.as_bytes())?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "rustfmt refused a generated file");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Writes the files, or with `check` fails if one differs from what is there.
+pub(crate) fn write(files: &Files, check: bool) -> Result<()> {
+    let mut differing = Vec::new();
+    for (path, text) in files {
+        let place = headers::root().join(path);
+        if fs::read_to_string(&place).is_ok_and(|found| found == *text) {
+            continue;
+        }
+        if check {
+            differing.push(path.display().to_string());
+        } else {
+            fs::create_dir_all(place.parent().context("a file lies in a folder")?)?;
+            fs::write(&place, text).with_context(|| format!("writing {}", place.display()))?;
+            eprintln!("wrote {}", path.display());
+        }
+    }
+    if !differing.is_empty() {
+        bail!("`cargo xtask codegen` would change {}", differing.join(", "));
+    }
+    Ok(())
+}
