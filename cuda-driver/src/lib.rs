@@ -1,1 +1,69 @@
-//! Safe CUDA driver API: devices, streams, events, graphs, virtual memory, shareable handles
+//! Safe CUDA driver API: devices, contexts, streams, events, graph capture, memory of every kind, virtual
+//! memory with shareable handles.
+//!
+//! Not here: kernels' modules, textures, multicast, the runtime API (`cudart`), and any policy (caching,
+//! pooling, retrying). No toolkit is needed to build, nothing is linked: the driver is loaded when
+//! [`Driver::load`] is called, and a function that it lacks is [`Error::Missing`], not a crash.
+//!
+//! ```no_run
+//! use cuda_driver::{Driver, EventFlags, Stream, StreamFlags, Event, memory::DeviceMemory};
+//!
+//! # fn main() -> cuda_driver::Result<()> {
+//! let context = Driver::load()?.device(0)?.retain_primary()?;
+//! let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+//! let memory = DeviceMemory::new(&context, 1 << 20)?;
+//! // SAFETY: `memory` is alive until the stream has been synchronised.
+//! unsafe { stream.fill_u8(memory.ptr(), 7, memory.bytes())? };
+//! let done = Event::new(&context, EventFlags::DISABLE_TIMING)?;
+//! stream.record(&done)?;
+//! done.synchronize()?;
+//! let mut host = [0u8; 16];
+//! memory.copy_to_host(0, &mut host)?;
+//! assert_eq!(host, [7; 16]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Map
+//! | module | holds |
+//! | --- | --- |
+//! | root | [`Driver`], [`Device`], [`Context`], [`Stream`], [`Event`], [`Error`] |
+//! | [`graph`] | stream capture as a guard, graphs and their executables |
+//! | [`memory`] | [`DevicePtr`], device, pinned and stream-ordered memory, legacy inter-process handles, pointer queries |
+//! | [`vmm`] | physical memory, address reservations, mappings, shareable handles |
+//!
+//! # Invariants
+//! - **Nothing is torn down in the wrong order.** Every object holds its parents: an event its context, a
+//!   mapping its reservation and its physical memory. Contexts, streams, physical memory and reservations are
+//!   handles, cheap to clone; the last one gone releases.
+//! - **The current context of a thread stays what it was.** A method that needs a current context makes its own
+//!   current and restores the former before it returns. Calls on a stream or an event need none: the driver
+//!   takes the context from the handle.
+//! - **`Drop` never panics and never hides a failure**: it goes to the hook of [`set_drop_error_hook`]. Where
+//!   the outcome matters there is a consuming method that returns it ([`vmm::Mapping::unmap`],
+//!   [`memory::DeviceMemory::free`]).
+//! - **Integers from the driver are data.** A code, status or attribute that this crate does not know is kept,
+//!   not interpreted.
+//! - Sizes and offsets are bytes unless a name says otherwise; times are µs.
+
+mod call;
+mod context;
+mod device;
+mod driver;
+mod error;
+mod event;
+pub mod graph;
+pub mod memory;
+mod stream;
+mod teardown;
+pub mod vmm;
+
+pub use context::{Context, Current};
+pub use cuda_driver_sys as sys;
+pub use device::Device;
+pub use driver::Driver;
+pub use error::{Error, Result};
+pub use event::{Event, EventFlags};
+pub use memory::DevicePtr;
+pub use stream::{Stream, StreamFlags, WaitCondition};
+pub use teardown::set_drop_error_hook;

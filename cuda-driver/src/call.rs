@@ -1,0 +1,65 @@
+//! How a function of the driver's table is called: return codes and casts live here and nowhere else.
+
+use std::ffi::{CStr, c_char};
+
+use cuda_driver_sys::{Api, CUresult};
+
+use crate::{Error, Result};
+
+/// Calls a function of the table and gives its code: `unsafe { code!(api, cuCtxSynchronize()) }?`.
+macro_rules! code {
+    ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $api.$function() {
+            Ok(function) => Ok(function($($argument),*)),
+            Err(missing) => Err($crate::Error::from(missing)),
+        }
+    };
+}
+
+/// Calls a function of the table and makes every code but success an error.
+macro_rules! call {
+    ($api:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $crate::call::code!($api, $function($($argument),*)) {
+            Ok(code) => $crate::call::check($api, stringify!($function), code),
+            Err(missing) => Err(missing),
+        }
+    };
+}
+
+pub(crate) use {call, code};
+
+pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result<()> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code)) }
+}
+
+/// As [`check`], for queries: `false` where the driver says "not ready".
+pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result<bool> {
+    match code {
+        CUresult::CUDA_SUCCESS => Ok(true),
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => Err(failure(api, function, code)),
+    }
+}
+
+#[cold]
+pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Error {
+    let describe = |known: bool, text: *const c_char| {
+        // SAFETY: on success the driver gives a string that lives as long as the driver does.
+        (known && !text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: both functions take any code and write one pointer, to a local that outlives the call.
+    let (named, told) = unsafe {
+        (code!(api, cuGetErrorName(code, &mut name)), code!(api, cuGetErrorString(code, &mut text)))
+    };
+    Error::Driver {
+        function,
+        code,
+        name: describe(named.is_ok_and(succeeded), name).unwrap_or_else(|| "unknown code".to_owned()),
+        text: describe(told.is_ok_and(succeeded), text).unwrap_or_else(|| "no description".to_owned()),
+    }
+}
+
+fn succeeded(code: CUresult) -> bool {
+    code == CUresult::CUDA_SUCCESS
+}

@@ -1,0 +1,199 @@
+//! The primary context of a device, and which context is current on a thread.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cuda_driver_sys::{Api, CUcontext, CUresult};
+
+use crate::call::{call, check, code};
+use crate::{Device, Driver, Result, teardown};
+
+/// A device's primary context, retained for as long as a clone of this handle, or anything made from it, lives.
+#[derive(Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    device: Device,
+    raw: CUcontext,
+}
+
+// SAFETY: a context's handle may be used from every thread; what is per thread is which context is current, and
+// that is held by `Current`, which is not `Send`.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver locks what it shares between threads.
+unsafe impl Sync for Inner {}
+
+impl Context {
+    pub(crate) fn from_retained(device: Device, raw: CUcontext) -> Self {
+        Self { inner: Arc::new(Inner { device, raw }) }
+    }
+
+    pub(crate) fn api(&self) -> &Api {
+        self.inner.device.api()
+    }
+
+    /// The device that the context is of.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The driver under it.
+    #[must_use]
+    pub fn driver(&self) -> &Driver {
+        self.inner.device.driver()
+    }
+
+    /// The driver's handle, valid while this context lives.
+    #[must_use]
+    pub fn raw(&self) -> CUcontext {
+        self.inner.raw
+    }
+
+    /// Makes the context current on this thread until the guard is dropped, then the former one again.
+    ///
+    /// The methods of this crate do this themselves; it is for calls of other libraries that look at the current
+    /// context (NCCL, cuBLAS, one's own use of the table). Where the context is current already, the guard does
+    /// nothing: one look at the driver's thread state.
+    ///
+    /// The guard belongs to the thread:
+    /// ```compile_fail,E0277
+    /// fn elsewhere(context: &cuda_driver::Context) {
+    ///     let current = context.enter().unwrap();
+    ///     std::thread::scope(|scope| { scope.spawn(move || drop(current)); });
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`.
+    #[doc(alias = "cuCtxSetCurrent")]
+    #[doc(alias = "cuCtxPushCurrent")]
+    pub fn enter(&self) -> Result<Current<'_>> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(self.api(), cuCtxGetCurrent(&mut current)) }?;
+        let pushed = current != self.raw();
+        if pushed {
+            // SAFETY: `self` keeps the context retained, and the guard borrows `self`.
+            unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }?;
+        }
+        Ok(Current { context: self, pushed, thread: PhantomData })
+    }
+
+    /// Free and total memory of the device in bytes. Free is a moment's truth: other processes share the device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetInfo_v2`.
+    #[doc(alias = "cuMemGetInfo")]
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        let _current = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two sizes, to locals that outlive the call.
+        unsafe { call!(self.api(), cuMemGetInfo_v2(&mut free, &mut total)) }?;
+        Ok((free, total))
+    }
+
+    /// Blocks until everything enqueued in the context, on every stream, is done.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxSynchronize`, also for what earlier asynchronous work
+    /// did wrong.
+    #[doc(alias = "cuCtxSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: takes no pointer.
+        unsafe { call!(self.api(), cuCtxSynchronize()) }
+    }
+
+    /// Lets kernels and copies of this context reach the memory that `peer` allocates (not mappings of
+    /// [`vmm`](crate::vmm), which carry their own access). It is one-way, and done once: asking again is no error.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED` or
+    /// `CUDA_ERROR_TOO_MANY_PEERS`.
+    #[doc(alias = "cuCtxEnablePeerAccess")]
+    pub fn enable_peer_access(&self, peer: &Context) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: both contexts are alive.
+        match unsafe { code!(self.api(), cuCtxEnablePeerAccess(peer.raw(), 0)) }? {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => check(self.api(), "cuCtxEnablePeerAccess", code),
+        }
+    }
+
+    /// Takes back what [`enable_peer_access`](Self::enable_peer_access) gave; no error if nothing was given.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxDisablePeerAccess`.
+    #[doc(alias = "cuCtxDisablePeerAccess")]
+    pub fn disable_peer_access(&self, peer: &Context) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: both contexts are alive.
+        match unsafe { code!(self.api(), cuCtxDisablePeerAccess(peer.raw())) }? {
+            CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => Ok(()),
+            code => check(self.api(), "cuCtxDisablePeerAccess", code),
+        }
+    }
+
+    /// The lowest and the highest priority a stream can have; the highest is the smallest number.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetStreamPriorityRange`.
+    #[doc(alias = "cuCtxGetStreamPriorityRange")]
+    pub fn stream_priority_range(&self) -> Result<(i32, i32)> {
+        let _current = self.enter()?;
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: writes two integers, to locals that outlive the call.
+        unsafe { call!(self.api(), cuCtxGetStreamPriorityRange(&mut lowest, &mut highest)) }?;
+        Ok((lowest, highest))
+    }
+}
+
+impl Drop for Inner {
+    #[doc(alias = "cuDevicePrimaryCtxRelease")]
+    fn drop(&mut self) {
+        // SAFETY: pairs with the retain that made `self`; nothing made from the context is alive, since
+        // everything made from it holds a clone.
+        teardown::report(unsafe {
+            call!(self.device.api(), cuDevicePrimaryCtxRelease_v2(self.device.raw()))
+        });
+    }
+}
+
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw() == other.raw()
+    }
+}
+
+impl Eq for Context {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({:?}, {:p})", self.inner.device, self.inner.raw)
+    }
+}
+
+/// Keeps a context current on this thread; made by [`Context::enter`].
+#[derive(Debug)]
+#[must_use = "the context is current only while the guard lives"]
+pub struct Current<'a> {
+    context: &'a Context,
+    pushed: bool,
+    /// Which context is current is a property of the thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for Current<'_> {
+    #[doc(alias = "cuCtxPopCurrent")]
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pairs with the push of `enter`, on the same thread, since the guard is not `Send`.
+            teardown::report(unsafe { call!(self.context.api(), cuCtxPopCurrent_v2(&mut popped)) });
+        }
+    }
+}

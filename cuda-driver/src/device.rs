@@ -1,0 +1,135 @@
+//! A GPU of the process and what it can do.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+
+use cuda_driver_sys::{Api, CUdevice, CUdevice_attribute, CUuuid};
+
+use crate::call::call;
+use crate::{Context, Driver, Result};
+
+/// A GPU that the process can see. Cheap to clone; equal when the ordinal is.
+#[derive(Clone)]
+pub struct Device {
+    driver: Driver,
+    ordinal: u32,
+    raw: CUdevice,
+}
+
+impl Device {
+    pub(crate) fn from_raw(driver: Driver, ordinal: u32, raw: CUdevice) -> Self {
+        Self { driver, ordinal, raw }
+    }
+
+    pub(crate) fn api(&self) -> &Api {
+        self.driver.api()
+    }
+
+    /// The driver that shows this device.
+    #[must_use]
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// The device's number in this process, from 0.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> CUdevice {
+        self.raw
+    }
+
+    /// The product's name.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetName`.
+    #[doc(alias = "cuDeviceGetName")]
+    pub fn name(&self) -> Result<String> {
+        let mut name = [0; 256];
+        // SAFETY: the driver writes at most the given 255 bytes with their NUL; the 256th stays 0.
+        unsafe { call!(self.api(), cuDeviceGetName(name.as_mut_ptr(), 255, self.raw)) }?;
+        // SAFETY: the last byte of the array is NUL, so the string ends inside it.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// The 16 bytes that name the device on every host and in every process.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetUuid_v2`; [`Error::Missing`](crate::Error::Missing)
+    /// below CUDA 11.4.
+    #[doc(alias = "cuDeviceGetUuid")]
+    pub fn uuid(&self) -> Result<[u8; 16]> {
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        // SAFETY: writes 16 bytes, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDeviceGetUuid_v2(&mut uuid, self.raw)) }?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// The device's memory in bytes, used or not.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceTotalMem_v2`.
+    #[doc(alias = "cuDeviceTotalMem")]
+    pub fn total_memory(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: writes one size, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDeviceTotalMem_v2(&mut bytes, self.raw)) }?;
+        Ok(bytes)
+    }
+
+    /// A property of the device, as the driver counts it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_INVALID_VALUE` for an attribute that is newer than
+    /// the driver.
+    #[doc(alias = "cuDeviceGetAttribute")]
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32> {
+        let mut value: c_int = 0;
+        // SAFETY: writes one integer, to a local that outlives the call; an unknown attribute is refused.
+        unsafe { call!(self.api(), cuDeviceGetAttribute(&mut value, attribute, self.raw)) }?;
+        Ok(value)
+    }
+
+    /// Whether kernels and copies of this device can reach the memory of `peer` directly.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        let mut can: c_int = 0;
+        // SAFETY: writes one integer, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDeviceCanAccessPeer(&mut can, self.raw, peer.raw)) }?;
+        Ok(can != 0)
+    }
+
+    /// Retains the device's primary context, the one that the CUDA runtime and frameworks use too.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxRetain`, for example
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    pub fn retain_primary(&self) -> Result<Context> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDevicePrimaryCtxRetain(&mut raw, self.raw)) }?;
+        Ok(Context::from_retained(self.clone(), raw))
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.ordinal == other.ordinal
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.ordinal)
+    }
+}

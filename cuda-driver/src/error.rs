@@ -1,0 +1,127 @@
+//! What can go wrong.
+
+use cuda_driver_sys::{CUresult, LoadError, Missing};
+
+/// The result of every call of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The driver's library could not be loaded.
+    #[error(
+        "the CUDA driver could not be loaded: {0}. libcuda.so.1 comes with NVIDIA's kernel driver, not with the \
+         toolkit: install the driver (in a container, start it with the GPUs mapped in), or name the library in \
+         CUDA_DRIVER_SYS_LIBRARY"
+    )]
+    Load(#[from] LoadError),
+
+    /// The loaded driver lacks a function or a feature.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+
+    /// The driver answered with an error.
+    #[error("{function} failed with {name} ({code}): {text}", code = .code.0)]
+    Driver {
+        /// The function that was called, by its symbol.
+        function: &'static str,
+        /// The code it returned.
+        code: CUresult,
+        /// The code's name.
+        name: String,
+        /// What the driver says about it.
+        text: String,
+    },
+
+    /// There is no device of this ordinal.
+    #[error("device {ordinal} was asked for, but the driver shows {count} (see CUDA_VISIBLE_DEVICES)")]
+    NoSuchDevice {
+        /// The ordinal that was asked for.
+        ordinal: u32,
+        /// How many devices there are.
+        count: u32,
+    },
+
+    /// A range leaves the object that it should lie in.
+    #[error("{bytes} bytes at offset {offset} leave the {what} of {size} bytes")]
+    OutOfBounds {
+        /// The object.
+        what: &'static str,
+        /// Where the range starts, in bytes from the object's start.
+        offset: usize,
+        /// The range's length in bytes.
+        bytes: usize,
+        /// The object's size in bytes.
+        size: usize,
+    },
+
+    /// A size or offset is zero or no multiple of what the driver asks for.
+    #[error("{what} is {value} bytes, but must be a positive multiple of {granularity}")]
+    Granularity {
+        /// The value's meaning.
+        what: &'static str,
+        /// The value in bytes.
+        value: usize,
+        /// What it must be a multiple of.
+        granularity: usize,
+    },
+
+    /// Two objects of different contexts were brought together where the driver wants one.
+    #[error("{what} belongs to device {found}, but {user} belongs to device {wanted}")]
+    DifferentDevices {
+        /// The object.
+        what: &'static str,
+        /// Its device's ordinal.
+        found: u32,
+        /// Who should have used it.
+        user: &'static str,
+        /// That one's device's ordinal.
+        wanted: u32,
+    },
+
+    /// The call cannot become part of a capture.
+    #[error("{what} was asked of a stream that is capturing: {instead}")]
+    WhileCapturing {
+        /// The call.
+        what: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
+
+    /// The memory cannot be exported, because it was made without the handle type.
+    #[error(
+        "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
+    )]
+    NotExportable {
+        /// What it was made for.
+        made: crate::vmm::HandleTypes,
+        /// What was asked for.
+        wanted: crate::vmm::HandleTypes,
+    },
+}
+
+impl Error {
+    /// The driver's code, if it was the driver that failed.
+    #[must_use]
+    pub fn code(&self) -> Option<CUresult> {
+        match self {
+            Self::Driver { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the driver was out of device or host memory.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+}
+
+/// Refuses a range that leaves its object.
+pub(crate) fn within(what: &'static str, offset: usize, bytes: usize, size: usize) -> Result<()> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(Error::OutOfBounds { what, offset, bytes, size }),
+    }
+}

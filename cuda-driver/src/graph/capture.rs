@@ -1,0 +1,180 @@
+//! Stream capture: a guard from begin to end, and the thread's mode.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use cuda_driver_sys::{CUstreamCaptureMode, CUstreamCaptureStatus};
+
+use super::Graph;
+use crate::call::call;
+use crate::{Driver, Result, Stream, teardown};
+
+/// Which calls the driver refuses while a capture is open, since they could not be replayed (allocation of
+/// device memory, event queries). A refused call also ruins the capture. Virtual memory calls are never refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CaptureMode {
+    /// Such calls of every thread of the process.
+    Global,
+    /// Such calls of the thread that began the capture.
+    ThreadLocal,
+    /// None.
+    Relaxed,
+}
+
+impl CaptureMode {
+    fn raw(self) -> CUstreamCaptureMode {
+        match self {
+            Self::Global => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            Self::ThreadLocal => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            Self::Relaxed => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        }
+    }
+}
+
+/// Whether a stream's work runs or is being recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CaptureStatus {
+    /// It runs.
+    None,
+    /// It is being recorded.
+    Active,
+    /// It was being recorded, and a call that cannot be recorded ruined it; the capture must still be ended.
+    Invalidated,
+}
+
+impl Stream {
+    /// Whether the stream captures.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamIsCapturing`: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for
+    /// the legacy default stream while another stream of the context captures.
+    #[doc(alias = "cuStreamIsCapturing")]
+    pub fn capture_status(&self) -> Result<CaptureStatus> {
+        let _current = self.enter_if_implicit()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive; writes one enum, to a local that outlives the call.
+        unsafe { call!(self.api(), cuStreamIsCapturing(self.raw(), &mut status)) }?;
+        Ok(match status {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureStatus::None,
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureStatus::Active,
+            _ => CaptureStatus::Invalidated,
+        })
+    }
+
+    /// Starts to record the stream's work instead of running it, until [`Capture::end`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamBeginCapture_v2`, for example
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for the legacy default stream, `CUDA_ERROR_ILLEGAL_STATE` for a
+    /// stream that captures already.
+    #[doc(alias = "cuStreamBeginCapture")]
+    pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the stream is alive.
+        unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) }?;
+        Ok(Capture { stream: self.clone(), ended: false, thread: PhantomData })
+    }
+}
+
+/// An open capture. Dropped without [`end`](Self::end), it is ended and what was recorded is thrown away.
+///
+/// It belongs to the thread that began it, where the driver wants it ended, and can be ended once:
+/// ```compile_fail,E0277
+/// fn elsewhere(capture: cuda_driver::graph::Capture) {
+///     std::thread::spawn(move || capture.end());
+/// }
+/// ```
+/// ```compile_fail,E0382
+/// fn twice(capture: cuda_driver::graph::Capture) {
+///     let first = capture.end();
+///     let second = capture.end();
+/// }
+/// ```
+#[must_use = "dropping the capture throws away what it recorded"]
+pub struct Capture {
+    stream: Stream,
+    ended: bool,
+    thread: PhantomData<*const ()>,
+}
+
+impl Capture {
+    /// Ends the capture and gives what was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamEndCapture`: `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if
+    /// a call ruined it, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED` if a stream that was drawn in was not joined again.
+    /// The stream does not capture any more in either case.
+    #[doc(alias = "cuStreamEndCapture")]
+    pub fn end(mut self) -> Result<Graph> {
+        self.ended = true;
+        end(&self.stream)
+    }
+}
+
+fn end(stream: &Stream) -> Result<Graph> {
+    let _current = stream.enter_if_implicit()?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
+    unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) }?;
+    // SAFETY: the driver made the graph for this call; whoever captured promised the contract for every launch.
+    Ok(unsafe { Graph::from_raw(stream.context(), raw) })
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.ended {
+            // An invalidated capture that nobody wanted is no news.
+            drop(end(&self.stream));
+        }
+    }
+}
+
+impl fmt::Debug for Capture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Capture({:?})", self.stream)
+    }
+}
+
+/// While it lives, this thread may make calls that an open capture refuses; see [`RelaxedCapture::enter`].
+#[derive(Debug)]
+#[must_use = "the thread's capture mode is relaxed only while the guard lives"]
+pub struct RelaxedCapture {
+    driver: Driver,
+    former: CUstreamCaptureMode,
+    /// The mode is a property of the thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl RelaxedCapture {
+    /// Sets this thread's capture mode to relaxed until the guard is dropped, then back to what it was. For what
+    /// runs beside captures and is no part of them: an allocator that takes memory from the driver, a watchdog
+    /// that queries events.
+    ///
+    /// ```compile_fail,E0277
+    /// fn elsewhere(guard: cuda_driver::graph::RelaxedCapture) {
+    ///     std::thread::spawn(move || drop(guard));
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuThreadExchangeStreamCaptureMode`.
+    #[doc(alias = "cuThreadExchangeStreamCaptureMode")]
+    pub fn enter(driver: &Driver) -> Result<Self> {
+        let former = exchange(driver, CaptureMode::Relaxed.raw())?;
+        Ok(Self { driver: driver.clone(), former, thread: PhantomData })
+    }
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        teardown::report(exchange(&self.driver, self.former).map(drop));
+    }
+}
+
+fn exchange(driver: &Driver, mode: CUstreamCaptureMode) -> Result<CUstreamCaptureMode> {
+    let mut mode = mode;
+    // SAFETY: reads and writes one enum, in a local that outlives the call.
+    unsafe { call!(driver.api(), cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+    Ok(mode)
+}

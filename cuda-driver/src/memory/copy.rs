@@ -1,0 +1,68 @@
+//! Copies and fills that the calling thread waits for.
+
+use crate::call::call;
+use crate::{Context, DevicePtr, Result};
+
+/// A type whose values may be copied to and from a device byte by byte.
+///
+/// # Safety
+/// Every pattern of bits must be a value, and the type must have no padding.
+pub unsafe trait Element: Copy + 'static {}
+
+macro_rules! elements {
+    ($($element:ty),*) => {
+        $(
+            // SAFETY: a number: every pattern of bits is a value, and there is no padding.
+            unsafe impl Element for $element {}
+        )*
+    };
+}
+elements!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64);
+
+impl Context {
+    /// Copies host memory to device memory and waits until the source may be reused.
+    ///
+    /// # Safety
+    /// The range at `to` must be device memory of the size of `from`, and used by nobody in conflict.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2`, also for what earlier asynchronous work did
+    /// wrong.
+    #[doc(alias = "cuMemcpyHtoD")]
+    pub unsafe fn copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the device range; the host range is the slice.
+        unsafe { call!(self.api(), cuMemcpyHtoD_v2(to.0, from.as_ptr().cast(), size_of_val(from))) }
+    }
+
+    /// Copies device memory to host memory and waits for it. It does not wait for work on streams that do not wait
+    /// for the default stream: synchronise with them first.
+    ///
+    /// # Safety
+    /// The range at `from` must be device memory of the size of `to`, and written by nobody meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoH_v2`, also for what earlier asynchronous work did
+    /// wrong.
+    #[doc(alias = "cuMemcpyDtoH")]
+    pub unsafe fn copy_to_host<T: Element>(&self, to: &mut [T], from: DevicePtr) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the device range; the host range is the slice, whose elements take any bits.
+        unsafe { call!(self.api(), cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.0, size_of_val(to))) }
+    }
+
+    /// Sets `count` bytes of device memory to `value`. It may return before the device is done, but later work on
+    /// the default stream comes after it.
+    ///
+    /// # Safety
+    /// The range must be device memory, and used by nobody in conflict.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemsetD8_v2`.
+    #[doc(alias = "cuMemsetD8")]
+    pub unsafe fn fill_u8(&self, at: DevicePtr, value: u8, count: usize) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the range.
+        unsafe { call!(self.api(), cuMemsetD8_v2(at.0, value, count)) }
+    }
+}

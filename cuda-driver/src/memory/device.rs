@@ -1,0 +1,188 @@
+//! Memory from the driver's allocators.
+
+use super::copy::Element;
+use crate::call::call;
+use crate::error::within;
+use crate::graph::RelaxedCapture;
+use crate::{Context, DevicePtr, Error, Result, Stream, teardown};
+
+/// Device memory from `cuMemAlloc`. Both allocating and freeing may wait for the whole device.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    context: Context,
+    ptr: DevicePtr,
+    bytes: usize,
+    /// Until it is freed.
+    owned: bool,
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` bytes, aligned to at least 256.
+    ///
+    /// Refused while a stream captures, and ruins that capture, unless the thread holds a [`RelaxedCapture`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemAlloc_v2`: `CUDA_ERROR_OUT_OF_MEMORY` ([`Error::is_out_of_memory`]),
+    /// `CUDA_ERROR_INVALID_VALUE` for no bytes.
+    #[doc(alias = "cuMemAlloc")]
+    pub fn new(context: &Context, bytes: usize) -> Result<Self> {
+        let _current = context.enter()?;
+        let mut ptr = 0;
+        // SAFETY: writes one address, to a local that outlives the call.
+        unsafe { call!(context.api(), cuMemAlloc_v2(&mut ptr, bytes)) }?;
+        Ok(Self { context: context.clone(), ptr: DevicePtr(ptr), bytes, owned: true })
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The context the memory belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Copies `from` into the memory, from the byte at `offset` on. What the device does meanwhile with these bytes
+    /// decides what it sees of them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if it does not fit; else as [`Context::copy_from_host`].
+    pub fn copy_from_host<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
+        within("device memory", offset, size_of_val(from), self.bytes)?;
+        // SAFETY: the range is inside memory that `self` owns.
+        unsafe { self.context.copy_from_host(self.ptr + offset, from) }
+    }
+
+    /// Copies from the memory, from the byte at `offset` on, into `to`. It does not wait for streams that do not wait
+    /// for the default stream: synchronise with them first.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if there is not as much; else as [`Context::copy_to_host`].
+    pub fn copy_to_host<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
+        within("device memory", offset, size_of_val(to), self.bytes)?;
+        // SAFETY: the range is inside memory that `self` owns; any bits are values of `T`.
+        unsafe { self.context.copy_to_host(to, self.ptr + offset) }
+    }
+
+    /// Frees the memory, as dropping does, and says how that went. What a failed call leaves is leaked.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemFree_v2`, also for what earlier asynchronous work did wrong.
+    #[doc(alias = "cuMemFree")]
+    pub fn free(mut self) -> Result<()> {
+        self.owned = false;
+        free(&self.context, self.ptr)
+    }
+}
+
+fn free(context: &Context, ptr: DevicePtr) -> Result<()> {
+    // Freeing is no part of a capture that happens to be open, and must not ruin it.
+    let _relaxed = RelaxedCapture::enter(context.driver());
+    let _current = context.enter()?;
+    // SAFETY: the owner of the memory calls this once, and gives it up.
+    unsafe { call!(context.api(), cuMemFree_v2(ptr.0)) }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.owned {
+            teardown::report(free(&self.context, self.ptr));
+        }
+    }
+}
+
+/// Device memory from the device's stream-ordered pool.
+#[derive(Debug)]
+pub struct StreamMemory {
+    stream: Stream,
+    ptr: DevicePtr,
+    bytes: usize,
+    /// Until it is freed.
+    owned: bool,
+}
+
+impl StreamMemory {
+    /// Allocates `bytes` bytes that work enqueued later on `stream` may use. Dropping it frees it in the order of
+    /// the same stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED`.
+    #[doc(alias = "cuMemAllocAsync")]
+    pub fn new(stream: &Stream, bytes: usize) -> Result<Self> {
+        let _current = stream.enter_if_implicit()?;
+        let mut ptr = 0;
+        // SAFETY: the stream is alive; writes one address, to a local that outlives the call.
+        unsafe { call!(stream.api(), cuMemAllocAsync(&mut ptr, bytes, stream.raw())) }?;
+        Ok(Self { stream: stream.clone(), ptr: DevicePtr(ptr), bytes, owned: true })
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The stream in whose order the memory is freed.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Hands the memory to another stream, which must come after the uses so far (by an event): it frees the memory.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDevices`] for a stream of another device; the memory is then freed on its own stream.
+    pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
+        let (found, wanted) = (stream.context().device(), self.stream.context().device());
+        if found != wanted {
+            return Err(Error::DifferentDevices {
+                what: "the stream",
+                found: found.ordinal(),
+                user: "the memory that it should free",
+                wanted: wanted.ordinal(),
+            });
+        }
+        self.stream = stream.clone();
+        Ok(self)
+    }
+
+    /// Frees the memory in the order of its stream, as dropping does, and says how that went. What a failed call
+    /// leaves is leaked.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemFreeAsync`.
+    #[doc(alias = "cuMemFreeAsync")]
+    pub fn free(mut self) -> Result<()> {
+        self.owned = false;
+        free_in_order(&self.stream, self.ptr)
+    }
+}
+
+fn free_in_order(stream: &Stream, ptr: DevicePtr) -> Result<()> {
+    let _current = stream.enter_if_implicit()?;
+    // SAFETY: the owner of the memory calls this once, and gives it up; the stream is alive.
+    unsafe { call!(stream.api(), cuMemFreeAsync(ptr.0, stream.raw())) }
+}
+
+impl Drop for StreamMemory {
+    fn drop(&mut self) {
+        if self.owned {
+            teardown::report(free_in_order(&self.stream, self.ptr));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Memory of the device and pinned memory of the host.
+//!
+//! | type | from | given back |
+//! | --- | --- | --- |
+//! | [`DeviceMemory`] | `cuMemAlloc` | waits for the device |
+//! | [`StreamMemory`] | `cuMemAllocAsync` | in stream order |
+//! | [`PinnedMemory`] | `cuMemHostAlloc` | waits for the device |
+//! | [`ImportedMemory`] | another process ([`IpcHandle`]) | closed, not freed |
+//!
+//! Memory whose address, pages and handles are chosen one by one is in [`vmm`](crate::vmm).
+
+mod copy;
+mod device;
+mod ipc;
+mod pinned;
+mod query;
+
+use std::fmt;
+use std::ops::Add;
+
+pub use self::copy::Element;
+pub use self::device::{DeviceMemory, StreamMemory};
+pub use self::ipc::{ImportedMemory, IpcHandle};
+pub use self::pinned::{PinnedFlags, PinnedMemory};
+pub use self::query::{AddressRange, MemoryKind, PointerInfo};
+
+/// An address in the device's address space: a number, which the host must not read through.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The address that no allocation has.
+    pub const NULL: Self = Self(0);
+
+    /// Whether this is [`NULL`](Self::NULL).
+    #[must_use]
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+
+    /// How many bytes this address lies past `base`; `None` if it lies below.
+    #[must_use]
+    pub const fn offset_from(self, base: Self) -> Option<u64> {
+        self.0.checked_sub(base.0)
+    }
+
+    /// Whether the address is a multiple of `alignment` bytes.
+    #[must_use]
+    pub const fn is_aligned_to(self, alignment: u64) -> bool {
+        alignment != 0 && self.0.is_multiple_of(alignment)
+    }
+}
+
+/// The address that many bytes further.
+impl Add<u64> for DevicePtr {
+    type Output = Self;
+
+    fn add(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// The address that many bytes further.
+impl Add<usize> for DevicePtr {
+    type Output = Self;
+
+    fn add(self, bytes: usize) -> Self {
+        self + bytes as u64
+    }
+}
+
+impl fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl fmt::LowerHex for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::LowerHex::fmt(&self.0, f)
+    }
+}

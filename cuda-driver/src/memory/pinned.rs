@@ -1,0 +1,116 @@
+//! Host memory that the device can reach.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use bitflags::bitflags;
+
+use crate::call::call;
+use crate::graph::RelaxedCapture;
+use crate::{Context, DevicePtr, Result, teardown};
+
+bitflags! {
+    /// How pinned memory is made.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct PinnedFlags: u32 {
+        /// Pinned for every context, not only for the one that makes it.
+        const PORTABLE = 1;
+        /// Mapped into the device's address space ([`PinnedMemory::device_ptr`]).
+        const DEVICE_MAPPED = 2;
+        /// Fast for the device to read, slow for the host to read.
+        const WRITE_COMBINED = 4;
+        const _ = !0;
+    }
+}
+
+/// Pinned host memory, zeroed when it is made.
+pub struct PinnedMemory {
+    context: Context,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: plain memory that `self` owns.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: shared references only read.
+unsafe impl Sync for PinnedMemory {}
+
+impl PinnedMemory {
+    /// Allocates `bytes` bytes of pinned, zeroed memory. Refused while a stream captures, and ruins that capture,
+    /// unless the thread holds a [`RelaxedCapture`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` where the host (or
+    /// its limit of locked memory) has no more, `CUDA_ERROR_INVALID_VALUE` for no bytes.
+    #[doc(alias = "cuMemHostAlloc")]
+    pub fn new(context: &Context, bytes: usize, flags: PinnedFlags) -> Result<Self> {
+        let _current = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one pointer, to a local that outlives the call.
+        unsafe { call!(context.api(), cuMemHostAlloc(&mut raw, bytes, flags.bits())) }?;
+        // The driver gives no null on success; an address of nothing would be found by the first use.
+        let start = NonNull::new(raw.cast::<u8>()).unwrap_or(NonNull::dangling());
+        let memory = Self { context: context.clone(), start, bytes: if raw.is_null() { 0 } else { bytes } };
+        // SAFETY: the driver gave that many bytes, and nobody else has them yet.
+        unsafe { memory.start.write_bytes(0, memory.bytes) };
+        Ok(memory)
+    }
+
+    /// The bytes. Work that writes them must have completed: its `unsafe` call promised that.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the memory is initialised, `self` owns it, and asynchronous writers have promised not to overlap.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, to be written. Work that uses them must have completed: its `unsafe` call promised that.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as `as_slice`, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// The address of the first byte, for work that is enqueued.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The address under which the device reaches the memory.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
+    #[doc(alias = "cuMemHostGetDevicePointer")]
+    pub fn device_ptr(&self) -> Result<DevicePtr> {
+        let _current = self.context.enter()?;
+        let mut ptr = 0;
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the memory is alive; writes one address, to a local that outlives the call.
+        unsafe { call!(self.context.api(), cuMemHostGetDevicePointer_v2(&mut ptr, start, 0)) }?;
+        Ok(DevicePtr(ptr))
+    }
+}
+
+impl Drop for PinnedMemory {
+    #[doc(alias = "cuMemFreeHost")]
+    fn drop(&mut self) {
+        // Freeing is no part of a capture that happens to be open, and must not ruin it.
+        let _relaxed = RelaxedCapture::enter(self.context.driver());
+        teardown::report(self.context.enter().and_then(|_current| {
+            // SAFETY: made by `cuMemHostAlloc` and used by nobody after this.
+            unsafe { call!(self.context.api(), cuMemFreeHost(self.start.as_ptr().cast())) }
+        }));
+    }
+}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedMemory({:p}, {} bytes)", self.start, self.bytes)
+    }
+}

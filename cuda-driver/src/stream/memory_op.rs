@@ -1,0 +1,105 @@
+//! Words of memory that a stream writes or waits for, without a kernel.
+
+use cuda_driver_sys::{CUstreamWaitValue_flags, Feature};
+
+use super::Stream;
+use crate::call::call;
+use crate::{DevicePtr, Result};
+
+/// When a wait for a word of memory ends. `GreaterOrEqual` compares cyclically: the signed difference counts, so
+/// a counter may wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WaitCondition {
+    /// `(word - value) >= 0`, as a signed difference.
+    GreaterOrEqual,
+    /// `word == value`.
+    Equal,
+    /// `(word & value) != 0`.
+    AnyBit,
+    /// `!(word | value) != 0`.
+    NotOr,
+}
+
+impl WaitCondition {
+    fn flags(self) -> u32 {
+        match self {
+            Self::GreaterOrEqual => CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ,
+            Self::Equal => CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
+            Self::AnyBit => CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_AND,
+            Self::NotOr => CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_NOR,
+        }
+        .0
+    }
+}
+
+/// Each needs [`Feature::STREAM_MEMORY_OPERATIONS`]; addresses must be aligned to the word.
+impl Stream {
+    fn require_memory_operations(&self) -> Result<()> {
+        let feature = Feature::STREAM_MEMORY_OPERATIONS;
+        if self.api().has(feature) { Ok(()) } else { Ok(self.api().require(feature)?) }
+    }
+
+    /// Writes a 32-bit word when the stream gets there; earlier work of the stream is visible before it.
+    ///
+    /// # Safety
+    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the word.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) naming the feature where the driver is too old;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamWriteValue32_v2`.
+    #[doc(alias = "cuStreamWriteValue32")]
+    pub unsafe fn write_value32(&self, at: DevicePtr, value: u32) -> Result<()> {
+        self.require_memory_operations()?;
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the caller vouches for the word; the stream is alive.
+        unsafe { call!(self.api(), cuStreamWriteValue32_v2(self.raw(), at.0, value, 0)) }
+    }
+
+    /// Writes a 64-bit word when the stream gets there; earlier work of the stream is visible before it.
+    ///
+    /// # Safety
+    /// As [`write_value32`](Self::write_value32).
+    ///
+    /// # Errors
+    /// As [`write_value32`](Self::write_value32).
+    #[doc(alias = "cuStreamWriteValue64")]
+    pub unsafe fn write_value64(&self, at: DevicePtr, value: u64) -> Result<()> {
+        self.require_memory_operations()?;
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the caller vouches for the word; the stream is alive.
+        unsafe { call!(self.api(), cuStreamWriteValue64_v2(self.raw(), at.0, value, 0)) }
+    }
+
+    /// Holds the stream's later work until a 32-bit word of memory meets the condition. Nothing ends the wait but
+    /// the word: who may wait for ever should bound it from the host.
+    ///
+    /// # Safety
+    /// As [`write_value32`](Self::write_value32).
+    ///
+    /// # Errors
+    /// As [`write_value32`](Self::write_value32), from `cuStreamWaitValue32_v2`.
+    #[doc(alias = "cuStreamWaitValue32")]
+    pub unsafe fn wait_value32(&self, at: DevicePtr, condition: WaitCondition, value: u32) -> Result<()> {
+        self.require_memory_operations()?;
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the caller vouches for the word; the stream is alive.
+        unsafe { call!(self.api(), cuStreamWaitValue32_v2(self.raw(), at.0, value, condition.flags())) }
+    }
+
+    /// Holds the stream's later work until a 64-bit word of memory meets the condition, as
+    /// [`wait_value32`](Self::wait_value32).
+    ///
+    /// # Safety
+    /// As [`write_value32`](Self::write_value32).
+    ///
+    /// # Errors
+    /// As [`write_value32`](Self::write_value32), from `cuStreamWaitValue64_v2`.
+    #[doc(alias = "cuStreamWaitValue64")]
+    pub unsafe fn wait_value64(&self, at: DevicePtr, condition: WaitCondition, value: u64) -> Result<()> {
+        self.require_memory_operations()?;
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the caller vouches for the word; the stream is alive.
+        unsafe { call!(self.api(), cuStreamWaitValue64_v2(self.raw(), at.0, value, condition.flags())) }
+    }
+}

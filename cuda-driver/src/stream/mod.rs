@@ -1,0 +1,201 @@
+//! Streams: queues of work on a device, in order.
+
+mod copy;
+mod host_fn;
+mod memory_op;
+
+use std::fmt;
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use cuda_driver_sys::{Api, CUstream};
+
+pub use self::memory_op::WaitCondition;
+use crate::call::{call, code, ready};
+use crate::{Context, Current, Error, Event, Result, teardown};
+
+bitflags! {
+    /// How a stream is made.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct StreamFlags: u32 {
+        /// The stream does not wait for the legacy default stream, nor that for it.
+        const NON_BLOCKING = 1;
+        const _ = !0;
+    }
+}
+
+/// A stream: work enqueued on it runs in order. A handle, cheap to clone; the last one gone gives the stream back
+/// (work already enqueued still runs).
+///
+/// # What asynchronous calls ask of the caller
+/// Work that is enqueued runs later. A method that takes addresses of memory whose lifetime the types cannot see
+/// is therefore `unsafe`, always with the same contract: *the ranges must be valid, of the stated sizes, and used
+/// by nobody in conflict, until the stream has passed the work* (an event recorded after it has completed, or
+/// the stream was synchronised). While the stream captures, nothing runs, and the contract holds *for every
+/// launch of a graph made from the capture*, until the last such launch has passed.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    raw: CUstream,
+    owned: bool,
+}
+
+// SAFETY: a stream's handle may be used from every thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver locks what it shares between threads.
+unsafe impl Sync for Inner {}
+
+impl Stream {
+    /// Makes a stream of normal priority.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamCreate`.
+    #[doc(alias = "cuStreamCreate")]
+    pub fn new(context: &Context, flags: StreamFlags) -> Result<Self> {
+        let _current = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(context.api(), cuStreamCreate(&mut raw, flags.bits())) }?;
+        Ok(Self::from_raw(context, raw, true))
+    }
+
+    /// Makes a stream of a priority within [`Context::stream_priority_range`]; others are clamped to it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamCreateWithPriority`.
+    #[doc(alias = "cuStreamCreateWithPriority")]
+    pub fn with_priority(context: &Context, flags: StreamFlags, priority: i32) -> Result<Self> {
+        let _current = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(context.api(), cuStreamCreateWithPriority(&mut raw, flags.bits(), priority)) }?;
+        Ok(Self::from_raw(context, raw, true))
+    }
+
+    /// The context's legacy default stream, which other blocking streams wait for.
+    #[must_use]
+    pub fn legacy_default(context: &Context) -> Self {
+        Self::from_raw(context, std::ptr::null_mut(), false)
+    }
+
+    /// Takes a stream of another owner, which is not destroyed when the handle goes.
+    ///
+    /// # Safety
+    /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one for as long as
+    /// this handle, its clones and what is made from them live.
+    #[must_use]
+    pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
+        Self::from_raw(context, raw, false)
+    }
+
+    fn from_raw(context: &Context, raw: CUstream, owned: bool) -> Self {
+        Self { inner: Arc::new(Inner { context: context.clone(), raw, owned }) }
+    }
+
+    pub(crate) fn api(&self) -> &Api {
+        self.inner.context.api()
+    }
+
+    /// The driver's handle, valid while this stream lives.
+    #[must_use]
+    pub fn raw(&self) -> CUstream {
+        self.inner.raw
+    }
+
+    /// The context of the stream.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// Makes the context current where the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
+    /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
+    pub(crate) fn enter_if_implicit(&self) -> Result<Option<Current<'_>>> {
+        if self.inner.raw.addr() <= 2 { self.inner.context.enter().map(Some) } else { Ok(None) }
+    }
+
+    /// Blocks the calling thread until everything on the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamSynchronize`, also for what earlier asynchronous work did wrong.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the stream is alive.
+        unsafe { call!(self.api(), cuStreamSynchronize(self.raw())) }
+    }
+
+    /// Whether everything on the stream is done. Refused while any stream captures in global mode, as
+    /// [`Event::query`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamQuery`, also for what earlier asynchronous work did wrong.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn query(&self) -> Result<bool> {
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the stream is alive.
+        let code = unsafe { code!(self.api(), cuStreamQuery(self.raw())) }?;
+        ready(self.api(), "cuStreamQuery", code)
+    }
+
+    /// Records `event`: it is complete when everything enqueued so far is done. A former record is forgotten.
+    ///
+    /// # Errors
+    /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::Driver`] from
+    /// `cuEventRecord`.
+    #[doc(alias = "cuEventRecord")]
+    pub fn record(&self, event: &Event) -> Result<()> {
+        if event.context() != self.context() {
+            return Err(Error::DifferentDevices {
+                what: "the event",
+                found: event.context().device().ordinal(),
+                user: "the stream that should record it",
+                wanted: self.context().device().ordinal(),
+            });
+        }
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the event and the stream are alive.
+        unsafe { call!(self.api(), cuEventRecord(event.raw(), self.raw())) }
+    }
+
+    /// Holds the stream's later work until `event`, as it was recorded last, is complete. The event may be of
+    /// another device; the host does not wait. Waiting for an event that a capturing stream recorded draws this
+    /// stream into the capture.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamWaitEvent`.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        let _current = self.enter_if_implicit()?;
+        // SAFETY: the event and the stream are alive; the driver keeps what it needs of the event.
+        unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
+    }
+}
+
+impl Drop for Inner {
+    #[doc(alias = "cuStreamDestroy")]
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: made by `cuStreamCreate` and used by nobody after this; enqueued work still completes.
+            teardown::report(unsafe { call!(self.context.api(), cuStreamDestroy_v2(self.raw)) });
+        }
+    }
+}
+
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw() == other.raw() && self.context() == other.context()
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:p} of {:?})", self.inner.raw, self.inner.context.device())
+    }
+}

@@ -1,0 +1,113 @@
+//! Virtual memory: physical pages, ranges of addresses, and mappings between them; handles that other processes
+//! can map too.
+//!
+//! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone, and a [`Mapping`] holds one of each: the
+//! address range cannot be freed under a mapping, nor the handle released by accident (the driver itself keeps
+//! pages while they are mapped). After `unmap` there is no mapping left to use:
+//! ```compile_fail,E0382
+//! fn misuse(mapping: cuda_driver::vmm::Mapping) {
+//!     mapping.unmap().unwrap();
+//!     println!("{}", mapping.ptr());
+//! }
+//! ```
+//! None of these calls waits for kernels, `unmap` included: that no work uses a mapping when it is unmapped is the
+//! caller's to see to. None is refused while a stream captures. What only its own device reaches costs tens of µs
+//! to map; what peers reach, milliseconds: share few, large, long-lived ranges.
+//!
+//! ```no_run
+//! use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
+//!
+//! # fn main() -> cuda_driver::Result<()> {
+//! let context = cuda_driver::Driver::load()?.device(0)?.retain_primary()?;
+//! let granularity = Granularity::of(context.device(), HandleTypes::POSIX_FD)?;
+//! let bytes = granularity.round_up(10_000_000);
+//! let memory = PhysicalMemory::create(&context, bytes, HandleTypes::POSIX_FD)?;
+//! let mapping = Reservation::new(context.driver(), bytes, 0)?.map(0, &memory, 0, bytes)?;
+//! mapping.set_access(&[(context.device(), Access::ReadWrite)])?;
+//! let descriptor = memory.export_fd()?; // for a peer: `PhysicalMemory::import_fd`
+//! # drop(descriptor);
+//! mapping.unmap()
+//! # }
+//! ```
+
+mod physical;
+mod reservation;
+
+use bitflags::bitflags;
+use cuda_driver_sys::{
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType,
+};
+
+pub use self::physical::PhysicalMemory;
+pub use self::reservation::{Access, Mapping, Reservation};
+use crate::call::call;
+use crate::{Device, Error, Result};
+
+bitflags! {
+    /// How physical memory can be handed to other processes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct HandleTypes: u32 {
+        /// As a file descriptor, to processes of the same host.
+        const POSIX_FD = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
+        /// As 64 bytes, to processes of the same NVLink domain.
+        const FABRIC = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
+        const _ = !0;
+    }
+}
+
+/// What sizes and offsets of physical memory, and addresses and sizes of reservations, must be multiples of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Granularity {
+    /// What the driver insists on, in bytes.
+    pub minimum: usize,
+    /// What performs best, in bytes.
+    pub recommended: usize,
+}
+
+impl Granularity {
+    /// The granularity of memory of a device that can be exported in the given ways.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
+    /// `cuMemGetAllocationGranularity`, for example `CUDA_ERROR_NOT_SUPPORTED` for a way that the system does not
+    /// have.
+    #[doc(alias = "cuMemGetAllocationGranularity")]
+    pub fn of(device: &Device, handle_types: HandleTypes) -> Result<Self> {
+        let properties = properties(device, handle_types);
+        let ask = |option| {
+            let mut bytes = 0;
+            // SAFETY: reads the properties and writes one size; both are locals that outlive the call.
+            unsafe { call!(device.api(), cuMemGetAllocationGranularity(&mut bytes, &properties, option)) }?;
+            Ok::<_, Error>(bytes)
+        };
+        Ok(Self {
+            minimum: ask(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM)?,
+            recommended: ask(CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)?,
+        })
+    }
+
+    /// The smallest multiple of the recommended granularity that holds `bytes` bytes.
+    #[must_use]
+    pub fn round_up(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.recommended.max(1))
+    }
+}
+
+/// What the driver wants to know of physical memory.
+fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType(handle_types.bits()),
+        location: location(device),
+        ..CUmemAllocationProp::default()
+    }
+}
+
+fn location(device: &Device) -> CUmemLocation {
+    let mut location =
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ..CUmemLocation::default() };
+    location.__bindgen_anon_1.id = device.raw();
+    location
+}

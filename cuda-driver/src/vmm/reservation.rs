@@ -1,0 +1,209 @@
+//! Ranges of addresses and what is mapped into them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cuda_driver_sys::{Api, CUmemAccess_flags, CUmemAccessDesc};
+
+use super::{PhysicalMemory, location};
+use crate::call::call;
+use crate::error::within;
+use crate::{Device, DevicePtr, Driver, Result, teardown};
+
+/// What a device may do with mapped memory. Freshly mapped memory is [`None`](Self::None) to every device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Nothing.
+    None,
+    /// Read.
+    Read,
+    /// Read and write.
+    ReadWrite,
+}
+
+impl Access {
+    fn raw(self) -> CUmemAccess_flags {
+        match self {
+            Self::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
+            Self::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+            Self::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        }
+    }
+}
+
+/// A range of addresses with nothing behind it. A handle, cheap to clone; the last one gone (mappings hold one)
+/// frees the range.
+#[derive(Clone)]
+pub struct Reservation {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Driver,
+    start: DevicePtr,
+    bytes: usize,
+}
+
+impl Reservation {
+    /// Reserves `bytes` bytes of addresses, a multiple of the [granularity](super::Granularity), starting at a
+    /// multiple of `alignment` bytes (a power of two; 0: the granularity).
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) if the driver has no virtual memory calls;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAddressReserve`: `CUDA_ERROR_OUT_OF_MEMORY` where no such
+    /// range is left, `CUDA_ERROR_INVALID_VALUE` for a size off the granularity.
+    #[doc(alias = "cuMemAddressReserve")]
+    pub fn new(driver: &Driver, bytes: usize, alignment: usize) -> Result<Self> {
+        let mut start = 0;
+        // SAFETY: writes one address, to a local that outlives the call.
+        unsafe { call!(driver.api(), cuMemAddressReserve(&mut start, bytes, alignment, 0, 0)) }?;
+        Ok(Self { inner: Arc::new(Inner { driver: driver.clone(), start: DevicePtr(start), bytes }) })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.inner.start
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// Puts `bytes` bytes of `memory`, from `memory_offset` on, behind the addresses from `offset` on. The same
+    /// pages may be mapped in several places. No device can reach it before [`Mapping::set_access`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation or the memory;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` where something is mapped
+    /// already, off the granularity, or past the end of imported memory.
+    #[doc(alias = "cuMemMap")]
+    pub fn map(
+        &self,
+        offset: usize,
+        memory: &PhysicalMemory,
+        memory_offset: usize,
+        bytes: usize,
+    ) -> Result<Mapping> {
+        within("reservation", offset, bytes, self.bytes())?;
+        within("physical memory", memory_offset, bytes, memory.bytes())?;
+        let ptr = self.ptr() + offset;
+        // SAFETY: the range is inside the reservation, which with the memory is kept by the mapping; the driver
+        // refuses a range that is mapped already.
+        unsafe { call!(self.api(), cuMemMap(ptr.0, bytes, memory_offset, memory.raw(), 0)) }?;
+        Ok(Mapping { reservation: self.clone(), memory: memory.clone(), offset, bytes, mapped: true })
+    }
+
+    /// Says which devices may reach the addresses from `offset` on, all of which must be mapped. One call for a long
+    /// run of mappings is much cheaper than one for each. Devices that are not named keep what they had.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device that
+    /// is no peer of the memory's, `CUDA_ERROR_INVALID_VALUE` where something is not mapped.
+    #[doc(alias = "cuMemSetAccess")]
+    pub fn set_access(&self, offset: usize, bytes: usize, devices: &[(&Device, Access)]) -> Result<()> {
+        within("reservation", offset, bytes, self.bytes())?;
+        let descriptions: Vec<CUmemAccessDesc> = devices
+            .iter()
+            .map(|(device, access)| CUmemAccessDesc { location: location(device), flags: access.raw() })
+            .collect();
+        let ptr = self.ptr() + offset;
+        // SAFETY: reads the descriptions, which outlive the call.
+        unsafe { call!(self.api(), cuMemSetAccess(ptr.0, bytes, descriptions.as_ptr(), descriptions.len())) }
+    }
+
+    fn api(&self) -> &Api {
+        self.inner.driver.api()
+    }
+}
+
+impl Drop for Inner {
+    #[doc(alias = "cuMemAddressFree")]
+    fn drop(&mut self) {
+        // SAFETY: the range is freed once; mappings in it, which hold `self`, are gone.
+        teardown::report(unsafe { call!(self.driver.api(), cuMemAddressFree(self.start.0, self.bytes)) });
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reservation({}, {} bytes)", self.inner.start, self.inner.bytes)
+    }
+}
+
+/// Physical memory behind a range of addresses. Dropping unmaps it, without waiting for work that uses it.
+#[derive(Debug)]
+pub struct Mapping {
+    reservation: Reservation,
+    memory: PhysicalMemory,
+    /// In the reservation.
+    offset: usize,
+    bytes: usize,
+    /// Until it is unmapped.
+    mapped: bool,
+}
+
+impl Mapping {
+    /// The first address.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        self.reservation.ptr() + self.offset
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The reservation that the addresses are of.
+    #[must_use]
+    pub fn reservation(&self) -> &Reservation {
+        &self.reservation
+    }
+
+    /// The physical memory behind them.
+    #[must_use]
+    pub fn memory(&self) -> &PhysicalMemory {
+        &self.memory
+    }
+
+    /// Says which devices may reach the mapping; those that are not named keep what they had.
+    ///
+    /// # Errors
+    /// As [`Reservation::set_access`].
+    pub fn set_access(&self, devices: &[(&Device, Access)]) -> Result<()> {
+        self.reservation.set_access(self.offset, self.bytes, devices)
+    }
+
+    /// Takes the memory away from the addresses. It does not wait: no work may use the mapping any more.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then leaked, since
+    /// giving either back under a mapping would corrupt whoever gets it next.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn unmap(mut self) -> Result<()> {
+        self.take_away()
+    }
+
+    fn take_away(&mut self) -> Result<()> {
+        self.mapped = false;
+        // SAFETY: exactly the range that `map` mapped, once.
+        let unmapped = unsafe { call!(self.reservation.api(), cuMemUnmap(self.ptr().0, self.bytes)) };
+        if unmapped.is_err() {
+            std::mem::forget((self.reservation.clone(), self.memory.clone()));
+        }
+        unmapped
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.mapped {
+            teardown::report(self.take_away());
+        }
+    }
+}
