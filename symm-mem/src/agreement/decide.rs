@@ -1,0 +1,361 @@
+//! The decisions, as pure functions of what the members said.
+//!
+//! Only the member that holds everything (or has waited long enough) computes one, and all obey the one that
+//! the store keeps. That they are functions of the set of records, and not of the order in which these came,
+//! is what makes the error the same whoever computed it.
+
+use super::{
+    record::{Policy, Readiness, Record, Segment, WindowSupport},
+    refusal::{Capability, Identity, NoWindows, Poison, Refusal, Shape},
+    search::Range,
+    split::Split,
+    wire::{Malformed, Message, wire_enum},
+};
+
+/// What all members do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The first `segments` of the new segments become the group's.
+    Commit {
+        /// How many.
+        segments: u32,
+        /// `None`: with windows. Otherwise without, and why.
+        without: Option<NoWindows>,
+        /// What was left out and why ([`Policy::Prefix`]).
+        pending: Option<Refusal>,
+        /// Where the first difference is to be searched, before the registration.
+        search: Option<Range>,
+        /// The shortest deadline among the members, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// Nothing is registered.
+    Refuse {
+        /// Why.
+        refusal: Refusal,
+        /// Where the first difference is to be searched.
+        search: Option<Range>,
+        /// The shortest deadline among the members, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// The group is dead.
+    Poison {
+        /// Why.
+        poison: Poison,
+    },
+}
+wire_enum!(Decision {
+    0 => Commit { segments, without, pending, search, deadline_ms },
+    1 => Refuse { refusal, search, deadline_ms },
+    2 => Poison { poison },
+});
+
+impl Message for Decision {
+    const KIND: u8 = 3;
+}
+
+impl Decision {
+    /// The decision in its binary form.
+    pub fn encode(&self) -> Vec<u8> {
+        self.to_bytes()
+    }
+
+    /// Reads a decision.
+    ///
+    /// # Errors
+    /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::from_bytes(bytes)
+    }
+}
+
+/// Decides what the members do, from the records of all of them: the same for every order of the records.
+///
+/// Checked in this order: an earlier poisoning; that all speak of the same commit, with the same policy and
+/// capabilities; the log of what is committed; that every rank is ready; that no collective is half enqueued;
+/// the new segments with their histories; the address space.
+pub fn decide(records: &[Record]) -> Decision {
+    let mut sorted: Vec<&Record> = records.iter().collect();
+    sorted.sort_by_key(|record| record.rank);
+    let records = sorted.as_slice();
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+
+    if let Some(poison) = poisoned(records) {
+        return Decision::Poison { poison };
+    }
+    if let Some(refusal) = misaddressed(records).or_else(|| incapable(records)) {
+        return Decision::Refuse { refusal, search: None, deadline_ms };
+    }
+    let committed = split(records, |record| record.committed);
+    if !committed.is_unanimous() {
+        return Decision::Poison { poison: Poison::CommittedLogDiverged { logs: committed } };
+    }
+    if let Some(refusal) = unready(records).or_else(|| outstanding(records)) {
+        return Decision::Refuse { refusal, search: None, deadline_ms };
+    }
+
+    let policy = records.first().map(|record| record.policy).unwrap_or_default();
+    let common = common_segments(records);
+    let difference = difference(records, common);
+    let search = difference.as_ref().and_then(|_| Range::of_difference(records));
+    let pending = match (policy, difference) {
+        (Policy::Strict, Some(refusal)) => return Decision::Refuse { refusal, search, deadline_ms },
+        (_, difference) => difference,
+    };
+    let without = without_windows(records);
+    let segments = records.first().map_or(&[][..], |record| &record.segments[..common]);
+    if without.is_none()
+        && let Some(refusal) = exhausted(records, segments)
+    {
+        return Decision::Refuse { refusal, search: None, deadline_ms };
+    }
+    Decision::Commit { segments: common as u32, without, pending, search, deadline_ms }
+}
+
+fn split<V: PartialEq>(records: &[&Record], value: impl Fn(&Record) -> V) -> Split<V> {
+    Split::of(records.iter().map(|record| (record.rank, value(record))))
+}
+
+fn poisoned(records: &[&Record]) -> Option<Poison> {
+    records.iter().find_map(|record| match &record.readiness {
+        Readiness::Poisoned { poison } => Some(poison.clone()),
+        _ => None,
+    })
+}
+
+fn misaddressed(records: &[&Record]) -> Option<Refusal> {
+    type Field = fn(&Record) -> u64;
+    let identities: [(Identity, Field); 6] = [
+        (Identity::Domain, |record| record.pool.domain),
+        (Identity::Generation, |record| record.pool.generation),
+        (Identity::Pool, |record| record.pool.pool.into()),
+        (Identity::Group, |record| record.group.uid),
+        (Identity::Members, |record| record.members),
+        (Identity::Round, |record| record.round),
+    ];
+    let epochs = split(records, |record| record.group.epoch);
+    if !epochs.is_unanimous() {
+        return Some(Refusal::EpochMismatch { epochs });
+    }
+    for (what, value) in identities {
+        let values = split(records, value);
+        if !values.is_unanimous() {
+            return Some(Refusal::IdentityMismatch { what, values });
+        }
+    }
+    let policies = split(records, |record| record.policy);
+    (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
+}
+
+fn incapable(records: &[&Record]) -> Option<Refusal> {
+    let libraries = split(records, |record| record.capabilities.library.to_string());
+    if !libraries.is_unanimous() {
+        return Some(Refusal::CapabilityMismatch { what: Capability::Library, values: libraries });
+    }
+    let windows = split(records, |record| match &record.capabilities.windows {
+        WindowSupport::Available => "available".to_owned(),
+        WindowSupport::Unavailable { reason } => format!("unavailable: {reason}"),
+    });
+    (!windows.is_unanimous())
+        .then_some(Refusal::CapabilityMismatch { what: Capability::Windows, values: windows })
+}
+
+fn unready(records: &[&Record]) -> Option<Refusal> {
+    let failed = records.iter().find_map(|record| match &record.readiness {
+        Readiness::Failed { ordinal, cause } => {
+            Some(Refusal::PeerPrepareFailed { rank: record.rank, ordinal: *ordinal, cause: cause.clone() })
+        }
+        _ => None,
+    });
+    let ranks_that = |readiness: Readiness| -> Vec<u32> {
+        records.iter().filter(|record| record.readiness == readiness).map(|record| record.rank).collect()
+    };
+    failed
+        .or_else(|| {
+            let ranks = ranks_that(Readiness::Capturing);
+            (!ranks.is_empty()).then_some(Refusal::CommitDuringCapture { ranks })
+        })
+        .or_else(|| {
+            let ranks = ranks_that(Readiness::GroupOpen);
+            (!ranks.is_empty()).then_some(Refusal::CommitInsideGroup { ranks })
+        })
+}
+
+fn outstanding(records: &[&Record]) -> Option<Refusal> {
+    let mut groups: Vec<u64> =
+        records.iter().flat_map(|record| &record.enqueued).map(|enqueued| enqueued.group).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups.into_iter().find_map(|group| {
+        let counts = records.iter().filter_map(|record| {
+            let enqueued = record.enqueued.iter().find(|enqueued| enqueued.group == group)?;
+            Some((record.rank, enqueued.operations))
+        });
+        let operations = Split::of(counts);
+        (!operations.is_unanimous()).then_some(Refusal::CollectivesOutstanding { group, operations })
+    })
+}
+
+/// How many new segments all records have in common, from the first.
+fn common_segments(records: &[&Record]) -> usize {
+    let Some((first, others)) = records.split_first() else { return 0 };
+    let same = |(at, segment): (usize, &Segment)| {
+        others.iter().all(|record| record.segments.get(at) == Some(segment))
+    };
+    first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
+}
+
+/// What differs after the `common` new segments.
+fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
+    let at = split(records, |record| record.segments.get(common).copied());
+    let common_count = common as u32;
+    if at.is_unanimous() {
+        // No rank has a segment here, so the lists are equal; what follows the last segment may still differ.
+        let logs = split(records, |record| record.log);
+        return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
+            ordinal: None,
+            common: common_count,
+            logs,
+            divergence: None,
+        });
+    }
+    let ordinal = at.sides.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
+    let here = |record: &Record| record.segments.get(common).copied().filter(|it| it.ordinal == ordinal);
+    let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
+    let present: Option<Vec<(u32, Segment)>> =
+        records.iter().map(|record| Some((record.rank, here(record)?))).collect();
+    Some(match present {
+        None => Refusal::SegmentCountMismatch {
+            ordinal,
+            common: common_count,
+            counts: split(records, |record| record.segments.len() as u32),
+            shapes: split(records, |record| here(record).map(shape)),
+            divergence: None,
+        },
+        Some(segments) => {
+            let shapes = Split::of(segments.iter().map(|(rank, segment)| (*rank, shape(*segment))));
+            if shapes.is_unanimous() {
+                let logs = Split::of(segments.iter().map(|(rank, segment)| (*rank, segment.log)));
+                Refusal::AllocationDiverged {
+                    ordinal: Some(ordinal),
+                    common: common_count,
+                    logs,
+                    divergence: None,
+                }
+            } else {
+                Refusal::SegmentShapeMismatch { ordinal, common: common_count, shapes, divergence: None }
+            }
+        }
+    })
+}
+
+fn without_windows(records: &[&Record]) -> Option<NoWindows> {
+    if records.len() <= 1 {
+        return Some(NoWindows::SingleMember {});
+    }
+    records.iter().find_map(|record| match &record.capabilities.windows {
+        WindowSupport::Available => None,
+        WindowSupport::Unavailable { reason } => Some(NoWindows::Unsupported { reason: reason.clone() }),
+    })
+}
+
+fn exhausted(records: &[&Record], segments: &[Segment]) -> Option<Refusal> {
+    let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
+    let (left, rank) =
+        records.iter().filter_map(|record| Some((record.address_space_left?, record.rank))).min()?;
+    (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
+}
+
+/// How the registration of the agreed windows ended on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All windows are there.
+    Registered,
+    /// The library said that it has no windows for this group. No window is there.
+    Unsupported {
+        /// Why; the same text on every rank in the same situation.
+        reason: String,
+    },
+    /// A call failed.
+    Failed {
+        /// The segment, if known.
+        ordinal: Option<u32>,
+        /// What the library said.
+        cause: String,
+    },
+    /// The call did not return in time.
+    Blocked,
+}
+wire_enum!(Outcome {
+    0 => Registered {},
+    1 => Unsupported { reason },
+    2 => Failed { ordinal, cause },
+    3 => Blocked {},
+});
+
+impl Message for Outcome {
+    const KIND: u8 = 4;
+}
+
+/// What the members make of their outcomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All have all windows.
+    Registered,
+    /// None has a window.
+    Without {
+        /// Why.
+        reason: NoWindows,
+    },
+    /// The group is dead.
+    Poison {
+        /// Why.
+        poison: Poison,
+    },
+}
+wire_enum!(Verdict { 0 => Registered {}, 1 => Without { reason }, 2 => Poison { poison } });
+
+impl Message for Verdict {
+    const KIND: u8 = 5;
+}
+
+/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
+///
+/// A failure outweighs silence, and silence outweighs a registration that only waited for the silent.
+pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
+    let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
+    outcomes.sort_by_key(|(rank, _)| *rank);
+    let ranks_that = |is: fn(&Option<Outcome>) -> bool| -> Vec<u32> {
+        outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
+    };
+
+    let failure = outcomes.iter().find_map(|(rank, outcome)| match outcome {
+        Some(Outcome::Failed { ordinal, cause }) => {
+            Some(Poison::RegistrationFailed { rank: *rank, ordinal: *ordinal, cause: cause.clone() })
+        }
+        _ => None,
+    });
+    if let Some(poison) = failure {
+        return Verdict::Poison { poison };
+    }
+    let missing = ranks_that(Option::is_none);
+    let blocked = ranks_that(|outcome| *outcome == Some(Outcome::Blocked));
+    if !missing.is_empty() {
+        return Verdict::Poison { poison: Poison::MembersLost { missing, blocked } };
+    }
+    if !blocked.is_empty() {
+        return Verdict::Poison { poison: Poison::RegistrationBlocked { ranks: blocked } };
+    }
+    let reason = outcomes.iter().find_map(|(_, outcome)| match outcome {
+        Some(Outcome::Unsupported { reason }) => Some(reason.clone()),
+        _ => None,
+    });
+    let with = ranks_that(|outcome| *outcome == Some(Outcome::Registered));
+    match reason {
+        None => Verdict::Registered,
+        Some(reason) if with.is_empty() => Verdict::Without { reason: NoWindows::Unsupported { reason } },
+        Some(reason) => {
+            let without = ranks_that(|outcome| matches!(outcome, Some(Outcome::Unsupported { .. })));
+            Verdict::Poison { poison: Poison::WindowsUnsupported { with, without, reason } }
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! A member's part in one commit, as a state machine: no thread, socket, clock or lock.
+//!
+//! The driver gives [`Commit::step`] an input and the time, does what the output says, and gives the answer
+//! back as the next input; exactly one answer is due at any time. The phases, and what of the deadline they may
+//! take (in sixteenths; one is left for the store's own answers):
+//!
+//! | phase | what | until |
+//! |---|---|---|
+//! | arrival | the rank says where it is, posts its record; [`decide`] | 8, of the rank's own deadline |
+//! | search | rounds over prefix hashes, if the allocation logs differ | 2, of the shortest deadline |
+//! | registration | [`Output::Register`] | 3, of the shortest deadline |
+//! | outcome | every member posts how it went; [`verdict`] | 2, of the shortest deadline |
+//!
+//! The shares after the decision are those of the shortest deadline in the group, so all members give up on the
+//! same phase at about the same time.
+
+use std::time::Duration;
+
+use super::{
+    decide::{Decision, Outcome, Verdict, decide, verdict},
+    record::{Place, Record},
+    refusal::{Absentee, Divergence, NoWindows, Operation, Poison, Refusal},
+    search::{Finding, Hashes, Range, Recalled, name, narrow},
+    split::Split,
+    vote::{Step, Vote},
+    wire::{Malformed, Message},
+};
+
+/// What the driver tells the machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// Begin.
+    Start,
+    /// [`Output::Set`] is done.
+    Stored,
+    /// [`Output::Add`] is done; the sum.
+    Count(u64),
+    /// The answer to [`Output::Fetch`], in order; `None` where there is nothing.
+    Values(Vec<Option<Vec<u8>>>),
+    /// What stands, in answer to [`Output::Propose`] and [`Output::Await`].
+    Stands(Vec<u8>),
+    /// Nothing stood under the key of [`Output::Await`] until the time was up.
+    Expired,
+    /// The answer to [`Output::Hashes`], in order; `None` where the log does not remember.
+    Hashes(Vec<Option<u64>>),
+    /// The answer to [`Output::Recall`]; `None` if there is no such operation.
+    Operation(Option<Operation>),
+    /// The answer to [`Output::Register`].
+    Registered(Outcome),
+    /// The store did not answer. No further output asks for anything.
+    StoreFailed,
+}
+
+/// What the machine wants from its driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Set `key` to `value` in the store.
+    Set {
+        /// The key.
+        key: String,
+        /// The value.
+        value: Vec<u8>,
+    },
+    /// Add 1 to the number under `key`.
+    Add {
+        /// The key.
+        key: String,
+    },
+    /// Look what stands under `keys`, without waiting.
+    Fetch {
+        /// The keys.
+        keys: Vec<String>,
+    },
+    /// Set `key` to `value` unless it is there already; what stands then is the answer.
+    Propose {
+        /// The key.
+        key: String,
+        /// The value, never empty.
+        value: Vec<u8>,
+    },
+    /// Wait until `key` is there.
+    Await {
+        /// The key.
+        key: String,
+        /// When to give up.
+        until: Duration,
+    },
+    /// The allocation log's hashes at these lengths.
+    Hashes {
+        /// The lengths.
+        lengths: Vec<u64>,
+    },
+    /// The operation of this number in the allocation log.
+    Recall {
+        /// The number, from 0.
+        sequence: u64,
+    },
+    /// Register the first `segments` of the record's segments, in their order, in one NCCL group.
+    Register {
+        /// How many.
+        segments: u32,
+        /// When to give up; the outcome is then [`Outcome::Blocked`].
+        until: Duration,
+    },
+    /// The commit has ended.
+    Done(Conclusion),
+}
+
+/// How a commit ended on this member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conclusion {
+    /// What was agreed, or why nothing was.
+    pub result: Result<Agreed, Ending>,
+    /// Whether all members were in this commit, so that nobody reads the keys of earlier ones.
+    pub all_arrived: bool,
+    /// The keys of this commit that this member removes once nobody reads them.
+    pub keys: Vec<String>,
+}
+
+/// What the members of a group now hold in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreed {
+    /// How many of the record's segments became the group's.
+    pub segments: u32,
+    /// Why they have no windows; `None`: they have.
+    pub without: Option<NoWindows>,
+    /// What was left out, and why.
+    pub pending: Option<Refusal>,
+}
+
+/// Why a commit ended without agreement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// Nothing was registered, on no member; the group is as it was.
+    Refused(Refusal),
+    /// The group is dead on all members.
+    Poisoned(Poison),
+    /// This member could not reach the store; the others will miss it.
+    StoreFailed {
+        /// Whether the decision to register had been made, so that windows may exist.
+        registering: bool,
+    },
+    /// What stands in the store cannot be read: another program writes there.
+    Unreadable(Malformed),
+    /// The driver answered something that was not asked.
+    OutOfStep,
+}
+
+/// What follows a search.
+#[derive(Debug)]
+enum After {
+    Refuse(Refusal),
+    Commit { segments: u32, without: Option<NoWindows>, pending: Refusal },
+}
+
+#[derive(Debug)]
+enum Phase {
+    Begin,
+    Place,
+    Arrival(Vote),
+    HashesAsked(Search),
+    Narrowing(Search, Range, Vote),
+    OperationAsked(Search, u64),
+    Naming(Search, u64, Vote),
+    Registering { agreed: Agreed, outcome_until: Duration },
+    Outcome { agreed: Agreed, vote: Vote },
+    Done,
+}
+
+/// A search in progress.
+#[derive(Debug)]
+struct Search {
+    after: After,
+    range: Range,
+    until: Duration,
+    deadline_ms: u64,
+    rounds: u32,
+}
+
+/// One member's part in one commit.
+#[derive(Debug)]
+pub struct Commit {
+    record: Record,
+    members: Vec<u32>,
+    begun: Duration,
+    phase: Phase,
+    all_arrived: bool,
+    keys: Vec<String>,
+}
+
+impl Commit {
+    /// The commit that `record` speaks of, among `members` (ranks of the domain, in the group's order).
+    pub fn new(record: Record, members: Vec<u32>) -> Self {
+        let (begun, phase) = (Duration::ZERO, Phase::Begin);
+        Self { record, members, begun, phase, all_arrived: false, keys: Vec::new() }
+    }
+
+    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    pub fn step(&mut self, input: Input, now: Duration) -> Output {
+        let phase = std::mem::replace(&mut self.phase, Phase::Done);
+        if input == Input::StoreFailed {
+            let registering = matches!(phase, Phase::Registering { .. } | Phase::Outcome { .. });
+            return self.end(Err(Ending::StoreFailed { registering }));
+        }
+        match (phase, input) {
+            (Phase::Begin, Input::Start) => {
+                self.begun = now;
+                self.phase = Phase::Place;
+                let place = Place { group: self.record.group, round: self.record.round };
+                Output::Set { key: self.place_key(self.record.rank), value: place.to_bytes() }
+            }
+            (Phase::Place, Input::Stored) => {
+                let until = now + share(self.record.deadline_ms, 8);
+                let vote = self.vote("records", self.record.encode(), until);
+                let places = self.members.iter().map(|rank| self.place_key(*rank)).collect();
+                self.arrival(vote.look_at(places), Input::Start, now)
+            }
+            (Phase::Arrival(vote), input) => self.arrival(vote, input, now),
+            (Phase::HashesAsked(search), Input::Hashes(at)) => {
+                let prefix = format!("search{}", search.rounds);
+                let vote = self.vote(&prefix, Hashes { at }.to_bytes(), search.until);
+                let range = search.range;
+                self.search_vote(search, Searched::Range(range), vote, Input::Start, now)
+            }
+            (Phase::Narrowing(search, range, vote), input) => {
+                self.search_vote(search, Searched::Range(range), vote, input, now)
+            }
+            (Phase::OperationAsked(search, sequence), Input::Operation(operation)) => {
+                let vote = self.vote("operation", Recalled { operation }.to_bytes(), search.until);
+                self.search_vote(search, Searched::Operation(sequence), vote, Input::Start, now)
+            }
+            (Phase::Naming(search, sequence, vote), input) => {
+                self.search_vote(search, Searched::Operation(sequence), vote, input, now)
+            }
+            (Phase::Registering { agreed, outcome_until }, Input::Registered(outcome)) => {
+                let failed = matches!(outcome, Outcome::Failed { .. });
+                let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
+                self.outcome(agreed, vote, Input::Start)
+            }
+            (Phase::Outcome { agreed, vote }, input) => self.outcome(agreed, vote, input),
+            _ => self.end(Err(Ending::OutOfStep)),
+        }
+    }
+
+    fn arrival(&mut self, mut vote: Vote, input: Input, now: Duration) -> Output {
+        let ask = match vote.step(input) {
+            Step::Ask(ask) => ask,
+            Step::Propose { posted, further } => {
+                let decision = self.decide(&posted, &further, now);
+                vote.propose(decision.encode())
+            }
+            Step::Stands(value) => return self.decided(&value, now),
+            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
+        };
+        self.phase = Phase::Arrival(vote);
+        ask
+    }
+
+    /// What this member would have all do, from the records that are there.
+    fn decide(&self, posted: &[Option<Vec<u8>>], places: &[Option<Vec<u8>>], now: Duration) -> Decision {
+        let refuse =
+            |refusal| Decision::Refuse { refusal, search: None, deadline_ms: self.record.deadline_ms };
+        let mut records = Vec::new();
+        let mut missing = Vec::new();
+        for ((rank, posted), place) in self.members.iter().zip(posted).zip(places) {
+            let Some(bytes) = posted else {
+                let last_seen = place.as_deref().and_then(|bytes| Place::from_bytes(bytes).ok());
+                missing.push(Absentee { rank: *rank, last_seen });
+                continue;
+            };
+            match Record::decode(bytes) {
+                Ok(record) => records.push(record),
+                Err(cause) => {
+                    return refuse(Refusal::RecordUnreadable { rank: *rank, cause: cause.to_string() });
+                }
+            }
+        }
+        if missing.is_empty() {
+            return decide(&records);
+        }
+        missing.sort_by_key(|absentee| absentee.rank);
+        refuse(self.other_epoch(&missing).unwrap_or_else(|| {
+            let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
+            Refusal::CommitTimeout { missing, waited_ms }
+        }))
+    }
+
+    /// Whether a missing rank waits in another epoch of the same group.
+    fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
+        let own = self.record.group;
+        let epoch_of = |rank: u32| {
+            let absentee = missing.iter().find(|absentee| absentee.rank == rank);
+            match absentee {
+                None => Some(own.epoch),
+                Some(absentee) => absentee
+                    .last_seen
+                    .map(|place| place.group)
+                    .filter(|it| it.uid == own.uid)
+                    .map(|it| it.epoch),
+            }
+        };
+        let epochs = Split::of(self.members.iter().filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
+        (!epochs.is_unanimous()).then_some(Refusal::EpochMismatch { epochs })
+    }
+
+    fn decided(&mut self, value: &[u8], now: Duration) -> Output {
+        let decision = match Decision::decode(value) {
+            Ok(decision) => decision,
+            Err(malformed) => return self.end(Err(Ending::Unreadable(malformed))),
+        };
+        self.all_arrived = !matches!(
+            decision,
+            Decision::Refuse {
+                refusal: Refusal::CommitTimeout { .. }
+                    | Refusal::EpochMismatch { .. }
+                    | Refusal::RecordUnreadable { .. },
+                ..
+            }
+        );
+        let (after, search, deadline_ms) = match decision {
+            Decision::Poison { poison } => return self.end(Err(Ending::Poisoned(poison))),
+            Decision::Refuse { refusal, search, deadline_ms } => {
+                (After::Refuse(refusal), search, deadline_ms)
+            }
+            Decision::Commit { segments, without, pending: None, deadline_ms, .. } => {
+                return self.register(Agreed { segments, without, pending: None }, deadline_ms, now);
+            }
+            Decision::Commit { segments, without, pending: Some(pending), search, deadline_ms } => {
+                (After::Commit { segments, without, pending }, search, deadline_ms)
+            }
+        };
+        match search {
+            None => self.searched(after, deadline_ms, None, now),
+            Some(range) => {
+                let until = now + share(deadline_ms, 2);
+                self.ask_hashes(Search { after, range, until, deadline_ms, rounds: 0 })
+            }
+        }
+    }
+
+    fn ask_hashes(&mut self, search: Search) -> Output {
+        let lengths = search.range.points();
+        self.phase = Phase::HashesAsked(search);
+        Output::Hashes { lengths }
+    }
+
+    fn search_vote(
+        &mut self,
+        mut search: Search,
+        searched: Searched,
+        mut vote: Vote,
+        input: Input,
+        now: Duration,
+    ) -> Output {
+        let ask = match vote.step(input) {
+            Step::Ask(ask) => ask,
+            Step::Propose { posted, .. } => vote.propose(self.find(searched, &posted).to_bytes()),
+            Step::Stands(value) => {
+                return match Finding::from_bytes(&value) {
+                    Err(malformed) => self.end(Err(Ending::Unreadable(malformed))),
+                    Ok(Finding::Narrower { range }) => {
+                        search.range = range;
+                        search.rounds += 1;
+                        self.ask_hashes(search)
+                    }
+                    Ok(Finding::Operation { sequence }) => {
+                        self.phase = Phase::OperationAsked(search, sequence);
+                        Output::Recall { sequence }
+                    }
+                    Ok(Finding::End { divergence }) => {
+                        self.searched(search.after, search.deadline_ms, Some(divergence), now)
+                    }
+                };
+            }
+            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
+        };
+        self.phase = match searched {
+            Searched::Range(range) => Phase::Narrowing(search, range, vote),
+            Searched::Operation(sequence) => Phase::Naming(search, sequence, vote),
+        };
+        ask
+    }
+
+    /// What the members' answers say about the place of the difference.
+    fn find(&self, searched: Searched, posted: &[Option<Vec<u8>>]) -> Finding {
+        fn read<M: Message>(posted: &[Option<Vec<u8>>]) -> Option<Vec<M>> {
+            posted.iter().map(|bytes| M::from_bytes(bytes.as_deref()?).ok()).collect()
+        }
+        let found = match searched {
+            Searched::Range(range) => read(posted).map(|answers: Vec<Hashes>| narrow(range, &answers)),
+            Searched::Operation(sequence) => {
+                read(posted).map(|answers| name(sequence, self.members.iter().copied().zip(answers)))
+            }
+        };
+        found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} })
+    }
+
+    fn searched(
+        &mut self,
+        after: After,
+        deadline_ms: u64,
+        divergence: Option<Divergence>,
+        now: Duration,
+    ) -> Output {
+        let add = |refusal: Refusal| match divergence {
+            Some(divergence) => refusal.with_divergence(divergence),
+            None => refusal,
+        };
+        match after {
+            After::Refuse(refusal) => self.end(Err(Ending::Refused(add(refusal)))),
+            After::Commit { segments, without, pending } => {
+                self.register(Agreed { segments, without, pending: Some(add(pending)) }, deadline_ms, now)
+            }
+        }
+    }
+
+    fn register(&mut self, agreed: Agreed, deadline_ms: u64, now: Duration) -> Output {
+        if agreed.segments == 0 || agreed.without.is_some() {
+            return self.end(Ok(agreed));
+        }
+        let segments = agreed.segments;
+        let outcome_until = now + share(deadline_ms, 5);
+        self.phase = Phase::Registering { agreed, outcome_until };
+        Output::Register { segments, until: now + share(deadline_ms, 3) }
+    }
+
+    fn outcome(&mut self, mut agreed: Agreed, mut vote: Vote, input: Input) -> Output {
+        let ask = match vote.step(input) {
+            Step::Ask(ask) => ask,
+            Step::Propose { posted, .. } => {
+                let read = |bytes: &Option<Vec<u8>>| match Outcome::from_bytes(bytes.as_deref()?) {
+                    Ok(outcome) => Some(outcome),
+                    Err(cause) => Some(Outcome::Failed { ordinal: None, cause: cause.to_string() }),
+                };
+                let outcomes: Vec<(u32, Option<Outcome>)> =
+                    self.members.iter().zip(&posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
+                vote.propose(verdict(&outcomes).to_bytes())
+            }
+            Step::Stands(value) => {
+                let result = match Verdict::from_bytes(&value) {
+                    Err(malformed) => Err(Ending::Unreadable(malformed)),
+                    Ok(Verdict::Registered) => Ok(agreed),
+                    Ok(Verdict::Without { reason }) => {
+                        agreed.without = Some(reason);
+                        Ok(agreed)
+                    }
+                    Ok(Verdict::Poison { poison }) => Err(Ending::Poisoned(poison)),
+                };
+                return self.end(result);
+            }
+            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
+        };
+        self.phase = Phase::Outcome { agreed, vote };
+        ask
+    }
+
+    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
+        let Record { group, round, rank, .. } = self.record;
+        let prefix = format!("{}/{}.{}/{round}/{name}", self.pool_key(), group.uid, group.epoch);
+        let vote = Vote::new(prefix, rank, self.members.clone(), posted, until);
+        self.keys.extend(vote.keys_to_remove());
+        vote
+    }
+
+    fn place_key(&self, rank: u32) -> String {
+        format!("{}/at/{rank}", self.pool_key())
+    }
+
+    fn pool_key(&self) -> String {
+        let pool = self.record.pool;
+        format!("symm/{:x}.{}/{}", pool.domain, pool.generation, pool.pool)
+    }
+
+    fn end(&mut self, result: Result<Agreed, Ending>) -> Output {
+        self.phase = Phase::Done;
+        let keys = std::mem::take(&mut self.keys);
+        Output::Done(Conclusion { result, all_arrived: self.all_arrived, keys })
+    }
+}
+
+/// What a vote of the search is about.
+#[derive(Debug, Clone, Copy)]
+enum Searched {
+    Range(Range),
+    Operation(u64),
+}
+
+/// So many sixteenths of a deadline.
+fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
+    Duration::from_millis(deadline_ms) / 16 * sixteenths
+}

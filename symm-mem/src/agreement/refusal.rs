@@ -1,0 +1,503 @@
+//! Why a commit ends without windows, in the words that every member is given.
+
+use super::{
+    record::{LogPoint, Place, Policy},
+    split::{Ranks, Side, Split},
+    wire::{wire_enum, wire_struct},
+};
+
+/// What a segment is, apart from its history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its kind of memory and window.
+    pub flags: u32,
+}
+wire_struct!(Shape { bytes, flags });
+
+/// What an operation on a pool did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// A block was allocated.
+    Allocate,
+    /// A block was freed.
+    Free,
+}
+wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {} });
+
+/// One operation of an allocation log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// What was done.
+    pub kind: OperationKind,
+    /// The block's size in bytes.
+    pub bytes: u64,
+    /// The ordinal of the block's segment.
+    pub ordinal: u32,
+    /// The block's offset in the segment, in bytes.
+    pub offset: u64,
+    /// The line of the program that asked for it.
+    pub call_site: String,
+}
+wire_struct!(Operation { kind, bytes, ordinal, offset, call_site });
+
+/// Where the allocation histories of ranks part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Divergence {
+    /// Up to this operation all are the same.
+    At {
+        /// Its number, from 0.
+        sequence: u64,
+        /// What each rank did; `None`: nothing more.
+        operations: Split<Option<Operation>>,
+    },
+    /// Before anything that all ranks still remember.
+    Forgotten {
+        /// The earliest operation that all ranks remember.
+        before: u64,
+    },
+    /// A rank fell silent during the search.
+    NotFound {},
+}
+wire_enum!(Divergence {
+    0 => At { sequence, operations },
+    1 => Forgotten { before },
+    2 => NotFound {},
+});
+
+impl std::fmt::Display for Divergence {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Divergence::At { sequence, operations } => {
+                let what = operations.describe(|operation| match operation {
+                    None => "none".to_owned(),
+                    Some(op) => {
+                        let verb = match op.kind {
+                            OperationKind::Allocate => "allocated",
+                            OperationKind::Free => "freed",
+                        };
+                        let Operation { bytes, ordinal, offset, call_site, .. } = op;
+                        format!("{verb} {bytes} bytes at {call_site} (segment {ordinal}, offset {offset})")
+                    }
+                });
+                write!(out, "the first allocation that differs is number {sequence} ({what})")
+            }
+            Divergence::Forgotten { before } => {
+                write!(out, "the first allocation that differs lies before number {before}")
+            }
+            Divergence::NotFound {} => {
+                out.write_str("a rank fell silent while the first allocation that differs was searched")
+            }
+        }
+    }
+}
+
+/// A rank that did not arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Absentee {
+    /// The rank.
+    pub rank: u32,
+    /// The commit of this pool that it entered last.
+    pub last_seen: Option<Place>,
+}
+wire_struct!(Absentee { rank, last_seen });
+
+/// Why nothing was registered. All members are given the same value; the group is as it was before the commit
+/// and can commit again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Some ranks have a segment that others do not have.
+    #[error(
+        "SegmentCountMismatch: ranks differ in how many new segments they have ({}); at ordinal {ordinal} {}{}",
+        counts.describe(|count| count.to_string()),
+        shapes.describe(|shape| match shape {
+            Some(shape) => describe_shape(shape),
+            None => "no segment".to_owned(),
+        }),
+        describe_divergence(divergence)
+    )]
+    SegmentCountMismatch {
+        /// The first ordinal that is not on all ranks.
+        ordinal: u32,
+        /// How many new segments all ranks have in common.
+        common: u32,
+        /// How many new segments each rank has.
+        counts: Split<u32>,
+        /// What each rank has at `ordinal`.
+        shapes: Split<Option<Shape>>,
+        /// The first allocation that differs.
+        divergence: Option<Divergence>,
+    },
+    /// A segment has another size or kind on some ranks.
+    #[error(
+        "SegmentShapeMismatch: segment {ordinal} differs between ranks ({}){}",
+        shapes.describe(describe_shape),
+        describe_divergence(divergence)
+    )]
+    SegmentShapeMismatch {
+        /// The segment.
+        ordinal: u32,
+        /// How many new segments before it all ranks have in common.
+        common: u32,
+        /// What it is on each rank.
+        shapes: Split<Shape>,
+        /// The first allocation that differs.
+        divergence: Option<Divergence>,
+    },
+    /// The segments look the same, but ranks came to them by different allocations, so what lies at one offset
+    /// on one rank lies elsewhere on another.
+    #[error(
+        "AllocationDiverged: {} equal on all ranks in size, but the allocations differ ({}){}",
+        match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
+        logs.describe(LogPoint::to_string),
+        describe_divergence(divergence)
+    )]
+    AllocationDiverged {
+        /// The segment before which the histories parted, or `None`: after the last.
+        ordinal: Option<u32>,
+        /// How many new segments all ranks have in common.
+        common: u32,
+        /// The allocation log at that point.
+        logs: Split<LogPoint>,
+        /// The first allocation that differs.
+        divergence: Option<Divergence>,
+    },
+    /// Ranks hold communicators of different lives of the group.
+    #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
+    EpochMismatch {
+        /// Each rank's epoch.
+        epochs: Split<u64>,
+    },
+    /// Ranks speak of different things under one name.
+    #[error("IdentityMismatch: ranks differ in the {what} that they commit ({})", values.describe(|value| format!("{value:#x}")))]
+    IdentityMismatch {
+        /// What differs.
+        what: Identity,
+        /// Its value on each rank.
+        values: Split<u64>,
+    },
+    /// Ranks ask for different policies.
+    #[error("PolicyMismatch: ranks ask for different policies ({})", policies.describe(|policy| format!("{policy:?}")))]
+    PolicyMismatch {
+        /// Each rank's policy.
+        policies: Split<Policy>,
+    },
+    /// A rank lacks what others have.
+    #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
+    CapabilityMismatch {
+        /// What differs.
+        what: Capability,
+        /// Each rank's value.
+        values: Split<String>,
+    },
+    /// A rank's message cannot be read.
+    #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
+    RecordUnreadable {
+        /// The rank.
+        rank: u32,
+        /// Why not.
+        cause: String,
+    },
+    /// A rank failed before the commit.
+    #[error("PeerPrepareFailed: rank {rank} cannot commit{}: {cause}", match ordinal {
+        Some(ordinal) => format!(" segment {ordinal}"),
+        None => String::new(),
+    })]
+    PeerPrepareFailed {
+        /// The rank, the lowest if there are several.
+        rank: u32,
+        /// The segment that it is about.
+        ordinal: Option<u32>,
+        /// What failed.
+        cause: String,
+    },
+    /// A rank was capturing a graph.
+    #[error("CommitDuringCapture: {} capturing a graph; commit before the capture begins", are(ranks))]
+    CommitDuringCapture {
+        /// The ranks, ascending.
+        ranks: Vec<u32>,
+    },
+    /// A rank had opened an NCCL group.
+    #[error("CommitInsideGroup: {} inside an open NCCL group; end it before the commit", are(ranks))]
+    CommitInsideGroup {
+        /// The ranks, ascending.
+        ranks: Vec<u32>,
+    },
+    /// Ranks have enqueued different numbers of operations: one that runs now may wait for a peer that will
+    /// only enqueue its part after the commit, while the registration waits for the one that runs.
+    #[error(
+        "CollectivesOutstanding: ranks have enqueued different numbers of operations on group {group} ({}); let all of them enqueue the same before the commit",
+        operations.describe(u64::to_string)
+    )]
+    CollectivesOutstanding {
+        /// The group whose operations they are.
+        group: u64,
+        /// How many operations each rank has enqueued.
+        operations: Split<u64>,
+    },
+    /// The communicator's symmetric address space is full.
+    #[error(
+        "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
+    )]
+    AddressSpaceExhausted {
+        /// The rank with the least left.
+        rank: u32,
+        /// What the windows take, in bytes.
+        needed: u64,
+        /// What is left, in bytes.
+        left: u64,
+    },
+    /// Not all members arrived in time.
+    #[error("CommitTimeout: {} did not arrive within {waited_ms} ms ({})", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing))]
+    CommitTimeout {
+        /// Who did not arrive, ascending.
+        missing: Vec<Absentee>,
+        /// How long the member that gave up had waited, in milliseconds.
+        waited_ms: u64,
+    },
+}
+wire_enum!(Refusal {
+    0 => SegmentCountMismatch { ordinal, common, counts, shapes, divergence },
+    1 => SegmentShapeMismatch { ordinal, common, shapes, divergence },
+    2 => AllocationDiverged { ordinal, common, logs, divergence },
+    3 => EpochMismatch { epochs },
+    4 => IdentityMismatch { what, values },
+    5 => PolicyMismatch { policies },
+    6 => CapabilityMismatch { what, values },
+    7 => RecordUnreadable { rank, cause },
+    8 => PeerPrepareFailed { rank, ordinal, cause },
+    9 => CommitDuringCapture { ranks },
+    10 => CommitInsideGroup { ranks },
+    11 => CollectivesOutstanding { group, operations },
+    12 => AddressSpaceExhausted { rank, needed, left },
+    13 => CommitTimeout { missing, waited_ms },
+});
+
+impl Refusal {
+    /// Adds where the histories part, for the refusals that are about that.
+    pub(super) fn with_divergence(mut self, found: Divergence) -> Self {
+        match &mut self {
+            Refusal::SegmentCountMismatch { divergence, .. }
+            | Refusal::SegmentShapeMismatch { divergence, .. }
+            | Refusal::AllocationDiverged { divergence, .. } => *divergence = Some(found),
+            _ => {}
+        }
+        self
+    }
+
+    /// Where the histories part, if this is about that and it was found.
+    pub fn divergence(&self) -> Option<&Divergence> {
+        match self {
+            Refusal::SegmentCountMismatch { divergence, .. }
+            | Refusal::SegmentShapeMismatch { divergence, .. }
+            | Refusal::AllocationDiverged { divergence, .. } => divergence.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The variant's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Refusal::SegmentCountMismatch { .. } => "SegmentCountMismatch",
+            Refusal::SegmentShapeMismatch { .. } => "SegmentShapeMismatch",
+            Refusal::AllocationDiverged { .. } => "AllocationDiverged",
+            Refusal::EpochMismatch { .. } => "EpochMismatch",
+            Refusal::IdentityMismatch { .. } => "IdentityMismatch",
+            Refusal::PolicyMismatch { .. } => "PolicyMismatch",
+            Refusal::CapabilityMismatch { .. } => "CapabilityMismatch",
+            Refusal::RecordUnreadable { .. } => "RecordUnreadable",
+            Refusal::PeerPrepareFailed { .. } => "PeerPrepareFailed",
+            Refusal::CommitDuringCapture { .. } => "CommitDuringCapture",
+            Refusal::CommitInsideGroup { .. } => "CommitInsideGroup",
+            Refusal::CollectivesOutstanding { .. } => "CollectivesOutstanding",
+            Refusal::AddressSpaceExhausted { .. } => "AddressSpaceExhausted",
+            Refusal::CommitTimeout { .. } => "CommitTimeout",
+        }
+    }
+}
+
+/// What names a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Identity {
+    /// The domain's number.
+    Domain,
+    /// The domain's life.
+    Generation,
+    /// The pool's number.
+    Pool,
+    /// The group's number.
+    Group,
+    /// The group's members.
+    Members,
+    /// Which commit it is.
+    Round,
+}
+wire_enum!(Identity {
+    0 => Domain {}, 1 => Generation {}, 2 => Pool {}, 3 => Group {}, 4 => Members {}, 5 => Round {},
+});
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Identity::Domain => "domain",
+            Identity::Generation => "life of the domain",
+            Identity::Pool => "pool",
+            Identity::Group => "group",
+            Identity::Members => "group's members (by digest)",
+            Identity::Round => "round",
+        })
+    }
+}
+
+/// What all members must have alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    /// The version of the communication library.
+    Library,
+    /// Whether it has windows for this group.
+    Windows,
+}
+wire_enum!(Capability { 0 => Library {}, 1 => Windows {} });
+
+impl std::fmt::Display for Capability {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Capability::Library => "the communication library's version",
+            Capability::Windows => "support of windows",
+        })
+    }
+}
+
+/// Why a group takes part in nothing any more: its members no longer know that they hold the same windows.
+/// All members are given the same value. The communicator has to be aborted and made anew (a new epoch).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Poison {
+    /// The members' logs of what the group has committed differ.
+    #[error("CommittedLogDiverged: members hold different windows ({}), from a bug or a restart", logs.describe(|log| format!("{} segments with hash {:016x}", log.length, log.hash)))]
+    CommittedLogDiverged {
+        /// Each rank's log.
+        logs: Split<LogPoint>,
+    },
+    /// A rank's registration failed.
+    #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
+        Some(ordinal) => format!(", segment {ordinal}"),
+        None => String::new(),
+    })]
+    RegistrationFailed {
+        /// The rank, the lowest if there are several.
+        rank: u32,
+        /// The segment, if known.
+        ordinal: Option<u32>,
+        /// What the library said.
+        cause: String,
+    },
+    /// Members did not say how their registration ended.
+    #[error("MembersLost: {} did not report after the decision to register{}", Ranks(missing), match blocked.len() {
+        0 => String::new(),
+        _ => format!("; the registration of {} did not return", Ranks(blocked)),
+    })]
+    MembersLost {
+        /// Who is silent, ascending.
+        missing: Vec<u32>,
+        /// Who reported that its registration did not return, ascending.
+        blocked: Vec<u32>,
+    },
+    /// Registration did not return on some members, though all are there.
+    #[error("RegistrationBlocked: registration did not return on {} in time", Ranks(ranks))]
+    RegistrationBlocked {
+        /// The ranks, ascending.
+        ranks: Vec<u32>,
+    },
+    /// Some members got windows and others did not.
+    #[error("WindowsUnsupported: {} got windows, {} did not: {reason}", Ranks(with), Ranks(without))]
+    WindowsUnsupported {
+        /// Who got windows, ascending.
+        with: Vec<u32>,
+        /// Who did not, ascending.
+        without: Vec<u32>,
+        /// Why not.
+        reason: String,
+    },
+    /// A rank could not reach the store after the decision to register.
+    #[error("StoreLost: rank {rank} could not reach the store after the decision to register: {cause}")]
+    StoreLost {
+        /// The rank.
+        rank: u32,
+        /// What the store said.
+        cause: String,
+    },
+}
+wire_enum!(Poison {
+    0 => CommittedLogDiverged { logs },
+    1 => RegistrationFailed { rank, ordinal, cause },
+    2 => MembersLost { missing, blocked },
+    3 => RegistrationBlocked { ranks },
+    4 => WindowsUnsupported { with, without, reason },
+    5 => StoreLost { rank, cause },
+});
+
+impl Poison {
+    /// The variant's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Poison::CommittedLogDiverged { .. } => "CommittedLogDiverged",
+            Poison::RegistrationFailed { .. } => "RegistrationFailed",
+            Poison::MembersLost { .. } => "MembersLost",
+            Poison::RegistrationBlocked { .. } => "RegistrationBlocked",
+            Poison::WindowsUnsupported { .. } => "WindowsUnsupported",
+            Poison::StoreLost { .. } => "StoreLost",
+        }
+    }
+}
+
+/// Why agreed segments have no window: the uniform fallback, the same on every member.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoWindows {
+    /// A group of one has nobody to share a window with.
+    #[error("a group of one needs no window")]
+    SingleMember {},
+    /// The library has none for this group.
+    #[error("{reason}")]
+    Unsupported {
+        /// Why.
+        reason: String,
+    },
+}
+wire_enum!(NoWindows { 0 => SingleMember {}, 1 => Unsupported { reason } });
+
+fn describe_shape(shape: &Shape) -> String {
+    match shape.flags {
+        0 => format!("{} bytes", shape.bytes),
+        flags => format!("{} bytes with flags {flags:#x}", shape.bytes),
+    }
+}
+
+fn describe_divergence(divergence: &Option<Divergence>) -> String {
+    match divergence {
+        Some(divergence) => format!("; {divergence}"),
+        None => String::new(),
+    }
+}
+
+fn are(ranks: &[u32]) -> String {
+    format!("{} {}", Ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
+}
+
+fn describe_missing(missing: &[Absentee]) -> String {
+    let places = Split::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen)));
+    let parts: Vec<String> = places
+        .sides
+        .iter()
+        .map(|Side { value, ranks }| match value {
+            Some(Place { group, round }) => {
+                format!("{}: last seen entering commit {round} of {group}", Ranks(ranks))
+            }
+            None => format!("{}: never seen committing this pool", Ranks(ranks)),
+        })
+        .collect();
+    parts.join("; ")
+}

@@ -1,0 +1,172 @@
+//! Where allocation histories part: a search over the hashes of their prefixes.
+//!
+//! The hash after n operations covers all of them, so it is equal on all ranks up to the first difference and
+//! unequal from there on. Every round each rank posts its hashes at the same few points, and the range between
+//! the last equal and the first unequal point is searched next.
+
+use super::{
+    record::Record,
+    refusal::{Divergence, Operation},
+    split::Split,
+    wire::{Message, wire_enum, wire_struct},
+};
+
+/// How many parts a range is divided into in one round.
+const PARTS: u64 = 32;
+
+/// Lengths of the allocation log between which the histories part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// At this length all ranks remember their hash.
+    pub low: u64,
+    /// No rank's log is shorter.
+    pub high: u64,
+}
+wire_struct!(Range { low, high });
+
+impl Range {
+    /// The range to search after records that differ; `None` if the logs are equal.
+    pub(super) fn of_difference(records: &[&Record]) -> Option<Self> {
+        let first = records.first()?;
+        if records.iter().all(|record| record.log == first.log) {
+            return None;
+        }
+        let low = records.iter().map(|record| record.log_since).max()?;
+        let high = records.iter().map(|record| record.log.length).min()?;
+        Some(Self { low: low.min(high), high })
+    }
+
+    /// The lengths at which hashes are compared: ascending, `low` first and `high` last.
+    pub fn points(&self) -> Vec<u64> {
+        let width = self.high.saturating_sub(self.low);
+        let parts = width.clamp(1, PARTS);
+        let at = |part: u64| self.low + (u128::from(width) * u128::from(part) / u128::from(parts)) as u64;
+        let mut points: Vec<u64> = (0..=parts).map(at).collect();
+        points.dedup();
+        points
+    }
+}
+
+/// A rank's hashes at the points of a range; `None` where it does not remember.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hashes {
+    pub(super) at: Vec<Option<u64>>,
+}
+wire_struct!(Hashes { at });
+
+impl Message for Hashes {
+    const KIND: u8 = 6;
+}
+
+/// What is searched next, or what was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// The difference lies in here.
+    Narrower { range: Range },
+    /// It is the operation of this number.
+    Operation { sequence: u64 },
+    /// The search has ended.
+    End { divergence: Divergence },
+}
+wire_enum!(Finding {
+    0 => Narrower { range },
+    1 => Operation { sequence },
+    2 => End { divergence },
+});
+
+impl Message for Finding {
+    const KIND: u8 = 7;
+}
+
+/// The operation that a rank did at the place that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Recalled {
+    pub(super) operation: Option<Operation>,
+}
+wire_struct!(Recalled { operation });
+
+impl Message for Recalled {
+    const KIND: u8 = 8;
+}
+
+/// Narrows `range` by the hashes of all ranks at its points.
+pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
+    let points = range.points();
+    let equal = |index: usize| {
+        let mut hashes = answers.iter().map(|answer| answer.at.get(index).copied().flatten());
+        let first = hashes.next().flatten();
+        first.is_some() && hashes.all(|hash| hash == first)
+    };
+    match (0..points.len()).find(|index| !equal(*index)) {
+        None => Finding::Operation { sequence: range.high },
+        Some(0) => Finding::End { divergence: Divergence::Forgotten { before: range.low } },
+        Some(index) => {
+            let (low, high) = (points[index - 1], points[index]);
+            match high - low {
+                1 => Finding::Operation { sequence: low },
+                _ => Finding::Narrower { range: Range { low, high } },
+            }
+        }
+    }
+}
+
+/// Names the operations that all ranks did at `sequence`.
+pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
+    let operations = Split::of(answers.into_iter().map(|(rank, recalled)| (rank, recalled.operation)));
+    Finding::End { divergence: Divergence::At { sequence, operations } }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_first_difference_is_found(
+            low in 0u64..1000,
+            common in 0u64..100_000,
+            rest in proptest::collection::vec(0u64..100_000, 2..5),
+        ) {
+            // Histories that agree for `low + common` operations; each goes on for `rest` more.
+            let parted = low + common;
+            let lengths: Vec<u64> = rest.iter().map(|rest| parted + rest).collect();
+            let high = *lengths.iter().min().expect("there are ranks");
+            let hash = |rank: u64, length: u64| if length <= parted { length } else { length ^ (rank << 40) };
+            let mut range = Range { low, high };
+            let mut rounds = 0;
+            let found = loop {
+                rounds += 1;
+                prop_assert!(rounds < 8);
+                let answers: Vec<Hashes> = (1..=lengths.len() as u64)
+                    .map(|rank| Hashes { at: range.points().iter().map(|&at| Some(hash(rank, at))).collect() })
+                    .collect();
+                match narrow(range, &answers) {
+                    Finding::Narrower { range: narrower } => range = narrower,
+                    Finding::Operation { sequence } => break sequence,
+                    Finding::End { divergence } => panic!("{divergence}"),
+                }
+            };
+            prop_assert_eq!(found, parted);
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_said() {
+        let range = Range { low: 10, high: 12 };
+        let answer = |first| Hashes { at: vec![first, Some(1), Some(2)] };
+        let forgotten = Finding::End { divergence: Divergence::Forgotten { before: 10 } };
+        assert_eq!(narrow(range, &[answer(Some(1)), answer(Some(2))]), forgotten);
+        assert_eq!(narrow(range, &[answer(None), answer(None)]), forgotten);
+    }
+
+    #[test]
+    fn points_reach_both_ends() {
+        for (low, high) in [(0, 0), (5, 6), (0, 31), (0, 33), (7, 1_000_003), (0, u64::MAX)] {
+            let points = Range { low, high }.points();
+            assert_eq!((points[0], points[points.len() - 1]), (low, high));
+            assert!(points.is_sorted() && points.len() <= PARTS as usize + 1);
+        }
+    }
+}

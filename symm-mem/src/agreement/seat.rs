@@ -1,0 +1,133 @@
+//! What a rank remembers of a pool in a group from one commit to the next.
+
+use std::time::Duration;
+
+use super::{
+    machine::{Commit, Conclusion, Ending},
+    record::{Capabilities, Enqueued, GroupId, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    refusal::Poison,
+};
+use crate::log::chain;
+
+/// What a rank finds on its own side when it begins a commit.
+#[derive(Debug, Clone)]
+pub struct Situation {
+    /// How differences are to be treated.
+    pub policy: Policy,
+    /// The time that the commit may take.
+    pub deadline: Duration,
+    /// Whether the rank can take part.
+    pub readiness: Readiness,
+    /// What its libraries can do.
+    pub capabilities: Capabilities,
+    /// How much each group has been given to do on its device.
+    pub enqueued: Vec<Enqueued>,
+    /// Bytes of symmetric address space that its communicator has left, if known.
+    pub address_space_left: Option<u64>,
+    /// The pool's allocation log.
+    pub log: LogPoint,
+    /// The earliest length for which the log's hash is remembered.
+    pub log_since: u64,
+    /// All of the pool's segments, in order of their ordinals from 0.
+    pub segments: Vec<Segment>,
+}
+
+/// A rank's seat in a group, for one pool: the group's committed log, the number of the next commit, and
+/// whether the group is poisoned.
+///
+/// Every commit counts, whether or not it succeeds and whoever misses it: so the k-th commit of one member
+/// meets the k-th of the others, and a member that comes late finds the decision that was made without it.
+#[derive(Debug)]
+pub struct Seat {
+    pool: PoolId,
+    group: GroupId,
+    rank: u32,
+    members: Vec<u32>,
+    rounds: u64,
+    committed: LogPoint,
+    poison: Option<Poison>,
+    used_keys: Vec<String>,
+}
+
+impl Seat {
+    /// The seat of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
+    pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
+        let (rounds, committed, poison, used_keys) = (0, LogPoint::default(), None, Vec::new());
+        Self { pool, group, rank, members, rounds, committed, poison, used_keys }
+    }
+
+    /// The group.
+    pub fn group(&self) -> GroupId {
+        self.group
+    }
+
+    /// The log of committed segments; its length is the ordinal of the first that is not.
+    pub fn committed(&self) -> LogPoint {
+        self.committed
+    }
+
+    /// Why the group is dead, if it is.
+    pub fn poison(&self) -> Option<&Poison> {
+        self.poison.as_ref()
+    }
+
+    /// The group is dead from now on; the next commit tells the other members.
+    pub fn set_poison(&mut self, poison: Poison) {
+        self.poison.get_or_insert(poison);
+    }
+
+    /// Begins the next commit. Returns its machine and the segments that it is about.
+    pub fn begin(&mut self, situation: Situation) -> (Commit, Vec<Segment>) {
+        let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
+            situation;
+        let readiness = match &self.poison {
+            Some(poison) => Readiness::Poisoned { poison: poison.clone() },
+            None => readiness,
+        };
+        let mut segments = situation.segments;
+        segments.drain(..segments.len().min(self.committed.length as usize));
+        let record = Record {
+            pool: self.pool,
+            group: self.group,
+            round: self.rounds,
+            rank: self.rank,
+            members: chain(0, &self.members.iter().map(|rank| u64::from(*rank)).collect::<Vec<_>>()),
+            policy,
+            deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
+            readiness,
+            capabilities,
+            enqueued,
+            address_space_left,
+            committed: self.committed,
+            log: situation.log,
+            log_since: situation.log_since,
+            segments: segments.clone(),
+        };
+        self.rounds += 1;
+        (Commit::new(record, self.members.clone()), segments)
+    }
+
+    /// Takes over what came of the commit that was about `segments`. Returns the keys that nobody reads any
+    /// more and this rank is to remove.
+    pub fn conclude(&mut self, conclusion: &Conclusion, segments: &[Segment]) -> Vec<String> {
+        match &conclusion.result {
+            Ok(agreed) => {
+                for segment in segments.iter().take(agreed.segments as usize) {
+                    let Segment { ordinal, bytes, flags, log } = *segment;
+                    let windowed = u64::from(agreed.without.is_none());
+                    let words = [ordinal.into(), bytes, flags.into(), log.length, log.hash, windowed];
+                    self.committed.hash = chain(self.committed.hash, &words);
+                    self.committed.length += 1;
+                }
+            }
+            Err(Ending::Poisoned(poison)) => self.set_poison(poison.clone()),
+            Err(_) => {}
+        }
+        let doomed = match conclusion.all_arrived {
+            true => std::mem::take(&mut self.used_keys),
+            false => Vec::new(),
+        };
+        self.used_keys.extend(conclusion.keys.iter().cloned());
+        doomed
+    }
+}

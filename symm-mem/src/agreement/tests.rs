@@ -1,0 +1,311 @@
+//! Properties of the binary form and of the decisions.
+
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::{
+    record::*,
+    refusal::*,
+    split::Split,
+    wire::{Malformed, Message},
+    *,
+};
+
+fn log_point() -> impl Strategy<Value = LogPoint> {
+    (0u64..4, 0u64..3).prop_map(|(length, hash)| LogPoint { length, hash })
+}
+
+fn readiness() -> impl Strategy<Value = Readiness> {
+    prop_oneof![
+        12 => Just(Readiness::Ready),
+        1 => Just(Readiness::Capturing),
+        1 => Just(Readiness::GroupOpen),
+        1 => (option::of(0u32..3), "[a-zß]{0,5}")
+            .prop_map(|(ordinal, cause)| Readiness::Failed { ordinal, cause }),
+        1 => vec(0u32..9, 1..3)
+            .prop_map(|ranks| Readiness::Poisoned { poison: Poison::RegistrationBlocked { ranks } }),
+    ]
+}
+
+fn capabilities() -> impl Strategy<Value = Capabilities> {
+    let windows = prop_oneof![
+        8 => Just(WindowSupport::Available),
+        1 => Just(WindowSupport::Unavailable { reason: "2.28.3".to_owned() }),
+    ];
+    (select(vec![22809u32, 22809, 22809, 23007]), windows)
+        .prop_map(|(library, windows)| Capabilities { library, windows })
+}
+
+/// A record of rank 0, often the same as another.
+fn record() -> impl Strategy<Value = Record> {
+    let identity = (select(vec![0u64, 0, 0, 0, 0, 1]), select(vec![7u64, 7, 7, 7, 7, 8]));
+    let wishes = (select(vec![Policy::Strict, Policy::Prefix]), 1u64..100, option::of(0u64..1 << 22));
+    let segments = vec((select(vec![1u64 << 20, 1 << 20, 1 << 21]), log_point()), 0..4);
+    let enqueued = vec((0u64..3, 0u64..2), 0..3);
+    (
+        identity,
+        wishes,
+        readiness(),
+        capabilities(),
+        (log_point(), log_point(), log_point()),
+        segments,
+        enqueued,
+    )
+        .prop_map(|(identity, wishes, readiness, capabilities, logs, segments, enqueued)| {
+            let ((epoch, uid), (policy, deadline_ms, address_space_left)) = (identity, wishes);
+            let segments = (0..).zip(segments);
+            Record {
+                pool: PoolId { domain: 1, generation: 1, pool: 0 },
+                group: GroupId { uid, epoch },
+                round: 0,
+                rank: 0,
+                members: 3,
+                policy,
+                deadline_ms,
+                readiness,
+                capabilities,
+                enqueued: enqueued
+                    .into_iter()
+                    .map(|(group, operations)| Enqueued { group, operations })
+                    .collect(),
+                address_space_left,
+                committed: logs.0,
+                log: logs.1,
+                log_since: logs.2.length,
+                segments: segments
+                    .map(|(ordinal, (bytes, log))| Segment { ordinal, bytes, flags: 0, log })
+                    .collect(),
+            }
+        })
+}
+
+/// The records of a group: mostly alike, since records drawn alone differ in everything.
+fn records() -> impl Strategy<Value = Vec<Record>> {
+    (record(), vec((record(), 0u32..12), 1..6)).prop_map(|(model, others)| {
+        (0..)
+            .zip(others)
+            .map(|(rank, (other, field))| {
+                let mut record = Record { rank, ..model.clone() };
+                match field {
+                    0 => record.segments = other.segments,
+                    1 => record.log = other.log,
+                    2 => record.committed = other.committed,
+                    3 => record.enqueued = other.enqueued,
+                    4 => record.readiness = other.readiness,
+                    5 => record.capabilities = other.capabilities,
+                    6 => record.group = other.group,
+                    7 => record.address_space_left = other.address_space_left,
+                    8 => record.policy = other.policy,
+                    9 => record.segments.truncate(1),
+                    _ => {}
+                }
+                record
+            })
+            .collect()
+    })
+}
+
+fn permuted<T: Clone + std::fmt::Debug + 'static>(
+    values: impl Strategy<Value = Vec<T>>,
+) -> impl Strategy<Value = (Vec<T>, Vec<T>)> {
+    values.prop_flat_map(|values| (Just(values.clone()), Just(values).prop_shuffle()))
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        4 => Just(Outcome::Registered),
+        2 => Just(Outcome::Unsupported { reason: "no".to_owned() }),
+        1 => Just(Outcome::Blocked),
+        1 => option::of(0u32..3).prop_map(|ordinal| Outcome::Failed { ordinal, cause: "x".to_owned() }),
+    ]
+}
+
+fn outcomes() -> impl Strategy<Value = Vec<(u32, Option<Outcome>)>> {
+    vec(option::weighted(0.9, outcome()), 1..6).prop_map(|outcomes| (0..).zip(outcomes).collect())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// The decision is a function of the set of records.
+    #[test]
+    fn every_order_of_records_gives_the_same_decision((records, shuffled) in permuted(records())) {
+        let decision = decide(&records);
+        prop_assert_eq!(decision.encode(), decide(&shuffled).encode());
+        prop_assert_eq!(Decision::decode(&decision.encode()), Ok(decision));
+    }
+
+    #[test]
+    fn every_order_of_outcomes_gives_the_same_verdict((outcomes, shuffled) in permuted(outcomes())) {
+        let judged = verdict(&outcomes);
+        prop_assert_eq!(&judged, &verdict(&shuffled));
+        prop_assert_eq!(Verdict::from_bytes(&judged.to_bytes()), Ok(judged));
+    }
+
+    /// What is committed is held by every member with the same history, and nobody has objected.
+    #[test]
+    fn only_common_segments_are_committed(records in records()) {
+        if let Decision::Commit { segments, pending, .. } = decide(&records) {
+            let first = &records[0].segments[..segments as usize];
+            for record in &records {
+                prop_assert_eq!(&record.segments[..segments as usize], first);
+                prop_assert_eq!(&record.readiness, &Readiness::Ready);
+                prop_assert_eq!(record.committed, records[0].committed);
+                if record.policy == Policy::Strict {
+                    prop_assert_eq!(record.segments.len(), segments as usize);
+                    prop_assert_eq!(record.log, records[0].log);
+                    prop_assert_eq!(&pending, &None);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn records_survive_their_binary_form(record in record()) {
+        prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+    }
+
+    /// Damaged bytes are refused or are the one form of another record.
+    #[test]
+    fn damaged_records_do_no_harm(
+        record in record(),
+        damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<proptest::sample::Index>(),
+    ) {
+        let mut bytes = record.encode();
+        prop_assert!(Record::decode(&bytes[..cut.index(bytes.len())]).is_err());
+        for (at, value) in damage {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Ok(other) = Record::decode(&bytes) {
+            prop_assert_eq!(other.encode(), bytes);
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused(garbage in vec(any::<u8>(), 0..200), kind in 0u8..12) {
+        let _ = Record::decode(&garbage);
+        let mut message = b"SY\x01\x00".to_vec();
+        message.push(kind);
+        message.extend(&garbage);
+        let decision = Decision::decode(&message);
+        if let Ok(decision) = decision {
+            prop_assert_eq!(decision.encode(), message);
+        } else if let Ok(record) = Record::decode(&message) {
+            prop_assert_eq!(record.encode(), message);
+        }
+    }
+}
+
+#[test]
+fn other_versions_are_refused() {
+    let mut bytes = Place { group: GroupId { uid: 1, epoch: 0 }, round: 0 }.to_bytes();
+    bytes[2] += 1;
+    let found = PROTOCOL_VERSION + 1;
+    assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found }));
+    assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
+    let length = u32::MAX.to_le_bytes();
+    let lie = [b"SY\x01\x00\x06".as_slice(), &length].concat();
+    assert!(matches!(search::Hashes::from_bytes(&lie), Err(Malformed::Short { .. })));
+}
+
+fn plain(rank: u32, segments: &[(u64, u64)]) -> Record {
+    Record {
+        pool: PoolId { domain: 1, generation: 1, pool: 0 },
+        group: GroupId { uid: 3, epoch: 0 },
+        round: 0,
+        rank,
+        members: 0,
+        policy: Policy::Strict,
+        deadline_ms: 1000,
+        readiness: Readiness::Ready,
+        capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
+        enqueued: Vec::new(),
+        address_space_left: None,
+        committed: LogPoint::default(),
+        log: LogPoint { length: segments.len() as u64, hash: segments.iter().map(|(_, hash)| hash).sum() },
+        log_since: 0,
+        segments: (0..)
+            .zip(segments)
+            .map(|(ordinal, &(bytes, hash))| {
+                let log = LogPoint { length: u64::from(ordinal) + 1, hash };
+                Segment { ordinal, bytes, flags: 0, log }
+            })
+            .collect(),
+    }
+}
+
+fn refusal(decision: Decision) -> Refusal {
+    match decision {
+        Decision::Refuse { refusal, .. } => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_extra_segment_is_named_with_rank_ordinal_and_both_values() {
+    let agree = [(64, 1), (64, 2)];
+    let records =
+        [plain(0, &agree), plain(1, &agree), plain(2, &[(64, 1), (64, 2), (32, 3)]), plain(3, &agree)];
+    let refusal = refusal(decide(&records));
+    let Refusal::SegmentCountMismatch { ordinal: 2, common: 2, counts, shapes, .. } = &refusal else {
+        panic!("{refusal}")
+    };
+    assert_eq!(counts.minority(), [2]);
+    assert_eq!(shapes.sides[1].value, Some(Shape { bytes: 32, flags: 0 }));
+    let text = refusal.to_string();
+    for part in ["ordinal 2", "rank 2: 3", "ranks 0, 1, 3: 2", "rank 2: 32 bytes", "no segment"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[test]
+fn equal_sizes_after_different_histories_are_no_agreement() {
+    // Both have a second segment of 64 bytes, but rank 2 came to it by another allocation.
+    let refusal = refusal(decide(&[plain(0, &[(64, 1), (64, 2)]), plain(2, &[(64, 1), (64, 9), (64, 2)])]));
+    assert!(matches!(refusal, Refusal::AllocationDiverged { ordinal: Some(1), common: 1, .. }), "{refusal}");
+}
+
+#[test]
+fn prefix_commits_what_is_common_and_reports_the_rest() {
+    let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
+    records.iter_mut().for_each(|record| record.policy = Policy::Prefix);
+    let Decision::Commit { segments: 1, without: None, pending: Some(pending), search, .. } =
+        decide(&records)
+    else {
+        panic!("{:?}", decide(&records))
+    };
+    assert_eq!(pending.name(), "SegmentCountMismatch");
+    assert_eq!(search, Some(Range { low: 0, high: 1 }));
+}
+
+#[test]
+fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
+    let failed = Outcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
+    let poison = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
+        Verdict::Poison { poison } => poison,
+        other => panic!("{other:?}"),
+    };
+    let all = [(0, Some(Outcome::Blocked)), (1, None), (2, Some(failed))];
+    assert!(matches!(poison(&all), Poison::RegistrationFailed { rank: 2, .. }));
+    assert_eq!(poison(&all[..2]), Poison::MembersLost { missing: vec![1], blocked: vec![0] });
+    assert_eq!(poison(&all[..1]), Poison::RegistrationBlocked { ranks: vec![0] });
+    let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
+    let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported))]);
+    assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
+}
+
+#[test]
+fn a_group_of_one_needs_no_window() {
+    let decision = decide(&[plain(5, &[(64, 1)])]);
+    let Decision::Commit { segments: 1, without: Some(NoWindows::SingleMember {}), .. } = decision else {
+        panic!("{decision:?}")
+    };
+}
+
+#[test]
+fn texts_of_nothing_do_not_fail() {
+    let empty = Refusal::CollectivesOutstanding { group: 1, operations: Split { sides: Vec::new() } };
+    assert!(!empty.to_string().is_empty());
+    assert!(!Refusal::CommitTimeout { missing: Vec::new(), waited_ms: 0 }.to_string().is_empty());
+}
