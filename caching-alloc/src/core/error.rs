@@ -1,0 +1,221 @@
+//! What can go wrong, and what the allocator saw go wrong where it could not return an error.
+
+use std::sync::Arc;
+
+use super::segment::{PoolId, Segment};
+use super::size::SizeError;
+use super::source::{MemoryInfo, SourceError};
+use super::stream::{EventError, StreamId};
+use super::tracker::TrackerError;
+
+/// Why a request could not be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// A size that no block can have.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// There is no memory, after everything that was cached and could go has gone.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
+    /// The pool serves a capture and may place only in the segments that it has.
+    #[error(
+        "pool {} is frozen for capture and has no room for {wanted} bytes: a new segment of {missing} bytes would be \
+         needed; run the captured region once before the capture, or reserve the memory before freezing", pool.0
+    )]
+    PoolWouldGrowDuringCapture {
+        /// The pool.
+        pool: PoolId,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes of the segment that is missing.
+        missing: u64,
+    },
+    /// A tracker asked for what needs the lock under which it is told of entries.
+    #[error(
+        "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
+    )]
+    ReentrantTracker {
+        /// What it tried.
+        operation: &'static str,
+    },
+    /// A symmetric pool is bound to one stream, so that its order of requests is one.
+    #[error("pool {} is bound to {bound}, but a block for {stream} was asked for; use the pool's own stream", pool.0)]
+    StreamNotOfPool {
+        /// The pool.
+        pool: PoolId,
+        /// Its stream.
+        bound: StreamId,
+        /// The stream asked for.
+        stream: StreamId,
+    },
+    /// The source failed for another reason than want of memory.
+    #[error("a segment of {bytes} bytes could not be made")]
+    Source {
+        /// The segment's size.
+        bytes: u64,
+        /// What the source said.
+        #[source]
+        source: SourceError,
+    },
+    /// A call about a stream or event failed on the way.
+    #[error("ordering {stream} failed")]
+    Stream {
+        /// The stream.
+        stream: StreamId,
+        /// What failed.
+        #[source]
+        source: EventError,
+    },
+}
+
+/// The figures of a request that found no memory. All sizes in bytes.
+#[derive(Debug)]
+pub struct OutOfMemory {
+    /// Ordinal of the device.
+    pub device: u32,
+    /// The pool that was asked.
+    pub pool: PoolId,
+    /// Its name.
+    pub pool_name: Arc<str>,
+    /// The stream that asked.
+    pub stream: StreamId,
+    /// What was asked for.
+    pub wanted: u64,
+    /// The smallest segment that would have done.
+    pub segment: u64,
+    /// The device's memory, if its source could say.
+    pub info: Option<MemoryInfo>,
+    /// In segments of this allocator.
+    pub reserved: u64,
+    /// In blocks that are handed out.
+    pub allocated: u64,
+    /// In blocks whose owners let go but which other streams may still use.
+    pub pending: u64,
+    /// Kept because somebody holds it.
+    pub quarantined: u64,
+    /// Segments of the pool that was asked.
+    pub pool_reserved: u64,
+    /// Blocks of that pool that are handed out.
+    pub pool_allocated: u64,
+    /// The allocator's limit, if one is set.
+    pub limit: Option<u64>,
+}
+
+impl std::fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { device, pool, pool_name, stream, wanted, segment, reserved, allocated, pending, .. } =
+            self;
+        write!(
+            f,
+            "device {device} is out of memory: {wanted} bytes for {stream} in pool {} ({pool_name}) need a segment of \
+             {segment} bytes; ",
+            pool.0
+        )?;
+        match self.info {
+            Some(info) => write!(f, "the device has {} of {} free, ", info.free, info.total)?,
+            None => write!(f, "the device did not say what it has left, ")?,
+        }
+        if let Some(limit) = self.limit {
+            write!(f, "the limit is {limit}, ")?;
+        }
+        write!(
+            f,
+            "this allocator holds {reserved} ({allocated} allocated, {pending} freed but in use by other streams, {} in \
+             quarantine; this pool: {} reserved, {} allocated). Free blocks, lower other users' memory, or raise the limit",
+            self.quarantined, self.pool_reserved, self.pool_allocated
+        )
+    }
+}
+
+impl std::error::Error for OutOfMemory {}
+
+/// Why a tracker could not be attached, or a snapshot or trim not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrackError {
+    /// Asked for inside a tracker.
+    #[error("{operation} inside a tracker would wait for the entry that is being delivered; do it elsewhere")]
+    Reentrant {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// The tracker refused the snapshot.
+    #[error("tracker {tracker} refused to attach")]
+    Refused {
+        /// Its name.
+        tracker: String,
+        /// What it said.
+        #[source]
+        source: TrackerError,
+    },
+    /// The tracker panicked over the snapshot.
+    #[error("tracker {tracker} panicked while attaching: {message}")]
+    Panicked {
+        /// Its name.
+        tracker: String,
+        /// The panic's message.
+        message: String,
+    },
+}
+
+/// Something that went wrong where no caller could be told; see [`Allocator::faults`](super::Allocator::faults).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A tracker returned an error.
+    TrackerFailed {
+        /// Its name.
+        tracker: String,
+        /// Number of the first entry of the batch.
+        entry: u64,
+        /// The error, with its causes.
+        message: String,
+    },
+    /// A tracker panicked.
+    TrackerPanicked {
+        /// Its name.
+        tracker: String,
+        /// Number of the first entry of the batch.
+        entry: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// A segment should have gone back but is held.
+    Quarantined {
+        /// The segment.
+        segment: Segment,
+        /// Who holds it.
+        holders: Vec<Arc<str>>,
+    },
+    /// A source failed to take a segment back.
+    ReleaseFailed {
+        /// The segment.
+        segment: Segment,
+        /// The error, with its causes.
+        message: String,
+    },
+    /// The end of the work on a block or segment cannot be learnt, so its memory is not used again.
+    Stranded {
+        /// The stream whose event failed.
+        stream: StreamId,
+        /// The memory's address.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The error, with its causes.
+        message: String,
+    },
+}
+
+/// An error with its causes, on one line.
+pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}

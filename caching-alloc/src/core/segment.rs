@@ -1,0 +1,219 @@
+//! A segment as others see it, and the holds they take on it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::source::{SegmentMemory, SegmentSource};
+use super::stream::StreamId;
+
+/// A segment's number on its device, in order of creation; never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct SegmentId(pub u64);
+
+/// A pool's number in its allocator; 0 is the default pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct PoolId(pub u32);
+
+/// Which requests a segment serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SizeClass {
+    /// Requests of up to 1 MiB.
+    Small,
+    /// All others.
+    Large,
+}
+
+/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address.
+///
+/// A cheap handle. It does not keep the memory; a [`Hold`] does.
+#[derive(Clone)]
+pub struct Segment(Arc<Inner>);
+
+struct Inner {
+    id: SegmentId,
+    device: u32,
+    pool: PoolId,
+    stream: StreamId,
+    class: SizeClass,
+    memory: SegmentMemory,
+    source: Arc<dyn SegmentSource>,
+    holds: Mutex<Holds>,
+}
+
+#[derive(Default)]
+struct Holds {
+    released: bool,
+    next: u64,
+    holders: Vec<(u64, Arc<str>)>,
+}
+
+/// What a [`Segment`] is made of.
+pub(super) struct SegmentParts {
+    pub(super) id: SegmentId,
+    pub(super) device: u32,
+    pub(super) pool: PoolId,
+    pub(super) stream: StreamId,
+    pub(super) class: SizeClass,
+    pub(super) memory: SegmentMemory,
+    pub(super) source: Arc<dyn SegmentSource>,
+}
+
+impl Segment {
+    pub(super) fn new(parts: SegmentParts) -> Self {
+        let SegmentParts { id, device, pool, stream, class, memory, source } = parts;
+        Self(Arc::new(Inner { id, device, pool, stream, class, memory, source, holds: Mutex::default() }))
+    }
+
+    /// Its number on the device.
+    #[must_use]
+    pub fn id(&self) -> SegmentId {
+        self.0.id
+    }
+
+    /// First byte, a device address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.0.memory.address
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.memory.bytes
+    }
+
+    /// The memory as its source handed it out.
+    #[must_use]
+    pub fn memory(&self) -> SegmentMemory {
+        self.0.memory
+    }
+
+    /// Ordinal of the device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.0.device
+    }
+
+    /// The pool that it serves.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.0.pool
+    }
+
+    /// The stream on which its blocks are freed and reused without further order.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.0.stream
+    }
+
+    /// Which requests it serves.
+    #[must_use]
+    pub fn class(&self) -> SizeClass {
+        self.0.class
+    }
+
+    /// Where the memory came from.
+    #[must_use]
+    pub fn source(&self) -> &Arc<dyn SegmentSource> {
+        &self.0.source
+    }
+
+    /// Keeps the memory from going back to its source until the hold is dropped.
+    ///
+    /// A registrar takes one for as long as something outside (a communicator, a peer, a graph) can reach the
+    /// segment. When the segment is to go, trackers see `SegmentFree` first; whoever then still holds it leaves
+    /// it in quarantine, under the name `holder`.
+    ///
+    /// # Errors
+    /// [`SegmentReleased`] when the memory has gone back already.
+    pub fn hold(&self, holder: &str) -> Result<Hold, SegmentReleased> {
+        let mut holds = self.holds();
+        if holds.released {
+            return Err(SegmentReleased { id: self.id(), address: self.address(), holder: holder.into() });
+        }
+        let key = holds.next;
+        holds.next += 1;
+        holds.holders.push((key, holder.into()));
+        drop(holds);
+        Ok(Hold { segment: self.clone(), key })
+    }
+
+    /// Who holds it now.
+    #[must_use]
+    pub fn holders(&self) -> Vec<Arc<str>> {
+        self.holds().holders.iter().map(|(_, name)| name.clone()).collect()
+    }
+
+    /// Marks the memory as given back, unless somebody holds it; from then on nobody can.
+    pub(super) fn try_release(&self) -> bool {
+        let mut holds = self.holds();
+        if holds.holders.is_empty() {
+            holds.released = true;
+        }
+        holds.released
+    }
+
+    fn holds(&self) -> std::sync::MutexGuard<'_, Holds> {
+        self.0.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PartialEq for Segment {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Segment {}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment")
+            .field("id", &self.0.id.0)
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("bytes", &self.bytes())
+            .field("device", &self.0.device)
+            .field("pool", &self.0.pool.0)
+            .field("stream", &self.0.stream)
+            .field("class", &self.0.class)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Keeps a segment's memory where it is. Dropping it lets go and calls nobody: memory that waited for it goes
+/// back to its source at the allocator's next growth, trim or [`reap`](super::Allocator::reap).
+#[derive(Debug)]
+pub struct Hold {
+    segment: Segment,
+    key: u64,
+}
+
+impl Hold {
+    /// What is held.
+    #[must_use]
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.segment.holds().holders.retain(|(key, _)| *key != self.key);
+    }
+}
+
+/// A hold that comes too late.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "{holder} cannot hold segment {} at {address:#x}: its memory has gone back to its source; take the hold while \
+     the segment is live, from its SegmentAlloc entry or from a snapshot", id.0
+)]
+pub struct SegmentReleased {
+    /// The segment.
+    pub id: SegmentId,
+    /// Where it was.
+    pub address: u64,
+    /// Who asked.
+    pub holder: String,
+}

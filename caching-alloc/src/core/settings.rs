@@ -1,0 +1,84 @@
+//! What can be set.
+
+use std::sync::Arc;
+
+use super::source::SegmentSource;
+use super::stream::StreamId;
+use super::symmetric::Geometry;
+
+/// An allocator's settings. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The most that all segments together may have; `None`: what the source gives.
+    pub memory_limit: Option<u64>,
+    /// Freed blocks of a pool and stream that are kept whole for the next request of the same size.
+    pub front_bytes: u64,
+    /// Size of a segment for requests of up to 1 MiB.
+    pub small_segment: u64,
+    /// Least size of a segment for larger requests.
+    pub large_segment: u64,
+    /// A new segment for larger requests is at least this fraction of what its pool and stream have already:
+    /// 1/`growth_divisor`. Larger divisors waste less, smaller ones make fewer segments.
+    pub growth_divisor: u64,
+    /// Whether memory of other streams is used before a new segment is made.
+    pub reuse: Reuse,
+    /// Trace entries kept per pool and stream (rounded up to a power of two).
+    pub ring_entries: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            memory_limit: None,
+            front_bytes: 64 << 20,
+            small_segment: 2 << 20,
+            large_segment: 32 << 20,
+            growth_divisor: 16,
+            reuse: Reuse::DeviceWait,
+            ring_entries: 1 << 14,
+        }
+    }
+}
+
+/// What a request that would miss may take from other streams of its pool. Never is memory taken from or for a
+/// stream that carries collectives or is being captured unless the host has seen the end of its uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reuse {
+    /// Nothing.
+    OwnStream,
+    /// What the host has seen the other stream finish with.
+    HostSeen,
+    /// Also what the other stream has still to finish with: the new stream waits for it on the device.
+    DeviceWait,
+}
+
+/// A private pool's settings.
+#[derive(Debug, Clone, Default)]
+pub struct PoolSettings {
+    /// A name for reports.
+    pub name: String,
+    /// Where its segments come from; `None`: from the allocator's source.
+    pub source: Option<Arc<dyn SegmentSource>>,
+    /// What it is for.
+    pub kind: PoolKind,
+}
+
+/// What a pool does with its segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum PoolKind {
+    /// Splits, merges and reuses, as the default pool does.
+    #[default]
+    Cached,
+    /// One block a segment: never splits, so that each block can be registered, exported or mapped by itself.
+    NoSplit,
+    /// Places by the sequence of requests alone (see [`symmetric`](super::symmetric)), on one stream. It is never
+    /// trimmed, lends nothing and takes nothing from other streams, and a free takes effect at once: its caller
+    /// orders every other stream's use before it.
+    Symmetric {
+        /// The one stream.
+        stream: StreamId,
+        /// How its segments grow; the same on every rank.
+        geometry: Geometry,
+    },
+}

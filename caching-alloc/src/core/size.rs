@@ -1,0 +1,99 @@
+//! Sizes: the unit of 512 bytes, and bins of them.
+
+use super::segment::SizeClass;
+
+/// Bytes of a unit: every block's offset and length is a multiple of it.
+pub const UNIT: u64 = 512;
+
+/// The largest block, in bytes (1 TiB).
+pub const MAX_BLOCK: u64 = 1 << 40;
+
+/// Requests of up to this many bytes (1 MiB) are small.
+pub const SMALL: u64 = 1 << 20;
+
+/// A size that no block can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SizeError {
+    /// A request for no bytes.
+    #[error("a block of 0 bytes was asked for; ask for at least 1")]
+    Zero,
+    /// A request that no segment can serve.
+    #[error("a block of {bytes} bytes was asked for; the most that one block can have is {MAX_BLOCK}")]
+    TooLarge {
+        /// What was asked for.
+        bytes: u64,
+    },
+}
+
+/// A length or offset in units. 32 bits of them reach 2 TiB.
+pub(super) type Units = u32;
+
+/// Units that hold `bytes`.
+pub(super) fn units_for(bytes: u64) -> Result<Units, SizeError> {
+    match bytes {
+        0 => Err(SizeError::Zero),
+        1..=MAX_BLOCK => Ok(Units::try_from(bytes.div_ceil(UNIT)).unwrap_or(Units::MAX)),
+        _ => Err(SizeError::TooLarge { bytes }),
+    }
+}
+
+/// Bytes of that many units.
+pub(super) fn bytes_of(units: Units) -> u64 {
+    u64::from(units) * UNIT
+}
+
+/// Which class serves a block of that many units.
+pub(super) fn class_of(units: Units) -> SizeClass {
+    if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
+}
+
+/// Sub-bins of a power of two, as a power of two.
+const SUB: u32 = 5;
+
+/// Number of bins.
+pub(super) const BINS: usize = bin_of(Units::MAX) + 1;
+
+/// The bin of a length: exact up to 64 units, then 32 bins for each power of two. Greater lengths never have
+/// lesser bins.
+pub(super) const fn bin_of(units: Units) -> usize {
+    if units < (2 << SUB) {
+        units as usize
+    } else {
+        let exponent = units.ilog2();
+        let step = units >> (exponent - SUB);
+        (((exponent - SUB) << SUB) + step) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_monotonic_and_exact_for_small_lengths() {
+        for units in 1..64 {
+            assert_eq!(bin_of(units), units as usize);
+        }
+        let mut last = 0;
+        for exponent in 0..32 {
+            for step in 0..32u64 {
+                let units = (1u64 << exponent) + (step << exponent >> 5);
+                let bin = bin_of(u32::try_from(units).unwrap());
+                assert!(bin >= last, "{units}");
+                last = bin;
+            }
+        }
+        assert_eq!(BINS, bin_of(u32::MAX) + 1);
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_errors() {
+        assert!(matches!(units_for(0), Err(SizeError::Zero)));
+        assert_eq!(units_for(1).unwrap(), 1);
+        assert_eq!(units_for(513).unwrap(), 2);
+        assert_eq!(u64::from(units_for(MAX_BLOCK).unwrap()) * UNIT, MAX_BLOCK);
+        assert!(matches!(units_for(MAX_BLOCK + 1), Err(SizeError::TooLarge { .. })));
+        assert!(matches!(units_for(u64::MAX), Err(SizeError::TooLarge { .. })));
+    }
+}

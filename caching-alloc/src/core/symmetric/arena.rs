@@ -1,0 +1,295 @@
+//! The arena: placement, log and segments together.
+
+use std::borrow::Cow;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::log::{Log, LogState, NewOperation, OperationKind};
+use super::{Geometry, Placement, SEGMENT_STEP};
+use crate::core::heap::{Heap, State};
+use crate::core::segment::SizeClass;
+use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
+use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
+
+/// Operations that a log keeps in full.
+const LOG_OPERATIONS: usize = 1 << 12;
+
+/// A symmetric pool's placement, over memory of one source.
+#[derive(Debug)]
+pub struct SymmetricArena {
+    heap: Heap,
+    log: Log,
+    geometry: Geometry,
+    source: Arc<dyn SegmentSource>,
+    segments: Vec<SymmetricSegment>,
+    frozen: bool,
+}
+
+/// A segment, as the arena's journal has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SymmetricSegment {
+    /// Its number: 0, 1, 2… in order of creation.
+    pub ordinal: u32,
+    /// Its length in bytes, the same on every rank; a multiple of [`SEGMENT_STEP`].
+    pub bytes: u64,
+    /// The log with the request that made it.
+    pub log: LogState,
+    /// Its memory on this rank, of at least `bytes`.
+    pub memory: SegmentMemory,
+}
+
+/// A block that was placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// Where, on every rank.
+    pub placement: Placement,
+    /// Where, on this rank.
+    pub address: u64,
+    /// Its length: what was asked for, rounded up to 512 bytes.
+    pub bytes: u64,
+}
+
+/// Why an arena could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SymmetricError {
+    /// A size that no block can have.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// The arena is frozen and has no room.
+    #[error(
+        "the symmetric pool is frozen for capture and has no room for {wanted} bytes: a new segment of {missing} bytes \
+         would be needed; run the captured region once before the capture, or reserve the memory before freezing"
+    )]
+    PoolWouldGrowDuringCapture {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes of the segment that is missing.
+        missing: u64,
+    },
+    /// The source did not give a segment. The log counts the request as refused: ranks on which it succeeded are
+    /// told apart from this one.
+    #[error("segment {ordinal} of a symmetric pool, {bytes} bytes, could not be made")]
+    Source {
+        /// The segment's ordinal.
+        ordinal: u32,
+        /// Its size.
+        bytes: u64,
+        /// What the source said.
+        #[source]
+        source: SourceError,
+    },
+    /// The source's segments cannot be multiples of 2 MiB only.
+    #[error(
+        "the source makes segments in steps of {granularity} bytes; a symmetric pool needs steps that divide {SEGMENT_STEP}"
+    )]
+    Granularity {
+        /// The source's granularity.
+        granularity: u64,
+    },
+    /// Something was freed that is not a block.
+    #[error("no block of the symmetric pool begins at segment {}, offset {}; was it freed before?", placement.ordinal, placement.offset)]
+    NotAllocated {
+        /// What was to be freed.
+        placement: Placement,
+    },
+}
+
+impl SymmetricArena {
+    /// An empty arena over `source`; it makes its first segment when something is asked for.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Granularity`] if the source cannot make segments in steps of 2 MiB.
+    pub fn new(source: Arc<dyn SegmentSource>, geometry: Geometry) -> Result<Self, SymmetricError> {
+        let granularity = source.granularity();
+        if granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity) {
+            return Err(SymmetricError::Granularity { granularity });
+        }
+        Ok(Self {
+            heap: Heap::default(),
+            log: Log::new(geometry, LOG_OPERATIONS),
+            geometry,
+            source,
+            segments: Vec::new(),
+            frozen: false,
+        })
+    }
+
+    /// Places a block of `bytes`.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`]. After
+    /// any of them the arena is as it was, but for the last two its log says so.
+    #[track_caller]
+    pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
+        self.place(bytes, None, Location::caller())
+    }
+
+    /// Places a block of `bytes` and logs it with the program's own word for it, which error texts then show. Tags
+    /// are not compared between ranks.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn allocate_tagged(
+        &mut self,
+        bytes: u64,
+        tag: impl Into<Cow<'static, str>>,
+    ) -> Result<Placed, SymmetricError> {
+        self.place(bytes, Some(tag.into()), Location::caller())
+    }
+
+    /// Takes a block back. Its memory is reused from the next request on: the caller has ordered its uses before
+    /// that, on every rank.
+    ///
+    /// # Errors
+    /// [`SymmetricError::NotAllocated`]; nothing is changed or logged then.
+    #[track_caller]
+    pub fn free(&mut self, placement: Placement) -> Result<(), SymmetricError> {
+        let Placement { ordinal, offset } = placement;
+        let block = offset
+            .is_multiple_of(UNIT)
+            .then(|| self.heap.block_at(ordinal, u32::try_from(offset / UNIT).ok()?))
+            .flatten()
+            .filter(|id| self.heap.block(*id).state == State::Used)
+            .ok_or(SymmetricError::NotAllocated { placement })?;
+        let bytes = self.heap.block(block).requested;
+        self.heap.free(block);
+        self.record(OperationKind::Free, bytes, Some(placement), None, Location::caller());
+        Ok(())
+    }
+
+    /// From now on nothing grows: a request without room is an error. For capture.
+    pub fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    /// Ends [`freeze`](Self::freeze).
+    pub fn unfreeze(&mut self) {
+        self.frozen = false;
+    }
+
+    /// Whether it is frozen.
+    #[must_use]
+    pub fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// All segments, by ordinal. Only ever appended to.
+    #[must_use]
+    pub fn segments(&self) -> &[SymmetricSegment] {
+        &self.segments
+    }
+
+    /// What was asked so far.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// How segments grow.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Where the memory comes from.
+    #[must_use]
+    pub fn source(&self) -> &Arc<dyn SegmentSource> {
+        &self.source
+    }
+
+    /// The address of a place on this rank, if it lies inside a segment.
+    #[must_use]
+    pub fn address(&self, placement: Placement) -> Option<u64> {
+        let segment = self.segments.get(placement.ordinal as usize)?;
+        (placement.offset < segment.bytes).then(|| segment.memory.address + placement.offset)
+    }
+
+    /// Blocks that are placed, by place, with the bytes that were asked for.
+    pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
+        self.segments.iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(|(_, block)| {
+            let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
+            (block.state == State::Used).then_some((placement, block.requested))
+        })
+    }
+
+    /// Gives every segment back. The caller has made sure that nothing reaches them: no window, no peer, no work
+    /// on the device.
+    ///
+    /// # Errors
+    /// The segments that their source did not take, with what it said; the others have gone back.
+    pub fn release(self) -> Result<(), Vec<(SymmetricSegment, SourceError)>> {
+        let failed: Vec<_> = self
+            .segments
+            .iter()
+            .filter_map(|segment| self.source.release(&segment.memory).err().map(|error| (*segment, error)))
+            .collect();
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    fn place(
+        &mut self,
+        bytes: u64,
+        tag: Option<Cow<'static, str>>,
+        site: &'static Location<'static>,
+    ) -> Result<Placed, SymmetricError> {
+        let units = units_for(bytes)?;
+        // One class for all sizes: blocks of a symmetric pool are few, and its segments precious.
+        let placed = self.heap.allocate(units, SizeClass::Large, true);
+        let (block, grown) = match placed {
+            Some(block) => (block, None),
+            None => {
+                let (segment_bytes, memory) = match self.grow(bytes) {
+                    Ok(grown) => grown,
+                    Err(error) => {
+                        self.record(OperationKind::Refuse, bytes, None, tag, site);
+                        return Err(error);
+                    }
+                };
+                // Not the memory's own length: that may differ between ranks.
+                self.heap.add_segment(units_for(segment_bytes)?, SizeClass::Large);
+                let block = self.heap.allocate(units, SizeClass::Large, true);
+                (
+                    block.expect("a new segment has room for what it was made for"),
+                    Some((segment_bytes, memory)),
+                )
+            }
+        };
+        let record = self.heap.block_mut(block);
+        record.requested = bytes;
+        let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
+        self.record(OperationKind::Allocate, bytes, Some(placement), tag, site);
+        if let Some((bytes, memory)) = grown {
+            let log = self.log.state();
+            self.segments.push(SymmetricSegment { ordinal: placement.ordinal, bytes, log, memory });
+        }
+        let base = self.segments[placement.ordinal as usize].memory.address;
+        Ok(Placed { placement, address: base + placement.offset, bytes: bytes_of(units) })
+    }
+
+    fn grow(&self, bytes: u64) -> Result<(u64, SegmentMemory), SymmetricError> {
+        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        let segment = self.geometry.segment_bytes(ordinal, bytes);
+        if self.frozen {
+            return Err(SymmetricError::PoolWouldGrowDuringCapture { wanted: bytes, missing: segment });
+        }
+        let memory = source::allocate(&*self.source, segment).map_err(|source| SymmetricError::Source {
+            ordinal,
+            bytes: segment,
+            source,
+        })?;
+        Ok((segment, memory))
+    }
+
+    fn record(
+        &mut self,
+        kind: OperationKind,
+        bytes: u64,
+        placement: Option<Placement>,
+        tag: Option<Cow<'static, str>>,
+        site: &'static Location<'static>,
+    ) {
+        self.log.push(NewOperation { kind, bytes, placement, tag, site });
+    }
+}

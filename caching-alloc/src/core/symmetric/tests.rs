@@ -1,0 +1,262 @@
+//! Two ranks that ask for the same get the same places.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::size::UNIT;
+use crate::host::HostSource;
+
+fn arena(base: u64, capacity: u64, geometry: Geometry) -> SymmetricArena {
+    SymmetricArena::new(Arc::new(HostSource::at(base, capacity)), geometry).unwrap()
+}
+
+/// Segments of 2 to 64 MiB, so that a short run makes several.
+const NARROW: Geometry = Geometry { first_segment: 2 << 20, largest_segment: 64 << 20 };
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u64),
+    Free(prop::sample::Index),
+    Freeze(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => prop_oneof![1..2048u64, 1..(256u64 << 10), 1..(8u64 << 20)].prop_map(Step::Allocate),
+        9 => any::<prop::sample::Index>().prop_map(Step::Free),
+        1 => any::<bool>().prop_map(Step::Freeze),
+    ]
+}
+
+/// What came of a step, without addresses.
+type Outcome = Result<Option<Placement>, String>;
+
+fn apply(arena: &mut SymmetricArena, live: &mut Vec<Placed>, step: &Step) -> Outcome {
+    match step {
+        Step::Allocate(bytes) => match arena.allocate(*bytes) {
+            Ok(placed) => {
+                live.push(placed);
+                Ok(Some(placed.placement))
+            }
+            Err(error) => Err(error.to_string()),
+        },
+        Step::Free(index) if !live.is_empty() => {
+            let placed = live.swap_remove(index.index(live.len()));
+            arena.free(placed.placement).map(|()| None).map_err(|error| error.to_string())
+        }
+        Step::Free(_) => Ok(None),
+        Step::Freeze(true) => {
+            arena.freeze();
+            Ok(None)
+        }
+        Step::Freeze(false) => {
+            arena.unfreeze();
+            Ok(None)
+        }
+    }
+}
+
+proptest! {
+    // 100 cases of 1,000 to 2,000 steps: at least 10^5 operations on each of the two arenas.
+    #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn placement_is_a_function_of_the_requests(
+        steps in prop::collection::vec(step(), 1000..2000),
+        bases in (1..1000u64, 1001..2000u64),
+    ) {
+        let mut left = arena(bases.0 << 32, u64::MAX, NARROW);
+        let mut right = arena(bases.1 << 33, u64::MAX, NARROW);
+        let (mut left_live, mut right_live) = (Vec::new(), Vec::new());
+        for step in &steps {
+            let outcome = apply(&mut left, &mut left_live, step);
+            prop_assert_eq!(&outcome, &apply(&mut right, &mut right_live, step));
+            prop_assert_eq!(left.log().state(), right.log().state());
+        }
+        let shape = |arena: &SymmetricArena| -> Vec<_> {
+            arena.segments().iter().map(|segment| (segment.ordinal, segment.bytes, segment.log)).collect()
+        };
+        prop_assert_eq!(shape(&left), shape(&right));
+        prop_assert_eq!(first_divergence(&left.log().digest(), &right.log().digest()), Divergence::None);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocks_do_not_overlap_and_all_comes_back(steps in prop::collection::vec(step(), 1..500)) {
+        let mut arena = arena(1 << 40, u64::MAX, NARROW);
+        let mut live: Vec<Placed> = Vec::new();
+        let mut model: BTreeMap<Placement, u64> = BTreeMap::new();
+        for step in &steps {
+            let before: Vec<Placement> = live.iter().map(|placed| placed.placement).collect();
+            let outcome = apply(&mut arena, &mut live, step);
+            if let Ok(Some(at)) = outcome {
+                let placed = live.last().copied().unwrap();
+                let segment = arena.segments()[at.ordinal as usize];
+                prop_assert_eq!(placed.address, segment.memory.address + at.offset);
+                prop_assert_eq!(arena.address(at), Some(placed.address));
+                prop_assert_eq!((at.offset % UNIT, placed.bytes % UNIT, segment.bytes % SEGMENT_STEP), (0, 0, 0));
+                prop_assert!(at.offset + placed.bytes <= segment.bytes);
+                let same = |other: &Placement| other.ordinal == at.ordinal;
+                if let Some((other, bytes)) = model.range(..=at).next_back().filter(|(other, _)| same(other)) {
+                    prop_assert!(other.offset + bytes <= at.offset, "overlap from below");
+                }
+                if let Some((other, _)) = model.range(at..).next().filter(|(other, _)| same(other)) {
+                    prop_assert!(at.offset + placed.bytes <= other.offset, "overlap from above");
+                }
+                model.insert(at, placed.bytes);
+            } else {
+                let now: Vec<Placement> = live.iter().map(|placed| placed.placement).collect();
+                before.iter().filter(|at| !now.contains(at)).for_each(|at| { model.remove(at); });
+            }
+            let placed: Vec<Placement> = arena.blocks().map(|(at, _)| at).collect();
+            prop_assert_eq!(placed, model.keys().copied().collect::<Vec<_>>());
+        }
+        for placed in live.drain(..) {
+            arena.free(placed.placement).unwrap();
+        }
+        // All merged: each segment serves one block of its own size again, without growth.
+        let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes).collect();
+        arena.freeze();
+        for bytes in sizes {
+            prop_assert!(arena.allocate(bytes).is_ok());
+        }
+    }
+}
+
+#[test]
+fn segments_grow_geometrically_and_carry_the_log() {
+    let mut arena = arena(1 << 40, u64::MAX, NARROW);
+    for _ in 0..200 {
+        arena.allocate(1 << 20).unwrap();
+    }
+    let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes >> 20).collect();
+    assert_eq!(sizes, [2, 4, 8, 16, 32, 64, 64, 64]);
+    let lengths: Vec<u64> = arena.segments().iter().map(|segment| segment.log.length).collect();
+    assert_eq!(
+        lengths,
+        [1, 3, 7, 15, 31, 63, 127, 191],
+        "the state includes the request that made the segment"
+    );
+    for segment in arena.segments() {
+        assert_eq!(arena.log().hash_at(segment.log.length), Some(segment.log.hash));
+    }
+    assert_eq!(NARROW.segment_bytes(200, 1), 64 << 20);
+    assert_eq!(NARROW.segment_bytes(0, (100 << 20) + 1), 102 << 20);
+}
+
+#[test]
+fn equal_segments_with_different_pasts_have_different_hashes() {
+    let mut left = arena(1 << 40, u64::MAX, NARROW);
+    let mut right = arena(1 << 40, u64::MAX, NARROW);
+    left.allocate(2 << 20).unwrap();
+    right.allocate_tagged((2 << 20) - 512, "short").unwrap();
+    let (a, b) = (left.segments()[0], right.segments()[0]);
+    assert_eq!((a.ordinal, a.bytes), (b.ordinal, b.bytes));
+    assert_ne!(a.log, b.log);
+    let Divergence::At { seq: 0, left: Some(_), right: Some(found) } =
+        first_divergence(&left.log().digest(), &right.log().digest())
+    else {
+        panic!("they part at once")
+    };
+    assert_eq!(found.tag.as_deref(), Some("short"));
+    assert!(found.file.ends_with("tests.rs"), "{found}");
+}
+
+#[test]
+fn a_frozen_arena_says_what_is_missing() {
+    let mut arena = arena(1 << 40, u64::MAX, NARROW);
+    let first = arena.allocate(1 << 20).unwrap();
+    arena.freeze();
+    arena.allocate(1 << 20).unwrap();
+    let error = arena.allocate(5 << 20).unwrap_err();
+    assert!(
+        matches!(error, SymmetricError::PoolWouldGrowDuringCapture { wanted, missing } if wanted == 5 << 20 && missing == 6 << 20),
+        "{error}"
+    );
+    arena.free(first.placement).unwrap();
+    assert_eq!(arena.allocate(1 << 20).unwrap().placement, first.placement, "what is there is still used");
+    arena.unfreeze();
+    assert_eq!(arena.allocate(5 << 20).unwrap().placement, Placement { ordinal: 1, offset: 0 });
+}
+
+#[test]
+fn a_rank_that_fails_is_told_apart() {
+    let source = Arc::new(HostSource::new(u64::MAX));
+    let mut left = SymmetricArena::new(source.clone(), NARROW).unwrap();
+    let mut right = arena(1 << 40, u64::MAX, NARROW);
+    source.fail_allocate_after(0);
+    assert!(matches!(left.allocate(9), Err(SymmetricError::Source { ordinal: 0, .. })));
+    right.allocate(9).unwrap();
+    left.allocate(9).unwrap();
+    assert_eq!(left.segments()[0].bytes, right.segments()[0].bytes);
+    assert_ne!(left.segments()[0].log, right.segments()[0].log);
+    let Divergence::At { seq: 0, left: Some(refused), .. } =
+        first_divergence(&left.log().digest(), &right.log().digest())
+    else {
+        panic!("they part at the refusal")
+    };
+    assert_eq!(refused.kind, OperationKind::Refuse);
+    left.release().unwrap();
+    assert_eq!(source.calls().live_bytes, 0);
+}
+
+#[test]
+fn what_is_not_a_block_cannot_be_freed() {
+    let mut arena = arena(1 << 40, u64::MAX, NARROW);
+    let a = arena.allocate(1024).unwrap().placement;
+    let state = arena.log().state();
+    for wrong in [
+        Placement { offset: 512, ..a },
+        Placement { offset: 100, ..a },
+        Placement { offset: 1024, ..a },
+        Placement { offset: u64::MAX, ..a },
+        Placement { ordinal: 1, ..a },
+        Placement { ordinal: u32::MAX, ..a },
+    ] {
+        assert!(matches!(arena.free(wrong), Err(SymmetricError::NotAllocated { .. })), "{wrong:?}");
+    }
+    assert_eq!(arena.log().state(), state);
+    arena.free(a).unwrap();
+    assert!(matches!(arena.free(a), Err(SymmetricError::NotAllocated { .. })));
+    assert!(matches!(arena.allocate(0), Err(SymmetricError::Size(_))));
+    assert!(matches!(arena.allocate(u64::MAX), Err(SymmetricError::Size(_))));
+}
+
+#[test]
+fn a_source_that_breaks_its_contract_is_named() {
+    #[derive(Debug)]
+    struct Odd(u64, u64);
+    impl crate::core::SegmentSource for Odd {
+        fn device(&self) -> u32 {
+            0
+        }
+        fn granularity(&self) -> u64 {
+            self.1
+        }
+        fn allocate(&self, bytes: u64) -> Result<crate::core::SegmentMemory, crate::core::SourceError> {
+            Ok(crate::core::SegmentMemory { address: self.0, bytes: bytes / 2, token: 0 })
+        }
+        fn release(&self, _: &crate::core::SegmentMemory) -> Result<(), crate::core::SourceError> {
+            Ok(())
+        }
+        fn memory_info(&self) -> Result<crate::core::MemoryInfo, crate::core::SourceError> {
+            Ok(crate::core::MemoryInfo { free: 0, total: 0 })
+        }
+    }
+    let mut short = SymmetricArena::new(Arc::new(Odd(4096, 512)), NARROW).unwrap();
+    let error = short.allocate(1).unwrap_err();
+    assert!(matches!(
+        &error,
+        SymmetricError::Source { source: crate::core::SourceError::BadSegment { .. }, .. }
+    ));
+    assert!(matches!(
+        SymmetricArena::new(Arc::new(Odd(4096, 3 << 20)), NARROW),
+        Err(SymmetricError::Granularity { granularity }) if granularity == 3 << 20
+    ));
+}

@@ -1,0 +1,273 @@
+//! A source and streams without a device: addresses are numbers, and streams move when told to.
+//!
+//! For tests, for replays of traces, and for examples; nothing can be read or written at these addresses.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::core::{
+    EventError, EventId, MemoryInfo, SegmentMemory, SegmentSource, SourceError, StreamEvents, StreamId,
+};
+
+/// Memory that is only counted.
+#[derive(Debug)]
+pub struct HostSource {
+    device: u32,
+    state: Mutex<HostState>,
+}
+
+#[derive(Debug)]
+struct HostState {
+    next: u64,
+    capacity: u64,
+    live: HashMap<u64, u64>,
+    calls: Calls,
+    fail_allocate: Option<u64>,
+    fail_release: Option<u64>,
+}
+
+/// How often a source was called.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// Segments asked for.
+    pub allocate: u64,
+    /// Segments given back.
+    pub release: u64,
+    /// Bytes that are out now.
+    pub live_bytes: u64,
+    /// The most that ever were.
+    pub peak_bytes: u64,
+}
+
+impl HostSource {
+    /// A source of `capacity` bytes as device 0.
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
+        Self::at(0x7f00_0000_0000, capacity)
+    }
+
+    /// A source whose addresses begin at `base`, a multiple of 2 MiB that is not 0.
+    #[must_use]
+    pub fn at(base: u64, capacity: u64) -> Self {
+        let state = HostState {
+            next: base,
+            capacity,
+            live: HashMap::new(),
+            calls: Calls::default(),
+            fail_allocate: None,
+            fail_release: None,
+        };
+        Self { device: 0, state: Mutex::new(state) }
+    }
+
+    /// The same as another device.
+    #[must_use]
+    pub fn on_device(mut self, device: u32) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Lets the allocation after `calls` further ones fail, as if for want of memory.
+    pub fn fail_allocate_after(&self, calls: u64) {
+        self.state().fail_allocate = Some(calls);
+    }
+
+    /// Lets the release after `calls` further ones fail.
+    pub fn fail_release_after(&self, calls: u64) {
+        self.state().fail_release = Some(calls);
+    }
+
+    /// Changes the capacity.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.state().capacity = bytes;
+    }
+
+    /// How often it was called.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        self.state().calls
+    }
+
+    fn state(&self) -> MutexGuard<'_, HostState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts down to the call that is to fail.
+fn due(countdown: &mut Option<u64>) -> bool {
+    match countdown {
+        Some(0) => {
+            *countdown = None;
+            true
+        }
+        Some(left) => {
+            *left -= 1;
+            false
+        }
+        None => false,
+    }
+}
+
+impl SegmentSource for HostSource {
+    fn device(&self) -> u32 {
+        self.device
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let mut state = self.state();
+        state.calls.allocate += 1;
+        let live = state.calls.live_bytes.saturating_add(bytes);
+        if due(&mut state.fail_allocate) || live > state.capacity {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        let address = state.next;
+        // A gap, so that blocks of two segments never look like neighbours.
+        state.next += bytes.next_multiple_of(2 << 20) + (2 << 20);
+        state.live.insert(address, bytes);
+        state.calls.live_bytes = live;
+        state.calls.peak_bytes = state.calls.peak_bytes.max(live);
+        Ok(SegmentMemory { address, bytes, token: address })
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        let mut state = self.state();
+        state.calls.release += 1;
+        if due(&mut state.fail_release) {
+            return Err(SourceError::Failed { call: "release", source: "told to fail".into() });
+        }
+        if state.live.remove(&memory.address) != Some(memory.bytes) {
+            let source = format!("no segment of {} bytes at {:#x}", memory.bytes, memory.address).into();
+            return Err(SourceError::Failed { call: "release", source });
+        }
+        state.calls.live_bytes -= memory.bytes;
+        Ok(())
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        let state = self.state();
+        Ok(MemoryInfo { free: state.capacity.saturating_sub(state.calls.live_bytes), total: state.capacity })
+    }
+}
+
+/// Streams whose work ends when the program says so.
+#[derive(Debug, Default)]
+pub struct HostStreams {
+    state: Mutex<StreamsState>,
+}
+
+#[derive(Debug, Default)]
+struct StreamsState {
+    streams: HashMap<StreamId, HostStream>,
+    events: HashMap<EventId, (StreamId, u64)>,
+    next_event: u64,
+    fail_record: Option<u64>,
+    waits: Vec<(StreamId, StreamId)>,
+}
+
+#[derive(Debug, Default)]
+struct HostStream {
+    enqueued: u64,
+    completed: u64,
+    capturing: bool,
+}
+
+impl HostStreams {
+    /// Streams with nothing to do.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enqueues a piece of work.
+    pub fn enqueue(&self, stream: StreamId) {
+        self.state().streams.entry(stream).or_default().enqueued += 1;
+    }
+
+    /// Ends all work of a stream.
+    pub fn complete(&self, stream: StreamId) {
+        let mut state = self.state();
+        let stream = state.streams.entry(stream).or_default();
+        stream.completed = stream.enqueued;
+    }
+
+    /// Begins or ends a capture.
+    pub fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        self.state().streams.entry(stream).or_default().capturing = capturing;
+    }
+
+    /// Lets the recording of an event after `calls` further ones fail.
+    pub fn fail_record_after(&self, calls: u64) {
+        self.state().fail_record = Some(calls);
+    }
+
+    /// Events that were recorded and not given back.
+    #[must_use]
+    pub fn live_events(&self) -> usize {
+        self.state().events.len()
+    }
+
+    /// Device-side waits so far, as (who waits, for whom).
+    #[must_use]
+    pub fn waits(&self) -> Vec<(StreamId, StreamId)> {
+        self.state().waits.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, StreamsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StreamsState {
+    fn event(&self, call: &'static str, event: EventId) -> Result<(StreamId, u64), EventError> {
+        let found = self.events.get(&event).copied();
+        found.ok_or_else(|| EventError { call, source: format!("there is no {event:?}").into() })
+    }
+}
+
+impl StreamEvents for HostStreams {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        let mut state = self.state();
+        if due(&mut state.fail_record) {
+            return Err(EventError { call: "record", source: "told to fail".into() });
+        }
+        let position = state.streams.entry(stream).or_default().enqueued;
+        let event = EventId(state.next_event);
+        state.next_event += 1;
+        state.events.insert(event, (stream, position));
+        Ok(event)
+    }
+
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        let state = self.state();
+        let (stream, position) = state.event("query", event)?;
+        match state.streams.get(&stream) {
+            Some(stream) if stream.capturing => {
+                Err(EventError { call: "query", source: "the event's stream is being captured".into() })
+            }
+            stream => Ok(stream.is_some_and(|stream| stream.completed >= position)),
+        }
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        let mut state = self.state();
+        let (other, _) = state.event("wait", event)?;
+        state.waits.push((stream, other));
+        Ok(())
+    }
+
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        let mut state = self.state();
+        let (stream, position) = state.event("synchronize", event)?;
+        let stream = state.streams.entry(stream).or_default();
+        stream.completed = stream.completed.max(position);
+        Ok(())
+    }
+
+    fn recycle(&self, event: EventId) {
+        self.state().events.remove(&event);
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        Ok(self.state().streams.get(&stream).is_some_and(|stream| stream.capturing))
+    }
+}
