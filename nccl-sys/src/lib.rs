@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest `nccl.h` |
 //! | `dynamic` | how the library is found, and what it lacks |
+//! | `config` | configuration structures, and which of their fields a release ignores |
 //! | `feature` | what depends on the release |
 //!
 //! For: who wants NCCL's own functions without linking it. Not for: who wants a safe interface.
@@ -24,6 +25,7 @@
 //! ```
 
 mod binding;
+mod config;
 #[macro_use]
 mod dynamic;
 mod feature;
@@ -31,6 +33,7 @@ mod generated;
 mod version;
 
 pub use binding::{NAMES, VARIABLE};
+pub use config::*;
 pub use dynamic::{Api, Function, Item, LoadError, Missing, VersionFault, Why};
 pub use feature::Feature;
 pub use generated::*;

@@ -29,6 +29,13 @@ pub enum Item {
     Function(&'static str),
     /// One or several features.
     Feature(Feature),
+    /// A field of a structure, which the library would ignore.
+    Field {
+        /// The structure.
+        structure: &'static str,
+        /// The field.
+        field: &'static str,
+    },
 }
 
 /// Why something counts as missing.
@@ -84,6 +91,7 @@ impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Function(name) => write!(f, "`{name}`"),
+            Self::Field { structure, field } => write!(f, "`{structure}.{field}`"),
             Self::Feature(feature) => {
                 for (index, (name, _)) in feature.iter_names().enumerate() {
                     write!(f, "{}{name}", if index == 0 { "" } else { ", " })?;

@@ -113,7 +113,7 @@ pub struct ncclCollConfig_v23200 {
 }
 pub type ncclCollConfig_t = ncclCollConfig_v23200;
 #[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
+#[derive(Debug, Copy, Clone)]
 pub struct ncclSimInfo_v22200 {
     pub size: usize,
     pub magic: c_uint,
@@ -148,9 +148,6 @@ pub type ncclParamHandle_t = *mut ncclParamHandle;
 
 zeroed! {
     ncclUniqueId,
-    ncclConfig_v23100,
     ncclConfigExt__bindgen_ty_2,
     ncclConfigExt,
-    ncclCollConfig_v23200,
-    ncclEncryptionConfig_v23200,
 }

@@ -52,8 +52,20 @@ pub(crate) fn load_libclang() -> Result<()> {
     Ok(())
 }
 
-/// Reads `header`; only what the files matching `file` declare is kept, and the types that this needs.
-pub(crate) fn read(header: &Path, file: &str, arguments: &[String]) -> Result<Bindings> {
+/// What to read of a header.
+pub(crate) struct Recipe<'a> {
+    pub(crate) header: &'a Path,
+    /// Only what files matching this declare is kept, and the types that this needs.
+    pub(crate) file: &'a str,
+    /// Structures matching this get no default: zero would be none.
+    pub(crate) no_default: &'a str,
+    /// For clang.
+    pub(crate) arguments: &'a [String],
+}
+
+/// Reads a header.
+pub(crate) fn read(recipe: &Recipe) -> Result<Bindings> {
+    let Recipe { header, file, no_default, arguments } = *recipe;
     let text = bindgen::Builder::default()
         .header(header.to_string_lossy())
         .clang_args(["-nostdinc".to_owned(), format!("-I{}", headers::standin("c").display())])
@@ -63,6 +75,7 @@ pub(crate) fn read(header: &Path, file: &str, arguments: &[String]) -> Result<Bi
         .prepend_enum_name(false)
         .generate_comments(false)
         .derive_default(true)
+        .no_default(no_default)
         .derive_debug(true)
         .impl_debug(true)
         .layout_tests(true)

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::bindings::{self, Function};
+use super::bindings::{self, Function, Recipe};
 use super::render::{self, Entry, Files};
 use crate::headers;
 
@@ -21,7 +21,12 @@ pub(crate) fn generate() -> Result<Files> {
     let header = headers::find(&folder, "include/cuda.h")?;
     let versions = versions(&headers::find(&folder, "include/cudaTypedefs.h")?)?;
     let arguments = ["-D__CUDA_API_VERSION_INTERNAL".to_owned()];
-    let mut bindings = bindings::read(&header, r".*/cuda\.h", &arguments)?;
+    let mut bindings = bindings::read(&Recipe {
+        header: &header,
+        file: r".*/cuda\.h",
+        no_default: "",
+        arguments: &arguments,
+    })?;
     let entries = entries(std::mem::take(&mut bindings.functions), &versions)?;
 
     let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);

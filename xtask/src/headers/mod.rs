@@ -26,6 +26,12 @@ pub(crate) fn standin(which: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/headers/standin").join(which)
 }
 
+/// The three numbers of a release.
+pub(crate) fn release(text: &str) -> Result<[u32; 3]> {
+    let numbers: Vec<u32> = text.split('.').map(str::parse).collect::<Result<_, _>>().unwrap_or_default();
+    numbers.try_into().map_err(|_| anyhow::anyhow!("{text:?} is no release: three numbers are expected"))
+}
+
 /// The repository's root.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace")
