@@ -1,18 +1,50 @@
-//! Development tasks.
+//! Development tasks of the workspace; `cargo xtask help` lists them.
+//!
+//! - [`run_tests`], [`ci`]: what a change has to pass
+//! - [`bundle`]: everything that a GPU host without Rust needs
 
+mod bundle;
+mod ci;
 mod codegen;
+#[cfg_attr(not(feature = "codegen"), allow(dead_code))]
 mod headers;
+mod run_tests;
+mod shell;
 
-use clap::Parser;
+use std::process::ExitCode;
 
-/// Development tasks of the workspace.
+use clap::{Parser, Subcommand};
+
 #[derive(Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", about = "Development tasks of the workspace")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
 enum Task {
+    /// Run all tests: unit, property, end-to-end and documentation tests
+    Test(run_tests::Options),
+    /// Run everything that a change has to pass
+    Ci(ci::Options),
+    /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
+    GpuBundle(bundle::Options),
     Codegen(codegen::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Task::parse() {
-        Task::Codegen(args) => codegen::run(args),
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Test(options) => run_tests::run(&options),
+        Task::Ci(options) => ci::run(&options),
+        Task::GpuBundle(options) => bundle::run(&options),
+        Task::Codegen(options) => codegen::run(options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -1,0 +1,33 @@
+//! `cargo xtask ci`: everything that a change has to pass, cheapest first.
+
+use anyhow::Result;
+
+use crate::run_tests;
+use crate::shell::{self, PACKAGES};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Leave out what needs the network beyond crates
+    #[arg(long)]
+    offline: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let root = shell::workspace()?;
+    shell::run(&mut shell::cargo(&root, &["fmt", "--all", "--check"]))?;
+    // A package at a time: together, one crate's features would hide what another forgot to ask for.
+    for package in PACKAGES {
+        let lint = ["clippy", "--quiet", "--package", package, "--all-targets", "--", "-D", "warnings"];
+        shell::run(&mut shell::cargo(&root, &lint))?;
+    }
+    let minimal =
+        ["clippy", "--quiet", "--package", "process-group", "--no-default-features", "--", "-D", "warnings"];
+    shell::run(&mut shell::cargo(&root, &minimal))?;
+    let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
+    shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
+    run_tests::run(&run_tests::Options::default())?;
+    if options.offline {
+        println!("left out, --offline: the real NCCL libraries");
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `cargo xtask test`: every test of the workspace, with what was skipped and why.
+//!
+//! The test harness has no word for a test that finds at run time that it cannot run (no GPU, no real
+//! library). Such a test prints a line `skipped: why` and returns; this task collects those lines and counts
+//! them apart.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail};
+
+use crate::shell;
+
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Only this package
+    #[arg(long, short)]
+    package: Option<String>,
+    /// Only tests whose name contains this
+    filter: Option<String>,
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: Vec<String>,
+    /// Inside the section where the harness repeats the output of tests that passed.
+    in_successes: bool,
+}
+
+impl Tally {
+    /// Takes a line of the harness; says whether a person wants to see it.
+    fn line(&mut self, line: &str) -> bool {
+        if let Some(why) = line.strip_prefix("skipped: ") {
+            self.skipped.push(why.to_owned());
+            return false;
+        }
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.in_successes = false;
+            self.passed += count(result, " passed");
+            self.failed += count(result, " failed");
+        }
+        match line {
+            "successes:" => self.in_successes = true,
+            "failures:" => self.in_successes = false,
+            _ => {}
+        }
+        !self.in_successes
+    }
+}
+
+/// The number that stands before `word` in a result line of the harness.
+fn count(result: &str, word: &str) -> u64 {
+    result
+        .split(';')
+        .find_map(|part| part.trim_end().strip_suffix(word)?.rsplit(' ').next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let root = shell::workspace()?;
+    let mut command = shell::cargo(&root, &["test", "--no-fail-fast"]);
+    match &options.package {
+        Some(package) => command.args(["--package", package]),
+        None => command.arg("--workspace"),
+    };
+    command.arg("--").arg("--show-output").args(&options.filter).stdout(Stdio::piped());
+    eprintln!("$ {}", shell::line(&command));
+    let mut child = command.spawn().context("cannot run cargo")?;
+    let output = child.stdout.take().context("cargo's output is not piped")?;
+    let mut tally = Tally::default();
+    for line in BufReader::new(output).lines() {
+        let line = line.context("cannot read cargo's output")?;
+        if tally.line(&line) {
+            println!("{line}");
+        }
+    }
+    let status = child.wait().context("cannot wait for cargo")?;
+    let skipped = tally.skipped.len() as u64;
+    for why in &tally.skipped {
+        println!("skipped: {why}");
+    }
+    println!("{} passed, {} failed, {skipped} skipped", tally.passed.saturating_sub(skipped), tally.failed);
+    if !status.success() {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_what_the_harness_says_and_what_was_skipped() {
+        let mut tally = Tally::default();
+        let shown: Vec<_> = [
+            "running 3 tests",
+            "test a ... ok",
+            "successes:",
+            "---- a stdout ----",
+            "skipped: no GPU here",
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+        ]
+        .into_iter()
+        .filter(|line| tally.line(line))
+        .collect();
+        assert_eq!((tally.passed, tally.failed), (4, 2));
+        assert_eq!(tally.skipped, ["no GPU here"]);
+        assert_eq!(shown.len(), 4);
+    }
+}

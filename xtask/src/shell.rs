@@ -1,0 +1,66 @@
+//! Where the workspace is, and how its tasks run `cargo`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// The crates of the workspace, lowest first.
+pub(crate) const PACKAGES: [&str; 8] = [
+    "cuda-driver-sys",
+    "nccl-sys",
+    "gpu-sim",
+    "cuda-driver",
+    "caching-alloc",
+    "process-group",
+    "symm-mem",
+    "xtask",
+];
+
+/// The folder that holds the workspace's `Cargo.toml`: cargo names it, wherever the task is started.
+pub(crate) fn workspace() -> Result<PathBuf> {
+    let output = Command::new(cargo_path())
+        .args(["locate-project", "--workspace", "--message-format=plain"])
+        .output()
+        .context("cannot run cargo: this task works on the source tree and needs Rust")?;
+    if !output.status.success() {
+        bail!(
+            "not inside the workspace: {} (run the task from a checkout)",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let manifest = PathBuf::from(String::from_utf8(output.stdout)?.trim());
+    manifest.parent().map(Path::to_owned).context("the workspace manifest has no folder")
+}
+
+fn cargo_path() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+}
+
+/// A `cargo` command in the workspace's root.
+pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(cargo_path());
+    command.current_dir(root).args(arguments);
+    command
+}
+
+/// Prints the command, runs it, and makes a failure an error that repeats it.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    eprintln!("$ {line}");
+    let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(())
+}
+
+/// The command as one would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    std::iter::once(program)
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
