@@ -141,6 +141,38 @@ pub enum StoreError {
         /// How long this rank waited.
         waited: Duration,
     },
+    /// Fewer workers connected than the store's host waited for.
+    #[error("only {arrived} of {expected} workers have connected to the store at {address} after {waited:?}")]
+    Workers {
+        /// Where the store is.
+        address: String,
+        /// How many have connected, the host among them.
+        arrived: i64,
+        /// How many were expected.
+        expected: i64,
+        /// How long.
+        waited: Duration,
+    },
+    /// Two processes have come under one rank, or a name was used for a second meeting.
+    #[error(
+        "rank {rank} has come to {at:?} already; does another process run with this rank, or is the name used twice?"
+    )]
+    RankTaken {
+        /// The rank.
+        rank: usize,
+        /// The name of the meeting.
+        at: String,
+    },
+    /// This process cannot open another connection.
+    #[error("cannot connect to the store's host at {address} for {operation}; this process lacks a resource")]
+    Local {
+        /// Where the host is.
+        address: String,
+        /// What was being done.
+        operation: String,
+        /// What the operating system said.
+        source: Arc<io::Error>,
+    },
     /// A request that no store serves.
     #[error("{0}")]
     Argument(String),

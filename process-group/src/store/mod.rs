@@ -3,7 +3,10 @@
 //! A store holds keys with byte values, counters and queues; it is for a few kilobytes at a time (addresses,
 //! unique ids, votes), not for tensors, and what it holds dies with its host.
 //!
-//! - [`Store`]: what every store can do. [`HashStore`] serves the threads of one process.
+//! - [`Store`]: what every store can do. [`HashStore`] serves the threads of one process, [`TcpStore`] the
+//!   processes of a job; it is compatible with PyTorch's store on the wire.
+//!   [`PrefixStore`] gives a part of a program its own namespace.
+//! - [`rendezvous()`], [`barrier`]: all ranks meet at a name, or all that came are told who did not.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store runs on them.
 //!
 //! Invariants: every wait has a [`Deadline`]; a store whose host has died is an error at once and not a timeout;
@@ -13,11 +16,17 @@ mod deadline;
 mod error;
 mod hash;
 pub mod machine;
+mod prefix;
+mod rendezvous;
 mod service;
+mod tcp;
 
 pub use deadline::Deadline;
 pub use error::{Result, StoreError};
 pub use hash::HashStore;
+pub use prefix::PrefixStore;
+pub use rendezvous::{barrier, rendezvous};
+pub use tcp::{Options, TcpStore};
 
 /// A shared table of keys, counters and queues.
 ///

@@ -1,11 +1,18 @@
 //! The store's semantics and protocol without threads, sockets, clocks and locks.
 //!
 //! - [`Table`]: keys, queues and who waits for them; one [`Request`] in, [`Reply`]s out.
+//! - [`Server`]: a table behind PyTorch's protocol; bytes of many clients in, bytes out.
+//! - [`Client`]: one connection to such a server; a [`Call`] in, its outcome out.
 //!
 //! Time is handed in as a `Duration` since an origin of the caller's choice that never goes backwards.
 
+pub mod client;
 mod request;
+pub mod server;
 mod table;
+mod wire;
 
+pub use client::{Call, Client, Failure};
 pub use request::{Limits, Part, Refusal, Reply, Request};
+pub use server::{Rejection, Server, ServerLimits};
 pub use table::{ClientId, Table};

@@ -102,6 +102,53 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// The operation's name, for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Request::Set { .. } => "set",
+            Request::CompareSet { .. } => "compare_set",
+            Request::Get { .. } => "get",
+            Request::Add { .. } => "add",
+            Request::Check { .. } => "check",
+            Request::Wait { .. } => "wait",
+            Request::NumKeys => "num_keys",
+            Request::Delete { .. } => "delete",
+            Request::Append { .. } => "append",
+            Request::MultiGet { .. } => "multi_get",
+            Request::MultiSet { .. } => "multi_set",
+            Request::CancelWait => "cancel_wait",
+            Request::Ping { .. } => "ping",
+            Request::QueuePush { .. } => "queue_push",
+            Request::QueuePop { .. } => "queue_pop",
+            Request::QueueLen { .. } => "queue_len",
+            Request::ListKeys => "list_keys",
+            Request::Barrier { .. } => "barrier",
+        }
+    }
+
+    /// Changes every key of the request.
+    pub fn for_each_key(&mut self, change: impl FnMut(&mut Vec<u8>)) {
+        match self {
+            Request::Set { key, .. }
+            | Request::CompareSet { key, .. }
+            | Request::Get { key }
+            | Request::Add { key, .. }
+            | Request::Delete { key }
+            | Request::Append { key, .. }
+            | Request::QueuePush { key, .. }
+            | Request::QueuePop { key }
+            | Request::QueueLen { key }
+            | Request::Barrier { key, .. } => std::iter::once(key).for_each(change),
+            Request::Check { keys } | Request::Wait { keys } | Request::MultiGet { keys } => {
+                keys.iter_mut().for_each(change);
+            }
+            Request::MultiSet { entries } => entries.iter_mut().map(|(key, _)| key).for_each(change),
+            Request::NumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => {}
+        }
+    }
+}
+
 /// A store's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -114,7 +161,7 @@ pub enum Reply {
     Status(u8),
     /// Values in the order asked for.
     Values(Vec<Vec<u8>>),
-    /// Keys in no order.
+    /// Keys, sorted by a [`Table`](super::Table), in any order from other stores.
     Keys(Vec<Vec<u8>>),
     /// The number that was sent.
     Nonce(u32),
@@ -131,18 +178,22 @@ pub struct Limits {
     pub value_bytes: usize,
     /// Keys of one request.
     pub keys_per_request: usize,
-    /// Bytes of all keys and values of one request together.
+    /// Bytes of all keys and values of one request, or of its reply, together.
     pub request_bytes: usize,
+    /// Bytes of all keys and values that a store holds, queues included.
+    pub store_bytes: usize,
 }
 
 impl Default for Limits {
-    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request.
+    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request, 4 GiB a
+    /// store.
     fn default() -> Self {
         Self {
             key_bytes: 8 << 10,
             value_bytes: 8 << 20,
             keys_per_request: 128 << 10,
             request_bytes: 256 << 20,
+            store_bytes: 4 << 30,
         }
     }
 }
@@ -190,8 +241,12 @@ pub enum Part {
     Value,
     /// The number of keys.
     Keys,
-    /// Keys and values together, in bytes.
+    /// The keys and values of a request together, in bytes.
     Request,
+    /// The keys or values of a reply together, in bytes.
+    Reply,
+    /// All that the store holds, in bytes.
+    Store,
 }
 
 impl std::fmt::Display for Part {
@@ -201,22 +256,24 @@ impl std::fmt::Display for Part {
             Part::Value => "a value",
             Part::Keys => "the number of keys",
             Part::Request => "a request",
+            Part::Reply => "a reply",
+            Part::Store => "a store",
         })
     }
 }
 
 impl Limits {
     /// Checks the length of a key.
-    pub(crate) fn key(&self, key: &[u8]) -> Result<(), Refusal> {
+    fn key(&self, key: &[u8]) -> Result<(), Refusal> {
         self.part(Part::Key, &key[..key.len().min(64)], key.len(), self.key_bytes)
     }
 
     /// Checks the length of a value that belongs to `key`.
-    pub(crate) fn value(&self, key: &[u8], size: usize) -> Result<(), Refusal> {
+    pub(super) fn value(&self, key: &[u8], size: usize) -> Result<(), Refusal> {
         self.part(Part::Value, key, size, self.value_bytes)
     }
 
-    fn part(&self, part: Part, key: &[u8], size: usize, limit: usize) -> Result<(), Refusal> {
+    pub(super) fn part(&self, part: Part, key: &[u8], size: usize, limit: usize) -> Result<(), Refusal> {
         if size <= limit { Ok(()) } else { Err(Refusal::TooLarge { part, key: key.to_vec(), size, limit }) }
     }
 
@@ -227,6 +284,11 @@ impl Limits {
 
     /// Checks a whole request, as a client does before sending and an in-process store before serving.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        self.size(request).map(drop)
+    }
+
+    /// The bytes of a request's keys and values, if it is within the limits.
+    pub(super) fn size(&self, request: &Request) -> Result<usize, Refusal> {
         let total = match request {
             Request::Set { key, value }
             | Request::Append { key, value }
@@ -264,6 +326,7 @@ impl Limits {
             }
             Request::NumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => 0,
         };
-        self.part(Part::Request, &[], total, self.request_bytes)
+        self.part(Part::Request, &[], total, self.request_bytes)?;
+        Ok(total)
     }
 }

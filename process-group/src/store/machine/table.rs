@@ -6,12 +6,15 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::request::{Limits, Refusal, Reply, Request};
+use super::request::{Limits, Part, Refusal, Reply, Request};
 
 /// A client, as the caller numbers them. A number is not used again.
 pub type ClientId = u64;
 
 type Key = Vec<u8>;
+
+/// The longest decimal number.
+const DIGITS: usize = "-9223372036854775808".len();
 
 /// Keys, queues and waiting clients.
 #[derive(Debug, Default)]
@@ -19,6 +22,8 @@ pub struct Table {
     limits: Limits,
     values: HashMap<Key, Vec<u8>>,
     queues: HashMap<Key, VecDeque<Vec<u8>>>,
+    /// Bytes of all values and elements, each with its key.
+    bytes: usize,
     waits: BTreeMap<ClientId, Wait>,
     /// The waiting clients by the one key at which each stands, in order of arrival.
     lines: HashMap<Key, VecDeque<ClientId>>,
@@ -61,7 +66,16 @@ impl Table {
         request: Request,
         replies: &mut Vec<(ClientId, Reply)>,
     ) -> Result<(), Refusal> {
-        self.limits.check(&request)?;
+        let size = self.limits.size(&request)?;
+        let adds = match &request {
+            Request::Set { .. } | Request::CompareSet { .. } | Request::Append { .. } => size,
+            Request::MultiSet { .. } | Request::QueuePush { .. } => size,
+            Request::Add { .. } | Request::Barrier { .. } => size + DIGITS,
+            _ => 0,
+        };
+        if adds > 0 {
+            self.limits.part(Part::Store, &[], self.bytes + adds, self.limits.store_bytes)?;
+        }
         let called = match request {
             Request::Ping { .. } => None,
             _ => self.called.remove(&client),
@@ -127,13 +141,21 @@ impl Table {
             ),
             Request::Ping { nonce } => Reply::Nonce(nonce),
             Request::QueuePush { key, value } => {
+                self.bytes += key.len() + value.len();
                 self.queues.entry(key.clone()).or_default().push_back(value);
                 self.call_next(&key, replies);
                 return Ok(());
             }
             Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
             Request::QueueLen { key } => Reply::Integer(self.queue_len(&key) as i64),
-            Request::ListKeys => Reply::Keys(self.values.keys().cloned().collect()),
+            Request::ListKeys => {
+                let size = self.values.keys().map(Vec::len).sum();
+                self.limits.part(Part::Reply, &[], size, self.limits.request_bytes)?;
+                let mut keys: Vec<_> = self.values.keys().cloned().collect();
+                // The order of the map differs from run to run.
+                keys.sort_unstable();
+                Reply::Keys(keys)
+            }
         };
         replies.push((client, reply));
         Ok(())
@@ -167,7 +189,11 @@ impl Table {
     /// Sets a value and wakes those who waited for nothing else.
     fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Vec<(ClientId, Reply)>) {
         let line = self.lines.remove(&key);
-        self.values.insert(key, value);
+        self.bytes += key.len() + value.len();
+        let key_bytes = key.len();
+        if let Some(old) = self.values.insert(key, value) {
+            self.bytes -= key_bytes + old.len();
+        }
         for client in line.into_iter().flatten() {
             if self.advance(client) {
                 replies.push((client, Reply::Status(0)));
@@ -194,7 +220,9 @@ impl Table {
         if queue.is_empty() {
             self.queues.remove(key);
         }
-        Some((before, value?))
+        let value = value?;
+        self.bytes -= key.len() + value.len();
+        Some((before, value))
     }
 
     fn wait(

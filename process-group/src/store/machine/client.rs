@@ -1,0 +1,307 @@
+//! The calling end of the protocol: one connection, one call at a time.
+
+use std::{collections::VecDeque, time::Duration};
+
+use super::{
+    request::{Limits, Reply, Request},
+    wire::{Expect, MAGIC, ReplyDecoder, kind},
+};
+
+/// What a client is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Serve one request that does not wait. Done when it has taken effect.
+    Now(Request),
+    /// Wait until the keys are there, then serve the request, if any. A queue that others have emptied
+    /// meanwhile is waited for again.
+    WhenThere {
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+        /// What follows.
+        then: Option<Request>,
+        /// When the wait ends.
+        deadline: Duration,
+    },
+    /// Add 1 to a key and wait until it holds at least `world`.
+    Barrier {
+        /// The key.
+        key: Vec<u8>,
+        /// How many must come.
+        world: i64,
+        /// When the wait ends.
+        deadline: Duration,
+    },
+}
+
+/// What happens to a [`Client`].
+#[derive(Debug, Clone)]
+pub enum Input<'a> {
+    /// The connection is there; the greeting must end before the given time.
+    Connected(Duration),
+    /// A call, when the one before is done.
+    Call(Call),
+    /// Bytes have arrived, in any fragmentation.
+    Received(&'a [u8]),
+    /// Time has passed.
+    Tick,
+}
+
+/// What a [`Client`] wants done, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Send bytes.
+    Send(Vec<u8>),
+    /// The greeting or the call has ended. After a [`Failure`] other than `TimedOut` and `Busy` the connection
+    /// is of no more use.
+    Done(Result<Option<Reply>, Failure>),
+}
+
+/// Why a call has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The keys that are not there at the deadline.
+    TimedOut {
+        /// Those of the call's keys that are missing.
+        missing: Vec<Vec<u8>>,
+    },
+    /// No answer for as long as the client has patience (or, while greeting, until its deadline).
+    Unresponsive,
+    /// The answer is not one; in words, what came.
+    Protocol(String),
+    /// A call is under way, or the connection is of no more use.
+    Busy,
+}
+
+/// A client's end of one connection.
+#[derive(Debug)]
+pub struct Client {
+    limits: Limits,
+    patience: Duration,
+    nonce: u32,
+    decoder: ReplyDecoder,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing was sent.
+    New,
+    /// The greeting or a last request was sent; its answer is due.
+    Answer { expect: Expect, due: Duration, retry: Option<Pending> },
+    /// No call is under way.
+    Idle,
+    /// A wait was sent.
+    Waiting(Pending),
+    /// A wait was given up. Its end may be under way (`woken`), the end of the cancellation certainly is.
+    Cancelling { pending: Pending, woken: bool, due: Duration },
+    /// Which keys are missing was asked, one by one.
+    Surveying { pending: Pending, asked: VecDeque<Vec<u8>>, missing: Vec<Vec<u8>>, due: Duration },
+    /// The connection cannot be used.
+    Broken,
+}
+
+/// A call that waits.
+#[derive(Debug, Clone)]
+struct Pending {
+    keys: Vec<Vec<u8>>,
+    then: Option<Request>,
+    deadline: Duration,
+}
+
+impl Client {
+    /// How many keys of a wait that has timed out are looked at one by one.
+    const SURVEYED: usize = 1024;
+
+    /// A client that sends nothing above `limits` and gives up when the server, asked for something that needs
+    /// no waiting, does not answer for as long as `patience`. `nonce` is any number.
+    pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
+        Self { limits, patience, nonce, decoder: ReplyDecoder::default(), phase: Phase::New }
+    }
+
+    /// When [`Input::Tick`] is due, if nothing else happens before.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match &self.phase {
+            Phase::New | Phase::Idle | Phase::Broken => None,
+            Phase::Waiting(pending) => Some(pending.deadline),
+            Phase::Answer { due, .. } | Phase::Cancelling { due, .. } | Phase::Surveying { due, .. } => {
+                Some(*due)
+            }
+        }
+    }
+
+    /// Whether a call may be made.
+    pub fn is_idle(&self) -> bool {
+        matches!(self.phase, Phase::Idle)
+    }
+
+    /// Takes one input. `now` never goes backwards.
+    pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
+        let mut outputs = Vec::new();
+        match (input, &self.phase) {
+            (Input::Connected(due), Phase::New) => self.greet(due, &mut outputs),
+            (Input::Call(call), Phase::Idle) => self.call(call, now, &mut outputs),
+            (Input::Connected(_) | Input::Call(_), _) => outputs.push(Output::Done(Err(Failure::Busy))),
+            (Input::Received(bytes), _) => self.decoder.buffer.extend(bytes),
+            (Input::Tick, _) => {}
+        }
+        // Not only for what has arrived: some replies have no bytes.
+        self.receive(now, &mut outputs);
+        if self.wake_at().is_some_and(|due| due <= now) {
+            self.late(now, &mut outputs);
+        }
+        outputs
+    }
+
+    fn greet(&mut self, due: Duration, outputs: &mut Vec<Output>) {
+        let mut bytes = vec![kind::VALIDATE];
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        // In one piece: PyTorch's server does not accept the greeting in fragments.
+        Request::Ping { nonce: self.nonce }.encode(&mut bytes);
+        outputs.push(Output::Send(bytes));
+        self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
+    }
+
+    fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
+        match call {
+            Call::Now(request) => self.ask(&request, None, now, outputs),
+            Call::WhenThere { keys, then, deadline } => self.wait(Pending { keys, then, deadline }, outputs),
+            Call::Barrier { key, world, deadline } => {
+                let mut bytes = Vec::new();
+                Request::Barrier { key: key.clone(), world }.encode(&mut bytes);
+                outputs.push(Output::Send(bytes));
+                self.phase = Phase::Waiting(Pending { keys: vec![key], then: None, deadline });
+            }
+        }
+    }
+
+    /// Sends the last request of a call. One that has no reply is followed by a ping, so that it has taken
+    /// effect, and its failure is known, when the call is done.
+    fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
+        let mut bytes = Vec::new();
+        request.encode(&mut bytes);
+        let expect = Expect::of(request).unwrap_or_else(|| {
+            self.nonce = self.nonce.wrapping_add(1);
+            Request::Ping { nonce: self.nonce }.encode(&mut bytes);
+            Expect::Nonce
+        });
+        outputs.push(Output::Send(bytes));
+        self.phase = Phase::Answer { expect, due: now.saturating_add(self.patience), retry };
+    }
+
+    fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
+        let mut bytes = Vec::new();
+        Request::Wait { keys: pending.keys.clone() }.encode(&mut bytes);
+        outputs.push(Output::Send(bytes));
+        self.phase = Phase::Waiting(pending);
+    }
+
+    /// Goes on with a call whose keys are there.
+    fn go_on(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
+        match pending.then.clone() {
+            Some(request) => self.ask(&request, Some(pending), now, outputs),
+            None => self.finish(Ok(None), outputs),
+        }
+    }
+
+    fn finish(&mut self, outcome: Result<Option<Reply>, Failure>, outputs: &mut Vec<Output>) {
+        self.phase = match outcome {
+            Ok(_) | Err(Failure::TimedOut { .. }) => Phase::Idle,
+            Err(_) => Phase::Broken,
+        };
+        outputs.push(Output::Done(outcome));
+    }
+
+    fn receive(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+        loop {
+            let expect = match &self.phase {
+                Phase::Answer { expect, .. } => *expect,
+                Phase::Waiting(_) | Phase::Cancelling { .. } | Phase::Surveying { .. } => Expect::Status,
+                Phase::Broken => return,
+                Phase::New | Phase::Idle if self.decoder.buffer.is_empty() => return,
+                Phase::New | Phase::Idle => {
+                    // Nobody was asked anything: found by the next call.
+                    self.phase = Phase::Broken;
+                    return;
+                }
+            };
+            match self.decoder.next(expect, &self.limits) {
+                Ok(Some(reply)) => self.reply(reply, now, outputs),
+                Ok(None) => return,
+                Err(found) => self.finish(Err(Failure::Protocol(found)), outputs),
+            }
+        }
+    }
+
+    fn reply(&mut self, reply: Reply, now: Duration, outputs: &mut Vec<Output>) {
+        match (std::mem::replace(&mut self.phase, Phase::Broken), reply) {
+            (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(nonce)) if nonce == self.nonce => {
+                self.finish(Ok(None), outputs);
+            }
+            (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(nonce)) => {
+                let found = format!("{nonce:#x} in answer to a ping of {:#x}", self.nonce);
+                self.finish(Err(Failure::Protocol(found)), outputs);
+            }
+            (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
+                self.wait(pending, outputs);
+            }
+            (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
+                self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
+            }
+            (Phase::Answer { .. }, reply) => self.finish(Ok(Some(reply)), outputs),
+            (Phase::Waiting(pending), Reply::Status(0)) => self.go_on(pending, now, outputs),
+            (Phase::Cancelling { pending, woken: false, due }, Reply::Status(0)) => {
+                self.phase = Phase::Cancelling { pending, woken: true, due };
+            }
+            (Phase::Cancelling { pending, woken: true, .. }, Reply::Status(1)) => {
+                self.go_on(pending, now, outputs);
+            }
+            (Phase::Cancelling { pending, woken: false, .. }, Reply::Status(1)) => {
+                self.survey(pending, now, outputs);
+            }
+            (Phase::Surveying { pending, mut asked, mut missing, due }, Reply::Status(status @ (0 | 1))) => {
+                let key = asked.pop_front();
+                missing.extend(key.filter(|_| status == 1));
+                if !asked.is_empty() {
+                    self.phase = Phase::Surveying { pending, asked, missing, due };
+                } else if missing.is_empty() {
+                    self.go_on(pending, now, outputs);
+                } else {
+                    self.finish(Err(Failure::TimedOut { missing }), outputs);
+                }
+            }
+            (_, reply) => {
+                self.finish(Err(Failure::Protocol(format!("{reply:?} in answer to a wait"))), outputs);
+            }
+        }
+    }
+
+    /// Finds out which keys of a wait that has timed out are missing.
+    fn survey(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
+        if pending.keys.len() == 1 || pending.keys.len() > Self::SURVEYED {
+            self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
+            return;
+        }
+        let mut bytes = Vec::new();
+        for key in &pending.keys {
+            Request::Check { keys: vec![key.clone()] }.encode(&mut bytes);
+        }
+        outputs.push(Output::Send(bytes));
+        let asked = pending.keys.iter().cloned().collect();
+        let due = now.saturating_add(self.patience);
+        self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
+    }
+
+    fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
+        match std::mem::replace(&mut self.phase, Phase::Broken) {
+            Phase::Waiting(pending) => {
+                let mut bytes = Vec::new();
+                Request::CancelWait.encode(&mut bytes);
+                outputs.push(Output::Send(bytes));
+                let due = now.saturating_add(self.patience);
+                self.phase = Phase::Cancelling { pending, woken: false, due };
+            }
+            _ => self.finish(Err(Failure::Unresponsive), outputs),
+        }
+    }
+}

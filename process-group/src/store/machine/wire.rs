@@ -1,0 +1,406 @@
+//! PyTorch's store protocol as bytes: little endian, no frames, no request numbers.
+//!
+//! A string or a value is a `u64` length and its bytes; a list is a `u64` count and its strings. Decoders take
+//! bytes in any fragmentation, do each byte's work once, and check every length before they keep anything of it.
+
+use super::request::{Limits, Part, Refusal, Reply, Request};
+
+/// What a client sends first, after the type byte [`kind::VALIDATE`].
+pub(super) const MAGIC: u32 = 0x3C85_F7CE;
+
+/// The type bytes of requests.
+pub(super) mod kind {
+    pub(in super::super) const VALIDATE: u8 = 0;
+    pub(super) const SET: u8 = 1;
+    pub(super) const COMPARE_SET: u8 = 2;
+    pub(super) const GET: u8 = 3;
+    pub(super) const ADD: u8 = 4;
+    pub(super) const CHECK: u8 = 5;
+    pub(super) const WAIT: u8 = 6;
+    pub(super) const NUM_KEYS: u8 = 7;
+    pub(super) const DELETE: u8 = 8;
+    pub(super) const APPEND: u8 = 9;
+    pub(super) const MULTI_GET: u8 = 10;
+    pub(super) const MULTI_SET: u8 = 11;
+    pub(super) const CANCEL_WAIT: u8 = 12;
+    pub(super) const PING: u8 = 13;
+    pub(super) const QUEUE_PUSH: u8 = 14;
+    pub(super) const QUEUE_POP: u8 = 15;
+    pub(super) const QUEUE_LEN: u8 = 16;
+    pub(super) const LIST_KEYS: u8 = 17;
+    pub(super) const BARRIER: u8 = 18;
+}
+
+impl Request {
+    /// Appends the request's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Request::Set { key, value } => strings(out, kind::SET, [key, value]),
+            Request::CompareSet { key, expected, new } => {
+                strings(out, kind::COMPARE_SET, [key, expected, new]);
+            }
+            Request::Get { key } => strings(out, kind::GET, [key]),
+            Request::Add { key, delta } => {
+                strings(out, kind::ADD, [key]);
+                out.extend_from_slice(&delta.to_le_bytes());
+            }
+            Request::Check { keys } => list(out, kind::CHECK, keys),
+            Request::Wait { keys } => list(out, kind::WAIT, keys),
+            Request::NumKeys => out.push(kind::NUM_KEYS),
+            Request::Delete { key } => strings(out, kind::DELETE, [key]),
+            Request::Append { key, value } => strings(out, kind::APPEND, [key, value]),
+            Request::MultiGet { keys } => list(out, kind::MULTI_GET, keys),
+            Request::MultiSet { entries } => {
+                out.push(kind::MULTI_SET);
+                out.extend_from_slice(&(entries.len() as u64).to_le_bytes());
+                for (key, value) in entries {
+                    string(out, key);
+                    string(out, value);
+                }
+            }
+            Request::CancelWait => out.push(kind::CANCEL_WAIT),
+            Request::Ping { nonce } => {
+                out.push(kind::PING);
+                out.extend_from_slice(&nonce.to_le_bytes());
+            }
+            Request::QueuePush { key, value } => strings(out, kind::QUEUE_PUSH, [key, value]),
+            Request::QueuePop { key } => strings(out, kind::QUEUE_POP, [key]),
+            Request::QueueLen { key } => strings(out, kind::QUEUE_LEN, [key]),
+            Request::ListKeys => out.push(kind::LIST_KEYS),
+            Request::Barrier { key, world } => {
+                strings(out, kind::BARRIER, [key]);
+                out.extend_from_slice(&world.to_le_bytes());
+            }
+        }
+    }
+}
+
+impl Reply {
+    /// Appends the reply's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Reply::Bytes(value) => string(out, value),
+            Reply::Integer(number) => out.extend_from_slice(&number.to_le_bytes()),
+            Reply::Status(status) => out.push(*status),
+            Reply::Values(values) => values.iter().for_each(|value| string(out, value)),
+            Reply::Keys(keys) => {
+                out.extend_from_slice(&(keys.len() as u64).to_le_bytes());
+                keys.iter().for_each(|key| string(out, key));
+            }
+            Reply::Nonce(nonce) => out.extend_from_slice(&nonce.to_le_bytes()),
+            Reply::Popped(None) => out.extend_from_slice(&0i64.to_le_bytes()),
+            Reply::Popped(Some((before, value))) => {
+                out.extend_from_slice(&before.to_le_bytes());
+                string(out, value);
+            }
+        }
+    }
+}
+
+fn string(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn strings<const N: usize>(out: &mut Vec<u8>, kind: u8, parts: [&Vec<u8>; N]) {
+    out.push(kind);
+    parts.into_iter().for_each(|part| string(out, part));
+}
+
+fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
+    out.push(kind);
+    out.extend_from_slice(&(keys.len() as u64).to_le_bytes());
+    keys.iter().for_each(|key| string(out, key));
+}
+
+/// Bytes that have arrived and are not taken apart yet.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        if self.start > 0 && self.start * 2 >= self.bytes.len() {
+            self.bytes.drain(..self.start);
+            self.start = 0;
+            // What a large value has needed is not kept for a connection that may never send one again.
+            self.bytes.shrink_to(64 << 10);
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.start == self.bytes.len()
+    }
+
+    /// Takes `N` bytes, once that many are there.
+    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let array = *self.as_slice().first_chunk()?;
+        self.start += N;
+        Some(array)
+    }
+
+    /// Takes a string with its length, once it is whole. `check` sees the length as soon as it is there.
+    fn string<E>(&mut self, check: impl FnOnce(usize) -> Result<(), E>) -> Result<Option<Vec<u8>>, E> {
+        let Some(length) = self.as_slice().first_chunk() else { return Ok(None) };
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        check(length)?;
+        let Some(string) = self.as_slice()[8..].get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
+        self.start += 8 + length;
+        Ok(Some(string))
+    }
+}
+
+/// Why bytes are no request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Malformed {
+    #[error("type byte {0} is no request")]
+    Unknown(u8),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// Takes requests out of a stream of bytes.
+#[derive(Debug, Default)]
+pub(super) struct RequestDecoder {
+    pub(super) buffer: Buffer,
+    /// The request that has begun to arrive.
+    begun: Option<Begun>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    kind: u8,
+    shape: Shape,
+    /// How many strings belong to it; unknown until its count has arrived.
+    expected: Option<usize>,
+    strings: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+/// The parts of a request: keys and values, then a number.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    /// Whether a count comes first and its parts come as often.
+    list: bool,
+    /// A key and the values that follow it.
+    strings: usize,
+    /// Bytes of the number at the end.
+    number: usize,
+}
+
+impl Shape {
+    fn of(request: u8) -> Option<Self> {
+        let shape = |list, strings, number| Some(Self { list, strings, number });
+        match request {
+            kind::NUM_KEYS | kind::CANCEL_WAIT | kind::LIST_KEYS => shape(false, 0, 0),
+            kind::PING => shape(false, 0, 4),
+            kind::GET | kind::DELETE | kind::QUEUE_POP | kind::QUEUE_LEN => shape(false, 1, 0),
+            kind::ADD | kind::BARRIER => shape(false, 1, 8),
+            kind::SET | kind::APPEND | kind::QUEUE_PUSH => shape(false, 2, 0),
+            kind::COMPARE_SET => shape(false, 3, 0),
+            kind::CHECK | kind::WAIT | kind::MULTI_GET => shape(true, 1, 0),
+            kind::MULTI_SET => shape(true, 2, 0),
+            _ => None,
+        }
+    }
+}
+
+impl RequestDecoder {
+    /// The next request, once it is whole.
+    pub(super) fn next(&mut self, limits: &Limits) -> Result<Option<Request>, Malformed> {
+        let begun = match &mut self.begun {
+            Some(begun) => begun,
+            none => {
+                let Some([kind]) = self.buffer.array() else { return Ok(None) };
+                let shape = Shape::of(kind).ok_or(Malformed::Unknown(kind))?;
+                let expected = (!shape.list).then_some(shape.strings);
+                none.insert(Begun { kind, shape, expected, strings: Vec::new(), bytes: 0 })
+            }
+        };
+        let expected = match begun.expected {
+            Some(expected) => expected,
+            None => {
+                let Some(count) = self.buffer.array().map(u64::from_le_bytes) else { return Ok(None) };
+                let count = usize::try_from(count).unwrap_or(usize::MAX);
+                limits.part(Part::Keys, &[], count, limits.keys_per_request)?;
+                *begun.expected.insert(count * begun.shape.strings)
+            }
+        };
+        while begun.strings.len() < expected {
+            let at = begun.strings.len();
+            let key_at = at - at % begun.shape.strings;
+            let bytes = begun.bytes;
+            let string = self.buffer.string(|length| {
+                match begun.strings.get(key_at) {
+                    None => limits.part(Part::Key, &[], length, limits.key_bytes)?,
+                    Some(key) => limits.value(key, length)?,
+                }
+                limits.part(Part::Request, &[], bytes + length, limits.request_bytes)
+            })?;
+            let Some(string) = string else { return Ok(None) };
+            begun.bytes += string.len();
+            begun.strings.push(string);
+        }
+        let number = match begun.shape.number {
+            0 => Some(0),
+            4 => self.buffer.array().map(|bytes| u32::from_le_bytes(bytes).into()),
+            _ => self.buffer.array().map(i64::from_le_bytes),
+        };
+        let (Some(number), Some(whole)) = (number, self.begun.as_mut()) else { return Ok(None) };
+        let request = build(whole.kind, std::mem::take(&mut whole.strings), number);
+        self.begun = None;
+        Ok(request)
+    }
+}
+
+/// Puts a request together; `strings` are as many as its shape says.
+fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
+    if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
+        return Some(match kind {
+            kind::CHECK => Request::Check { keys: strings },
+            kind::WAIT => Request::Wait { keys: strings },
+            _ => Request::MultiGet { keys: strings },
+        });
+    }
+    let mut strings = strings.into_iter();
+    if kind == kind::MULTI_SET {
+        let mut entries = Vec::with_capacity(strings.len() / 2);
+        while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
+            entries.push((key, value));
+        }
+        return Some(Request::MultiSet { entries });
+    }
+    let mut next = || strings.next().unwrap_or_default();
+    Some(match kind {
+        kind::SET => Request::Set { key: next(), value: next() },
+        kind::COMPARE_SET => Request::CompareSet { key: next(), expected: next(), new: next() },
+        kind::GET => Request::Get { key: next() },
+        kind::ADD => Request::Add { key: next(), delta: number },
+        kind::NUM_KEYS => Request::NumKeys,
+        kind::DELETE => Request::Delete { key: next() },
+        kind::APPEND => Request::Append { key: next(), value: next() },
+        kind::CANCEL_WAIT => Request::CancelWait,
+        kind::PING => Request::Ping { nonce: number as u32 },
+        kind::QUEUE_PUSH => Request::QueuePush { key: next(), value: next() },
+        kind::QUEUE_POP => Request::QueuePop { key: next() },
+        kind::QUEUE_LEN => Request::QueueLen { key: next() },
+        kind::LIST_KEYS => Request::ListKeys,
+        kind::BARRIER => Request::Barrier { key: next(), world: number },
+        _ => return None,
+    })
+}
+
+/// The kind of reply that is due; the bytes do not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    Bytes,
+    Integer,
+    Status,
+    Values(usize),
+    Keys,
+    Nonce,
+    Popped,
+}
+
+impl Expect {
+    /// The reply to a request; `None` when there is none.
+    pub(super) fn of(request: &Request) -> Option<Self> {
+        Some(match request {
+            Request::Set { .. }
+            | Request::Append { .. }
+            | Request::MultiSet { .. }
+            | Request::QueuePush { .. } => return None,
+            Request::CompareSet { .. } | Request::Get { .. } => Self::Bytes,
+            Request::Add { .. } | Request::NumKeys | Request::Delete { .. } | Request::QueueLen { .. } => {
+                Self::Integer
+            }
+            Request::Check { .. } | Request::Wait { .. } | Request::CancelWait | Request::Barrier { .. } => {
+                Self::Status
+            }
+            Request::MultiGet { keys } => Self::Values(keys.len()),
+            Request::Ping { .. } => Self::Nonce,
+            Request::QueuePop { .. } => Self::Popped,
+            Request::ListKeys => Self::Keys,
+        })
+    }
+}
+
+/// Takes replies out of a stream of bytes.
+#[derive(Debug, Default)]
+pub(super) struct ReplyDecoder {
+    pub(super) buffer: Buffer,
+    /// How many strings the reply that has begun to arrive consists of.
+    expected: Option<usize>,
+    strings: Vec<Vec<u8>>,
+}
+
+impl ReplyDecoder {
+    /// The reply that is due, once it is whole.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub(super) fn next(&mut self, expect: Expect, limits: &Limits) -> Result<Option<Reply>, String> {
+        Ok(match expect {
+            Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
+            Expect::Status => self.buffer.array().map(|[status]| Reply::Status(status)),
+            Expect::Nonce => self.buffer.array().map(|bytes| Reply::Nonce(u32::from_le_bytes(bytes))),
+            Expect::Bytes => self.list(Some(1), limits)?.map(|mut value| Reply::Bytes(value.remove(0))),
+            Expect::Values(count) => self.list(Some(count), limits)?.map(Reply::Values),
+            Expect::Keys => self.list(None, limits)?.map(Reply::Keys),
+            Expect::Popped => self.popped(limits)?,
+        })
+    }
+
+    fn list(&mut self, count: Option<usize>, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let expected = match self.expected.or(count) {
+            Some(expected) => expected,
+            None => {
+                let Some(count) = self.buffer.array().map(u64::from_le_bytes) else { return Ok(None) };
+                usize::try_from(count).map_err(|_| format!("a list of {count} keys"))?
+            }
+        };
+        self.expected = Some(expected);
+        while self.strings.len() < expected {
+            let string = self.buffer.string(|length| {
+                let limit = limits.value_bytes.max(limits.key_bytes);
+                if length <= limit {
+                    Ok(())
+                } else {
+                    Err(format!("a string of {length} bytes (limit {limit})"))
+                }
+            })?;
+            let Some(string) = string else { return Ok(None) };
+            self.strings.push(string);
+        }
+        self.expected = None;
+        Ok(Some(std::mem::take(&mut self.strings)))
+    }
+
+    fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
+        // The length before the pop decides whether a value follows; it stays in the buffer until that is whole.
+        let Some(length) = self.buffer.as_slice().first_chunk().map(|bytes| i64::from_le_bytes(*bytes))
+        else {
+            return Ok(None);
+        };
+        let before = u64::try_from(length).map_err(|_| format!("a queue of {length} elements"))?;
+        if before == 0 {
+            self.buffer.start += 8;
+            return Ok(Some(Reply::Popped(None)));
+        }
+        self.buffer.start += 8;
+        match self.list(Some(1), limits)? {
+            Some(mut value) => Ok(Some(Reply::Popped(Some((before, value.remove(0)))))),
+            None => {
+                self.buffer.start -= 8;
+                Ok(None)
+            }
+        }
+    }
+}

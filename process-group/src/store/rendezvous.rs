@@ -1,0 +1,152 @@
+//! All ranks meet at a name, or all that came are told who did not.
+//!
+//! A deadline alone is one rank's opinion: another whose clock runs later might still see the meeting succeed.
+//! So the outcome is written once, by compare-and-set: by the last rank to arrive, or by the first whose deadline
+//! passes. All obey what stands there.
+
+use std::time::Duration;
+
+use super::{Deadline, Result, Store, StoreError};
+
+/// Meets all ranks of a job at `name`: hands out this rank's `card` (an address, a device, anything small) and
+/// returns those of all ranks, in order. The shortest of the ranks' deadlines holds for all.
+///
+/// A name serves one meeting.
+///
+/// ```
+/// use process_group::store::{Deadline, HashStore, rendezvous};
+/// use std::{thread, time::Duration};
+///
+/// let store = HashStore::new();
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// let other = store.clone();
+/// let rank1 = thread::spawn(move || rendezvous(&other, "start", 1, 2, b"gpu 1", deadline));
+/// assert_eq!(rendezvous(&store, "start", 0, 2, b"gpu 0", deadline).unwrap(), [b"gpu 0", b"gpu 1"]);
+/// assert!(rank1.join().unwrap().is_ok());
+/// ```
+///
+/// # Errors
+/// [`StoreError::Absent`] on every rank that came, with the same list, also on one that came too late and stands
+/// in it; [`StoreError::RankTaken`] when another process has come under this rank.
+pub fn rendezvous(
+    store: &dyn Store,
+    name: &str,
+    rank: usize,
+    world: usize,
+    card: &[u8],
+    deadline: Deadline,
+) -> Result<Vec<Vec<u8>>> {
+    let meeting = Meeting { store, name, rank, world, deadline };
+    meeting.arrive(card)?;
+    meeting.outcome()?;
+    let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
+    store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline)
+}
+
+/// Waits until all ranks have come to `name`: [`rendezvous`] without cards.
+///
+/// # Errors
+/// Those of [`rendezvous`].
+pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadline: Deadline) -> Result<()> {
+    let meeting = Meeting { store, name, rank, world, deadline };
+    meeting.arrive(b"")?;
+    meeting.outcome()
+}
+
+/// How long a rank stays, after a meeting that has failed, for the others to be told: the store may go with it.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+const COMPLETE: &[u8] = b"complete";
+const ABSENT: &str = "absent ";
+
+struct Meeting<'a> {
+    store: &'a dyn Store,
+    name: &'a str,
+    rank: usize,
+    world: usize,
+    deadline: Deadline,
+}
+
+impl Meeting<'_> {
+    fn key(&self, what: &str) -> String {
+        format!("{}/{what}", self.name)
+    }
+
+    fn card(&self, rank: usize) -> String {
+        format!("{}/card/{rank}", self.name)
+    }
+
+    fn arrive(&self, card: &[u8]) -> Result<()> {
+        let (rank, world) = (self.rank, self.world);
+        if rank >= world {
+            return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
+        }
+        if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
+            return Err(StoreError::RankTaken { rank, at: self.name.to_owned() });
+        }
+        self.store.set(&self.card(rank), card)?;
+        let arrived = self.store.add(&self.key("arrived"), 1)?;
+        if usize::try_from(arrived) == Ok(world) {
+            self.decide(COMPLETE)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the outcome unless it stands already; returns what stands.
+    fn decide(&self, outcome: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(&self.key("outcome"), b"", outcome)
+    }
+
+    fn outcome(&self) -> Result<()> {
+        let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
+            Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
+            outcome => outcome?,
+        };
+        if outcome == COMPLETE {
+            return Ok(());
+        }
+        let ranks = self.absent(&outcome)?;
+        let waited = self.deadline.waited();
+        self.part(self.world - ranks.len());
+        Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
+    }
+
+    /// What this rank finds when its deadline has passed.
+    fn opinion(&self) -> Result<Vec<u8>> {
+        let mut absent = Vec::new();
+        for rank in 0..self.world {
+            if !self.store.check(&[&self.card(rank)])? {
+                absent.push(rank.to_string());
+            }
+        }
+        // All are here: the last one is about to write that, or has died before it could.
+        if absent.is_empty() {
+            Ok(COMPLETE.to_vec())
+        } else {
+            Ok(format!("{ABSENT}{}", absent.join(",")).into())
+        }
+    }
+
+    fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
+        std::str::from_utf8(outcome)
+            .ok()
+            .and_then(|text| text.strip_prefix(ABSENT))
+            .and_then(|ranks| ranks.split(',').map(|rank| rank.parse().ok()).collect::<Option<Vec<usize>>>())
+            .filter(|ranks| ranks.len() <= self.world)
+            .ok_or_else(|| {
+                let (key, found) = (self.key("outcome"), String::from_utf8_lossy(outcome));
+                StoreError::Argument(format!("{key:?} holds {found:?}, which no rendezvous has written"))
+            })
+    }
+
+    /// Stays until the others have been told, or for a moment; what happens meanwhile changes nothing.
+    fn part(&self, present: usize) {
+        let all = self.key("told/all");
+        let told = self.store.add(&self.key("told"), 1);
+        if told.is_ok_and(|told| usize::try_from(told).is_ok_and(|told| told >= present)) {
+            let _ = self.store.set(&all, b"");
+        } else {
+            let _ = self.store.wait(&[&all], Deadline::after(FAREWELL));
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The calling end: one connection, driven by the thread that calls.
+
+use std::{
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use super::socket;
+use crate::store::{
+    Deadline,
+    machine::{
+        Call, Client, Failure, Limits, Reply,
+        client::{Input, Output},
+    },
+};
+
+/// A connection whose greeting is done.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    machine: Client,
+    opened: Instant,
+    received: Vec<u8>,
+}
+
+/// Why a connection could not be made or a call on it has failed.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The other end is not there, or is there no more.
+    Gone(io::Error),
+    /// The call has failed; unless it has timed out, the connection is of no more use.
+    Failed(Failure),
+}
+
+impl Connection {
+    /// Connects and greets before `deadline`.
+    pub(super) fn open(
+        address: SocketAddr,
+        limits: Limits,
+        patience: Duration,
+        deadline: Deadline,
+    ) -> Result<Self, Broken> {
+        let left = deadline.remaining().max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(&address, left).map_err(Broken::Gone)?;
+        if stream.local_addr().ok() == stream.peer_addr().ok() {
+            // The kernel has chosen the port as ours while nobody listened, and connected us with ourselves.
+            return Err(Broken::Gone(io::ErrorKind::ConnectionRefused.into()));
+        }
+        socket::tune(&stream)
+            .and_then(|()| stream.set_write_timeout(Some(patience.max(Duration::from_millis(1)))))
+            .map_err(Broken::Gone)?;
+        let machine = Client::new(limits, patience, std::process::id());
+        let mut connection = Self { stream, machine, opened: Instant::now(), received: vec![0; 16 << 10] };
+        let due = connection.opened.elapsed() + deadline.remaining();
+        connection.drive(Input::Connected(due))?;
+        Ok(connection)
+    }
+
+    /// The machine's time for a deadline.
+    pub(super) fn time_of(&self, deadline: Deadline) -> Duration {
+        self.opened.elapsed() + deadline.remaining()
+    }
+
+    /// Makes a call and waits for its outcome.
+    pub(super) fn call(&mut self, call: Call) -> Result<Option<Reply>, Broken> {
+        self.drive(Input::Call(call))
+    }
+
+    fn drive(&mut self, input: Input<'_>) -> Result<Option<Reply>, Broken> {
+        let mut outputs = self.machine.step(input, self.opened.elapsed());
+        loop {
+            for output in outputs.drain(..) {
+                match output {
+                    Output::Send(bytes) => self.stream.write_all(&bytes).map_err(stalled)?,
+                    Output::Done(outcome) => return outcome.map_err(Broken::Failed),
+                }
+            }
+            outputs = match self.read() {
+                Ok(0) => return Err(Broken::Gone(io::ErrorKind::UnexpectedEof.into())),
+                Ok(length) => {
+                    self.machine.step(Input::Received(&self.received[..length]), self.opened.elapsed())
+                }
+                Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {
+                    self.machine.step(Input::Tick, self.opened.elapsed())
+                }
+                Err(error) => return Err(Broken::Gone(error)),
+            };
+        }
+    }
+
+    /// Reads until the machine's timer is due.
+    fn read(&mut self) -> io::Result<usize> {
+        let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
+        if timer.is_some_and(|left| left.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // The system does not take a century, nor less than a microsecond.
+        let timeout = timer.map(|left| left.clamp(Duration::from_millis(1), Duration::from_secs(3600)));
+        self.stream.set_read_timeout(timeout)?;
+        self.stream.read(&mut self.received)
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+/// A host that takes no bytes for the whole patience does not answer.
+fn stalled(error: io::Error) -> Broken {
+    if is_timeout(&error) { Broken::Failed(Failure::Unresponsive) } else { Broken::Gone(error) }
+}

@@ -1,0 +1,408 @@
+//! A store between processes, compatible with PyTorch's on the wire.
+//!
+//! - `host`: the server, one thread; `connection`: a client's connection, driven by the thread that calls.
+//! - [`TcpStore`] keeps a few connections: a call takes one for itself or opens another, so that a wait of one
+//!   thread stands in nobody's way. Since a call returns only when it has taken effect, it does not matter which
+//!   connection the next one takes.
+
+mod connection;
+mod host;
+mod socket;
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use self::{
+    connection::{Broken, Connection},
+    host::Host,
+};
+use super::{
+    Deadline, Result, StoreError,
+    error::text,
+    machine::{Call, Failure, Reply, Request, ServerLimits},
+    service::{Keys, Service},
+};
+
+/// What PyTorch's clients put before the keys of their users.
+const USER: u8 = b'/';
+
+/// The key under which clients count themselves when a number of workers is set.
+const WORKERS: &[u8] = b"init/";
+
+/// Connections that are kept for the next call.
+const KEPT: usize = 8;
+
+/// A store that one process hosts and others connect to. Clones are the same store; when the last of the
+/// hosting process is dropped, the store has died for everybody.
+///
+/// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
+/// with either of its servers; queues need the libuv one). There is no authentication: keep it on networks whose
+/// users you trust. It listens on the loopback interface unless [`Options::listen`] says otherwise.
+///
+/// ```
+/// use process_group::store::{Deadline, Store, TcpStore};
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), process_group::store::StoreError> {
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// let host = TcpStore::host(0)?;
+/// let client = TcpStore::connect(&host.address(), deadline)?;
+/// client.set("leader", b"rank 0")?;
+/// assert_eq!(host.get("leader", deadline)?, b"rank 0");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct TcpStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    /// As it was given, for messages; the sockets it stands for.
+    address: String,
+    sockets: Vec<SocketAddr>,
+    kept: Mutex<Vec<Connection>>,
+    host: Option<Host>,
+}
+
+/// How a [`TcpStore`] is hosted and connected to.
+#[derive(Debug, Clone)]
+pub struct Options {
+    listen: IpAddr,
+    limits: ServerLimits,
+    patience: Duration,
+    workers: Option<i64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: Ipv4Addr::LOCALHOST.into(),
+            limits: ServerLimits::default(),
+            patience: Duration::from_secs(30),
+            workers: None,
+        }
+    }
+}
+
+impl Options {
+    /// The interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
+    #[must_use]
+    pub fn listen(self, interface: IpAddr) -> Self {
+        Self { listen: interface, ..self }
+    }
+
+    /// The limits of the host; those on sizes also hold for what this process sends and receives.
+    #[must_use]
+    pub fn limits(self, limits: ServerLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// How long an answer that needs no waiting may take (default 30 s) before it is
+    /// [`StoreError::Unresponsive`].
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The number of processes that connect, the host among them. Each is counted, as PyTorch does when it is
+    /// given a world size; the host waits until all have come. Set it for all of a job or for none.
+    #[must_use]
+    pub fn workers(self, workers: i64) -> Self {
+        Self { workers: Some(workers), ..self }
+    }
+
+    /// Hosts a store at `port`; 0 takes any that is free, and [`TcpStore::address`] says which. The deadline
+    /// bounds the wait for the [`workers`](Self::workers).
+    ///
+    /// # Errors
+    /// [`StoreError::PortInUse`], [`StoreError::Bind`], [`StoreError::Workers`].
+    pub fn host(self, port: u16, deadline: Deadline) -> Result<TcpStore> {
+        let host = Host::start(SocketAddr::new(self.listen, port), self.limits)?;
+        let mut socket = host.address();
+        if socket.ip().is_unspecified() {
+            socket.set_ip(match socket {
+                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let inner = Inner {
+            options: self,
+            address: socket.to_string(),
+            sockets: vec![socket],
+            kept: Mutex::default(),
+            host: Some(host),
+        };
+        inner.join(deadline)
+    }
+
+    /// Connects to the store at `address` (`host:port`), trying until the deadline while nobody listens there.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
+    pub fn connect(self, address: &str, deadline: Deadline) -> Result<TcpStore> {
+        let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
+        let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
+        if sockets.is_empty() {
+            return Err(wrong(std::io::ErrorKind::NotFound.into()));
+        }
+        let address = address.to_owned();
+        Inner { options: self, address, sockets, kept: Mutex::default(), host: None }.join(deadline)
+    }
+}
+
+impl TcpStore {
+    /// Hosts a store on the loopback interface; see [`Options::host`].
+    ///
+    /// # Errors
+    /// [`StoreError::PortInUse`], [`StoreError::Bind`].
+    pub fn host(port: u16) -> Result<Self> {
+        Options::default().host(port, Deadline::after(Duration::from_secs(30)))
+    }
+
+    /// Connects to a store; see [`Options::connect`].
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
+    pub fn connect(address: &str, deadline: Deadline) -> Result<Self> {
+        Options::default().connect(address, deadline)
+    }
+
+    /// How stores are hosted and connected to otherwise.
+    pub fn options() -> Options {
+        Options::default()
+    }
+
+    /// The store's `host:port`; a host's has the port that was chosen.
+    pub fn address(&self) -> String {
+        self.inner.address.clone()
+    }
+
+    /// Whether this process hosts the store.
+    pub fn is_host(&self) -> bool {
+        self.inner.host.is_some()
+    }
+
+    /// Waits until all clients have disconnected, so that the host may leave without any of them seeing it die
+    /// in the middle of a call. Returns how many are still connected at the deadline; 0 at once on a client.
+    pub fn drain(&self, deadline: Deadline) -> usize {
+        self.inner.kept().clear();
+        self.inner.host.as_ref().map_or(0, |host| host.drain(deadline))
+    }
+}
+
+impl Inner {
+    /// The first connection: there may be nobody yet who listens.
+    fn join(self, deadline: Deadline) -> Result<TcpStore> {
+        let mut pause = Duration::from_millis(5);
+        let mut attempts = 0;
+        let mut connection = loop {
+            attempts += 1;
+            let broken = match self.open(deadline) {
+                Ok(connection) => break connection,
+                Err(Broken::Failed(failure)) => {
+                    let found = match failure {
+                        Failure::Protocol(found) => found,
+                        _ => format!(
+                            "it accepts connections but has not greeted within {:?}",
+                            deadline.waited()
+                        ),
+                    };
+                    return Err(StoreError::NotAStore { address: self.address, found });
+                }
+                Err(Broken::Gone(error)) => error,
+            };
+            if deadline.remaining() <= pause {
+                let (waited, source) = (deadline.waited(), Arc::new(broken));
+                return Err(StoreError::Unreachable { address: self.address, attempts, waited, source });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(250));
+        };
+        self.count_workers(&mut connection, deadline)?;
+        self.keep(connection);
+        Ok(TcpStore { inner: Arc::new(self) })
+    }
+
+    fn count_workers(&self, connection: &mut Connection, deadline: Deadline) -> Result<()> {
+        let Some(expected) = self.options.workers else { return Ok(()) };
+        let key = WORKERS.to_vec();
+        let call = match &self.host {
+            // The same as adding, and waiting for the others.
+            Some(_) => Call::Barrier { key, world: expected, deadline: connection.time_of(deadline) },
+            None => Call::Now(Request::Add { key, delta: 1 }),
+        };
+        match connection.call(call) {
+            Ok(_) => Ok(()),
+            Err(Broken::Failed(Failure::TimedOut { .. })) => {
+                let arrived =
+                    match connection.call(Call::Now(Request::Add { key: WORKERS.to_vec(), delta: 0 })) {
+                        Ok(Some(Reply::Integer(arrived))) => arrived,
+                        _ => 0,
+                    };
+                let (address, waited) = (self.address.clone(), deadline.waited());
+                Err(StoreError::Workers { address, arrived, expected, waited })
+            }
+            Err(broken) => Err({
+                let operation = Operation { name: "counting the workers", key: None };
+                self.failed(&operation, broken, deadline)
+            }),
+        }
+    }
+
+    /// Tries every address once.
+    fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
+        let sizes = self.options.limits.sizes;
+        let mut last = Broken::Gone(std::io::ErrorKind::NotFound.into());
+        for socket in &self.sockets {
+            match Connection::open(*socket, sizes, self.options.patience, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(broken) => last = broken,
+            }
+        }
+        Err(last)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, connection: Connection) {
+        let mut kept = self.kept();
+        if kept.len() < KEPT {
+            kept.push(connection);
+        }
+    }
+
+    fn run(
+        &self,
+        operation: &Operation,
+        deadline: Deadline,
+        call: impl FnOnce(&Connection) -> Call,
+    ) -> Result<Option<Reply>> {
+        let kept = self.kept().pop();
+        let opened = kept.map_or_else(|| self.open(Deadline::after(self.options.patience)), Ok);
+        let mut connection = opened.map_err(|broken| self.failed(operation, broken, deadline))?;
+        let call = call(&connection);
+        let outcome = connection.call(call);
+        match outcome {
+            Ok(reply) => {
+                self.keep(connection);
+                Ok(reply)
+            }
+            Err(broken) => {
+                if matches!(broken, Broken::Failed(Failure::TimedOut { .. })) {
+                    self.keep(connection);
+                }
+                Err(self.failed(operation, broken, deadline))
+            }
+        }
+    }
+
+    /// The error for a call that has failed on a host that had answered before.
+    fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
+        let (address, operation) = (self.address.clone(), operation.to_string());
+        let source = match broken {
+            Broken::Failed(Failure::TimedOut { missing }) => {
+                let keys = missing.iter().map(|key| user(key)).collect();
+                return StoreError::Timeout { keys, waited: deadline.waited() };
+            }
+            Broken::Failed(Failure::Protocol(detail)) => {
+                return StoreError::Protocol { address, operation, detail };
+            }
+            Broken::Failed(_) => {
+                return StoreError::Unresponsive { address, operation, waited: self.options.patience };
+            }
+            Broken::Gone(source) if socket::is_local(&source) => {
+                return StoreError::Local { address, operation, source: Arc::new(source) };
+            }
+            Broken::Gone(source) => source,
+        };
+        // What is kept has broken with the rest. One question shows whether the host is gone or has hung up on us.
+        self.kept().clear();
+        match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
+            Ok(connection) => {
+                self.keep(connection);
+                let limits = "it closes a connection that exceeds its limits, or adds to what is no number";
+                StoreError::Refused { address, operation, limits }
+            }
+            Err(_) => StoreError::HostDied { address, operation, source: Arc::new(source) },
+        }
+    }
+}
+
+/// What a call does, kept for the case that it fails.
+struct Operation {
+    name: &'static str,
+    /// One of its keys, if it has any.
+    key: Option<Vec<u8>>,
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.key {
+            Some(key) => write!(f, "{} of {:?}", self.name, user(key)),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
+/// Turns a user's request into one for the wire.
+fn to_wire(request: &mut Request) -> Operation {
+    let mut first = None;
+    request.for_each_key(|key| {
+        key.insert(0, USER);
+        if first.is_none() {
+            first = Some(key.clone());
+        }
+    });
+    Operation { name: request.name(), key: first }
+}
+
+/// A key of the wire as its user knows it.
+fn user(key: &[u8]) -> String {
+    text(key.strip_prefix(&[USER]).unwrap_or(key))
+}
+
+impl Service for TcpStore {
+    fn call(&self, mut request: Request) -> Result<Option<Reply>> {
+        let operation = to_wire(&mut request);
+        self.inner.options.limits.sizes.check(&request)?;
+        let deadline = Deadline::after(self.inner.options.patience);
+        Ok(match self.inner.run(&operation, deadline, |_| Call::Now(request))? {
+            Some(Reply::Keys(keys)) => {
+                let users = keys.into_iter().filter_map(|key| Some(key.strip_prefix(&[USER])?.to_vec()));
+                Some(Reply::Keys(users.collect()))
+            }
+            reply => reply,
+        })
+    }
+
+    fn call_when_there(
+        &self,
+        mut keys: Keys,
+        mut then: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        keys.iter_mut().for_each(|key| key.insert(0, USER));
+        self.inner.options.limits.sizes.check(&Request::Wait { keys: keys.clone() })?;
+        let waiting = Operation { name: "wait", key: keys.first().cloned() };
+        let operation = then.as_mut().map_or(waiting, to_wire);
+        self.inner.run(&operation, deadline, |connection| Call::WhenThere {
+            keys,
+            then,
+            deadline: connection.time_of(deadline),
+        })
+    }
+
+    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
+        let (address, operation) = (self.inner.address.clone(), request.to_owned());
+        StoreError::Protocol { address, operation, detail: format!("the reply is {reply:?}") }
+    }
+}
