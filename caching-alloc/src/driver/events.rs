@@ -1,0 +1,131 @@
+//! The driver's streams and events behind the allocator's opaque numbers.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver::graph::{CaptureStatus, RelaxedCapture};
+use cuda_driver::{Context, Error, Event, EventFlags, Stream};
+
+use crate::core::{EventError, EventId, StreamEvents, StreamId};
+
+/// Order between the streams of one device, by untimed events that are used again and again.
+///
+/// A stream has to be [introduced](Self::introduce) before the allocator meets its number.
+#[derive(Debug)]
+pub struct DriverEvents {
+    context: Context,
+    streams: Mutex<HashMap<StreamId, Stream>>,
+    events: Mutex<HashMap<EventId, Arc<Event>>>,
+    idle: Mutex<Vec<Arc<Event>>>,
+    next: AtomicU64,
+}
+
+impl DriverEvents {
+    /// Events of the context's device.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        Self {
+            context: context.clone(),
+            streams: Mutex::default(),
+            events: Mutex::default(),
+            idle: Mutex::default(),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes a stream known, and gives the number under which the allocator is to be told of it. The stream is kept
+    /// until [`forget`](Self::forget), so that no other stream gets its number.
+    pub fn introduce(&self, stream: &Stream) -> StreamId {
+        let id = StreamId(stream.raw().addr() as u64);
+        lock(&self.streams).insert(id, stream.clone());
+        id
+    }
+
+    /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail.
+    pub fn forget(&self, stream: StreamId) {
+        lock(&self.streams).remove(&stream);
+    }
+
+    fn stream(&self, id: StreamId, call: &'static str) -> Result<Stream, EventError> {
+        lock(&self.streams)
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| EventError { call, source: UnknownStream(id).into() })
+    }
+
+    fn event(&self, id: EventId, call: &'static str) -> Result<Arc<Event>, EventError> {
+        lock(&self.events)
+            .get(&id)
+            .cloned()
+            .ok_or_else(|| EventError { call, source: UnknownEvent(id).into() })
+    }
+
+    fn idle_event(&self) -> Result<Arc<Event>, EventError> {
+        if let Some(event) = lock(&self.idle).pop() {
+            return Ok(event);
+        }
+        Event::new(&self.context, EventFlags::DISABLE_TIMING).map(Arc::new).map_err(failed("cuEventCreate"))
+    }
+}
+
+impl StreamEvents for DriverEvents {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        const CALL: &str = "cuEventRecord";
+        let stream = self.stream(stream, CALL)?;
+        let event = self.idle_event()?;
+        let id = EventId(self.next.fetch_add(1, Ordering::Relaxed));
+        stream.record(&event).map_err(failed(CALL))?;
+        lock(&self.events).insert(id, event);
+        Ok(id)
+    }
+
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        const CALL: &str = "cuEventQuery";
+        let event = self.event(event, CALL)?;
+        let _relaxed = RelaxedCapture::enter(self.context.driver()).map_err(failed(CALL))?;
+        event.query().map_err(failed(CALL))
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        const CALL: &str = "cuStreamWaitEvent";
+        let (stream, event) = (self.stream(stream, CALL)?, self.event(event, CALL)?);
+        stream.wait(&event).map_err(failed(CALL))
+    }
+
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        const CALL: &str = "cuEventSynchronize";
+        let event = self.event(event, CALL)?;
+        let _relaxed = RelaxedCapture::enter(self.context.driver()).map_err(failed(CALL))?;
+        event.synchronize().map_err(failed(CALL))
+    }
+
+    fn recycle(&self, event: EventId) {
+        let event = lock(&self.events).remove(&event);
+        lock(&self.idle).extend(event);
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        const CALL: &str = "cuStreamIsCapturing";
+        let stream = self.stream(stream, CALL)?;
+        Ok(stream.capture_status().map_err(failed(CALL))? != CaptureStatus::None)
+    }
+}
+
+/// The allocator was told of a stream that this adapter does not know.
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is unknown here, or was forgotten: introduce the stream before its number is used")]
+struct UnknownStream(StreamId);
+
+/// An event's number that is not out.
+#[derive(Debug, thiserror::Error)]
+#[error("event {} is not recorded here, or was given back", .0.0)]
+struct UnknownEvent(EventId);
+
+fn failed(call: &'static str) -> impl FnOnce(Error) -> EventError {
+    move |error| EventError { call, source: error.into() }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

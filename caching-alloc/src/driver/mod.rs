@@ -1,0 +1,90 @@
+//! The allocator's upstream on a real device: where segments come from, and what orders streams.
+//!
+//! | type | serves |
+//! | --- | --- |
+//! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`: for memory that stays in the process |
+//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments: for memory that peers, communicators and other processes reach |
+//! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
+//!
+//! Everything here may be called while a stream captures: the thread's capture mode is relaxed for the calls that a
+//! capture would refuse, since memory and events of the allocator are no part of what is captured.
+//!
+//! Invariants: a segment is given back to the driver exactly once, through the source that made it; a failure on the
+//! way to a segment leaves nothing behind; no lock is held while the driver is called.
+
+mod events;
+mod plain;
+mod virtual_memory;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_driver::{Context, Error};
+
+pub use self::events::DriverEvents;
+pub use self::plain::DriverSource;
+pub use self::virtual_memory::{Sharing, VirtualMemorySource};
+use crate::core::{MemoryInfo, SegmentMemory, SourceError};
+
+/// The size, and the alignment, that segments are multiples of, in bytes: the page size of the devices, and what
+/// communication libraries of every release accept.
+const SEGMENT_GRANULARITY: u64 = 2 << 20;
+
+/// The segments of a source that are out, by address.
+#[derive(Debug)]
+struct Segments<T>(Mutex<HashMap<u64, T>>);
+
+impl<T> Default for Segments<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Segments<T> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn insert(&self, address: u64, segment: T) {
+        self.lock().insert(address, segment);
+    }
+
+    fn remove(&self, memory: &SegmentMemory) -> Result<T, SourceError> {
+        self.lock().remove(&memory.address).ok_or_else(|| SourceError::Failed {
+            call: "giving a segment back",
+            source: Box::new(NotOfThisSource(*memory)),
+        })
+    }
+
+    fn with<R>(&self, address: u64, look: impl FnOnce(&T) -> R) -> Option<R> {
+        self.lock().get(&address).map(look)
+    }
+}
+
+/// A segment was given to a source that did not make it, or that has taken it back already.
+#[derive(Debug, thiserror::Error)]
+#[error("{} bytes at {:#x} are no segment of this source, or have been given back already", .0.bytes, .0.address)]
+struct NotOfThisSource(SegmentMemory);
+
+/// What a driver's failure means to an allocator that wanted `wanted` bytes.
+fn source_error(call: &'static str, wanted: u64, error: Error) -> SourceError {
+    if error.is_out_of_memory() {
+        SourceError::OutOfMemory { wanted }
+    } else {
+        SourceError::Failed { call, source: Box::new(error) }
+    }
+}
+
+fn failed(call: &'static str) -> impl FnOnce(Error) -> SourceError {
+    move |error| SourceError::Failed { call, source: Box::new(error) }
+}
+
+/// A size of the allocator in the driver's terms.
+fn host_size(bytes: u64) -> Result<usize, SourceError> {
+    usize::try_from(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })
+}
+
+fn memory_info(context: &Context) -> Result<MemoryInfo, SourceError> {
+    let (free, total) = context.memory_info().map_err(failed("cuMemGetInfo"))?;
+    Ok(MemoryInfo { free: free as u64, total: total as u64 })
+}

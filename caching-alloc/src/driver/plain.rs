@@ -1,0 +1,53 @@
+//! Segments from the driver's plain allocator.
+
+use cuda_driver::Context;
+use cuda_driver::graph::RelaxedCapture;
+use cuda_driver::memory::DeviceMemory;
+
+use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
+use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+
+/// Segments from `cuMemAlloc`. Cheap to set up and reachable by every peer that has access to the device, but not
+/// exportable as descriptors, and giving one back waits for the device.
+#[derive(Debug)]
+pub struct DriverSource {
+    context: Context,
+    segments: Segments<DeviceMemory>,
+}
+
+impl DriverSource {
+    /// Segments of the context's device.
+    #[must_use]
+    pub fn new(context: &Context) -> Self {
+        Self { context: context.clone(), segments: Segments::default() }
+    }
+}
+
+impl SegmentSource for DriverSource {
+    fn device(&self) -> u32 {
+        self.context.device().ordinal()
+    }
+
+    fn granularity(&self) -> u64 {
+        SEGMENT_GRANULARITY
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let size = host_size(bytes)?;
+        let _relaxed = RelaxedCapture::enter(self.context.driver())
+            .map_err(failed("cuThreadExchangeStreamCaptureMode"))?;
+        let memory = DeviceMemory::new(&self.context, size)
+            .map_err(|error| source_error("cuMemAlloc", bytes, error))?;
+        let address = memory.ptr().0;
+        self.segments.insert(address, memory);
+        Ok(SegmentMemory { address, bytes, token: 0 })
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        self.segments.remove(memory)?.free().map_err(failed("cuMemFree"))
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        memory_info(&self.context)
+    }
+}

@@ -1,0 +1,116 @@
+//! Fixed segments of virtual memory.
+
+use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
+use cuda_driver::{Context, Device};
+
+use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
+use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+
+/// Who else may reach the segments of a [`VirtualMemorySource`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Sharing {
+    /// How the memory can be exported to other processes.
+    pub handle_types: HandleTypes,
+    /// Devices of this process, besides the memory's own, that may read and write it. Each makes mapping slower by
+    /// orders of magnitude: milliseconds instead of µs.
+    pub peers: Vec<Device>,
+}
+
+impl Sharing {
+    /// Nobody else: fastest.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// Other processes of the host, by file descriptors ([`VirtualMemorySource::physical`]).
+    #[must_use]
+    pub fn by_descriptor() -> Self {
+        Self { handle_types: HandleTypes::POSIX_FD, peers: Vec::new() }
+    }
+
+    /// Also other devices of this process.
+    #[must_use]
+    pub fn with_peers(mut self, peers: impl IntoIterator<Item = Device>) -> Self {
+        self.peers.extend(peers);
+        self
+    }
+}
+
+/// Segments that never move or change: each is one physical handle, mapped once into one reservation, whole. This is
+/// what communicators can register, peers can map and other processes can import. Bases and sizes are multiples of
+/// 2 MiB, and of the driver's granularity if that is larger.
+#[derive(Debug)]
+pub struct VirtualMemorySource {
+    context: Context,
+    sharing: Sharing,
+    granularity: u64,
+    segments: Segments<Mapping>,
+}
+
+impl VirtualMemorySource {
+    /// Segments of the context's device, for its own use and that of those named in `sharing`.
+    ///
+    /// # Errors
+    /// [`SourceError::Failed`] if the driver or the device has no virtual memory, or cannot export it in the way asked
+    /// for.
+    pub fn new(context: &Context, sharing: Sharing) -> Result<Self, SourceError> {
+        let granularity = Granularity::of(context.device(), sharing.handle_types)
+            .map_err(failed("cuMemGetAllocationGranularity"))?;
+        let granularity = SEGMENT_GRANULARITY.max(granularity.recommended as u64);
+        Ok(Self { context: context.clone(), sharing, granularity, segments: Segments::default() })
+    }
+
+    /// The physical memory of the live segment that starts at `address`: to be exported, or mapped once more. A clone
+    /// of the handle keeps the pages beyond the segment's end; see that nobody uses the address then.
+    #[must_use]
+    pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
+        self.segments.with(address, |mapping| mapping.memory().clone())
+    }
+
+    fn map(&self, bytes: u64) -> Result<Mapping, SourceError> {
+        let size = host_size(bytes)?;
+        let alignment = host_size(self.granularity)?;
+        let memory = PhysicalMemory::create(&self.context, size, self.sharing.handle_types)
+            .map_err(|error| source_error("cuMemCreate", bytes, error))?;
+        // Addresses that run out are not memory that runs out: releasing segments would not mend it.
+        let reservation = Reservation::new(self.context.driver(), size, alignment)
+            .map_err(failed("cuMemAddressReserve"))?;
+        let mapping =
+            reservation.map(0, &memory, 0, size).map_err(|error| source_error("cuMemMap", bytes, error))?;
+        let own = self.context.device();
+        let devices: Vec<_> = std::iter::once(own)
+            .chain(self.sharing.peers.iter().filter(|peer| *peer != own))
+            .map(|device| (device, Access::ReadWrite))
+            .collect();
+        mapping.set_access(&devices).map_err(|error| source_error("cuMemSetAccess", bytes, error))?;
+        Ok(mapping)
+    }
+}
+
+impl SegmentSource for VirtualMemorySource {
+    fn device(&self) -> u32 {
+        self.context.device().ordinal()
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let mapping = self.map(bytes)?;
+        let address = mapping.ptr().0;
+        let token = mapping.memory().raw();
+        self.segments.insert(address, mapping);
+        Ok(SegmentMemory { address, bytes, token })
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        self.segments.remove(memory)?.unmap().map_err(failed("cuMemUnmap"))
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        memory_info(&self.context)
+    }
+}
