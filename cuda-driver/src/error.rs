@@ -11,9 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The driver's library could not be loaded.
     #[error(
-        "the CUDA driver could not be loaded: {0}. libcuda.so.1 comes with NVIDIA's kernel driver, not with the \
-         toolkit: install the driver (in a container, start it with the GPUs mapped in), or name the library in \
-         CUDA_DRIVER_SYS_LIBRARY"
+        "the CUDA driver could not be loaded (libcuda.so.1 comes with NVIDIA's kernel driver, not with the toolkit: \
+         install the driver, or start the container with the GPUs mapped in): {0}"
     )]
     Load(#[from] LoadError),
 
