@@ -20,6 +20,10 @@ pub(crate) const FILES: &[&str] = &["libcuda.so"];
 /// What every release has; the first tells the release.
 pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"];
 
+/// A release's code, for tests.
+#[cfg(test)]
+pub(crate) const SAMPLE: i32 = 12040;
+
 /// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
 /// signature, and by its symbol where that does not know it.
 ///

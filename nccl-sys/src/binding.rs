@@ -28,6 +28,10 @@ pub(crate) const REQUIRED: &[&str] = &[
     "ncclGroupEnd",
 ];
 
+/// A release's code, for tests.
+#[cfg(test)]
+pub(crate) const SAMPLE: i32 = 22105;
+
 /// Resolves every function by its symbol.
 ///
 /// # Safety

@@ -29,7 +29,7 @@ pub(crate) struct Loaded {
 #[non_exhaustive]
 pub enum LoadError {
     /// The path names nothing that can be read.
-    #[error("cannot read {}{}: {source}; name the file of a {} library", .path.display(), told(.variable), binding::LIBRARY)]
+    #[error("cannot read {}{}: {source}; name the file of the {} library", .path.display(), told(.variable), binding::LIBRARY)]
     NoFile {
         /// The path.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The loader does not take the file for a library.
-    #[error("{}{} cannot be loaded as a library: {source}", .path.display(), told(.variable))]
+    #[error("{}{} cannot be loaded as a library: {}", .path.display(), told(.variable), described(.source))]
     NotALibrary {
         /// The path.
         path: PathBuf,
@@ -49,7 +49,7 @@ pub enum LoadError {
         source: libloading::Error,
     },
     /// The file is a library, but not this one.
-    #[error("{} is no {} library: it has no symbol `{symbol}`", place(.path), binding::LIBRARY)]
+    #[error("{} is not the {} library: it has no symbol `{symbol}`", place(.path), binding::LIBRARY)]
     MissingSymbol {
         /// The library's file; `None` for functions that were handed over.
         path: Option<PathBuf>,

@@ -14,6 +14,8 @@ mod library;
 mod maps;
 mod missing;
 pub(crate) mod requirement;
+#[cfg(test)]
+mod tests;
 
 pub use api::Api;
 pub use functions::Function;

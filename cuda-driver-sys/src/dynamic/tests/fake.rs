@@ -1,0 +1,77 @@
+//! Shared libraries made on the spot.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::binding;
+
+/// A folder in which libraries are made; it goes when dropped.
+pub(super) struct Workshop(tempfile::TempDir);
+
+/// What a library is made to do.
+pub(super) struct Recipe {
+    /// The file's name.
+    pub(super) file: String,
+    /// The name by which the loader knows it.
+    pub(super) soname: String,
+    /// What the version function says, and its status; `None`: the library has no such function.
+    pub(super) version: Option<(i32, u32)>,
+    /// The further symbols.
+    pub(super) symbols: Vec<&'static str>,
+}
+
+impl Default for Recipe {
+    /// A library as good as it need be.
+    fn default() -> Self {
+        Self {
+            file: binding::NAMES[0].to_owned(),
+            soname: binding::NAMES[0].to_owned(),
+            version: Some((binding::SAMPLE, 0)),
+            symbols: binding::REQUIRED[1..].to_vec(),
+        }
+    }
+}
+
+impl Workshop {
+    pub(super) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Makes the library; its path, free of links.
+    pub(super) fn make(&self, recipe: &Recipe) -> PathBuf {
+        let mut source = String::new();
+        if let Some((code, status)) = recipe.version {
+            let name = binding::REQUIRED[0];
+            let _ = writeln!(source, "int {name}(int *code) {{ *code = {code}; return {status}; }}");
+        }
+        for symbol in &recipe.symbols {
+            let _ = writeln!(source, "int {symbol}(void) {{ return 1; }}");
+        }
+        self.compile(&recipe.file, &recipe.soname, &source)
+    }
+
+    /// Compiles `source` to a library.
+    pub(super) fn compile(&self, file: &str, soname: &str, source: &str) -> PathBuf {
+        let target = self.0.path().join(file);
+        let text = target.with_extension("c");
+        fs::create_dir_all(text.parent().expect("a file lies in a folder")).expect("a folder is made");
+        fs::write(&text, source).expect("the source is written");
+        let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+        cc.args(["-shared", "-fPIC", &format!("-Wl,-soname,{soname}"), "-o"]).arg(&target).arg(&text);
+        assert!(cc.status().expect("a C compiler runs").success(), "{cc:?}");
+        target.canonicalize().expect("the library is there")
+    }
+
+    /// Writes a file.
+    pub(super) fn write(&self, file: &str, content: &[u8]) -> PathBuf {
+        let path = self.0.path().join(file);
+        fs::write(&path, content).expect("the file is written");
+        path.canonicalize().expect("the file is there")
+    }
+}

@@ -1,0 +1,264 @@
+//! Loading, in processes of its own: a library stays loaded, and the environment is one per process.
+
+mod fake;
+mod properties;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+
+use fake::{Recipe, Workshop};
+use libloading::os::unix::Library;
+use rusty_fork::rusty_fork_test;
+
+use crate::{Api, Item, LoadError, Table, Version, VersionFault, Why, binding};
+
+/// Names the library for [`Api::load`], or names none.
+fn set_variable(path: Option<&Path>) {
+    // SAFETY: this process runs this one test, and nothing of it reads the environment meanwhile.
+    unsafe {
+        match path {
+            Some(path) => std::env::set_var(binding::VARIABLE, path),
+            None => std::env::remove_var(binding::VARIABLE),
+        }
+    }
+}
+
+/// What comes of the variable naming `path`.
+fn load_named(path: &Path) -> Result<Api, LoadError> {
+    set_variable(Some(path));
+    Api::load()
+}
+
+/// Maps a library for good, as another part of a program would.
+fn preload(path: &Path) {
+    // SAFETY: libraries of these tests have no initialisers.
+    let library = unsafe { Library::new(path) }.expect("the library loads");
+    std::mem::forget(library);
+}
+
+fn sample() -> Version {
+    Version::from_code(binding::SAMPLE)
+}
+
+/// An error's text, which must name all of `words`.
+fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
+    let text = error.to_string();
+    for word in words {
+        let word = word.as_ref().to_string_lossy();
+        assert!(text.contains(&*word), "{word:?} is not in {text:?}");
+    }
+    text
+}
+
+rusty_fork_test! {
+    #[test]
+    fn the_variable_names_the_file() {
+        let workshop = Workshop::new();
+        let path = workshop.make(&Recipe { file: "of-my-own.so".into(), ..Recipe::default() });
+        let api = load_named(&path).unwrap();
+        assert_eq!(api.path(), Some(&*path));
+        assert_eq!(api.version(), sample());
+        assert!(api.table().address(binding::REQUIRED[1]).is_some());
+        // Loading again, by whatever way, is the same copy.
+        assert_eq!(Api::load_from(&path).unwrap().path(), Some(&*path));
+        set_variable(None);
+        assert_eq!(Api::load().unwrap().path(), Some(&*path));
+    }
+
+    #[test]
+    fn a_wrong_path_is_an_error_and_no_reason_to_look_further() {
+        let workshop = Workshop::new();
+        preload(&workshop.make(&Recipe::default()));
+        let path = PathBuf::from("/nowhere/at/all.so");
+        let error = load_named(&path).unwrap_err();
+        assert!(matches!(error, LoadError::NoFile { .. }), "{error:?}");
+        text_with(&error, &[&path, &binding::VARIABLE, &"No such file"]);
+    }
+
+    #[test]
+    fn an_empty_variable_names_nothing() {
+        let workshop = Workshop::new();
+        let path = workshop.make(&Recipe::default());
+        preload(&path);
+        assert_eq!(load_named(Path::new("")).unwrap().path(), Some(&*path));
+    }
+
+    #[test]
+    fn a_file_that_is_no_library() {
+        let workshop = Workshop::new();
+        for (name, content) in [("text.so", &b"not a library at all, whatever its name says"[..]), ("empty.so", b"")] {
+            let path = workshop.write(name, content);
+            let error = load_named(&path).unwrap_err();
+            assert!(matches!(error, LoadError::NotALibrary { .. }), "{error:?}");
+            let text = text_with(&error, &[&path, &binding::VARIABLE]);
+            assert!(text.contains("ELF") || text.contains("too short"), "the loader's words: {text}");
+        }
+        let error = load_named(workshop.path()).unwrap_err();
+        assert!(matches!(error, LoadError::NotALibrary { .. }), "a folder: {error:?}");
+    }
+
+    #[test]
+    fn a_library_without_the_symbols() {
+        let workshop = Workshop::new();
+        let (missing, rest) = binding::REQUIRED[1..].split_last().unwrap();
+        let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..Recipe::default() });
+        let error = load_named(&path).unwrap_err();
+        assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == missing), "{error:?}");
+        text_with(&error, &[&path, &missing]);
+        // It was closed: another one can be loaded.
+        let good = Workshop::new();
+        assert!(load_named(&good.make(&Recipe::default())).is_ok());
+    }
+
+    #[test]
+    fn a_copy_that_is_loaded_is_taken() {
+        let workshop = Workshop::new();
+        set_variable(None);
+        for name in binding::NAMES.iter().rev() {
+            let path = workshop.make(&Recipe {
+                file: format!("{name}.d/{name}"),
+                soname: (*name).to_owned(),
+                ..Recipe::default()
+            });
+            preload(&path);
+            // The later in the list was loaded first, and is left for the earlier.
+            assert_eq!(Api::load().unwrap().path(), Some(&*path));
+        }
+        assert_eq!(Api::load().unwrap().copies().len(), binding::NAMES.len());
+    }
+
+    #[test]
+    fn a_copy_under_another_name_is_taken() {
+        let workshop = Workshop::new();
+        set_variable(None);
+        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..Recipe::default() });
+        preload(&path);
+        assert_eq!(Api::load().unwrap().path(), Some(&*path));
+    }
+
+    #[test]
+    fn a_second_copy_is_refused() {
+        let (one, two) = (Workshop::new(), Workshop::new());
+        let (loaded, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
+        preload(&loaded);
+        let error = load_named(&wanted).unwrap_err();
+        assert!(matches!(error, LoadError::OtherCopyLoaded { .. }), "{error:?}");
+        text_with(&error, &[&loaded, &wanted, &binding::VARIABLE]);
+        let error = Api::load_from(&wanted).unwrap_err();
+        assert!(matches!(error, LoadError::OtherCopyLoaded { variable: None, .. }), "{error:?}");
+        // The same file by another name is the same copy.
+        let link = two.path().join("link.so");
+        std::os::unix::fs::symlink(&loaded, &link).unwrap();
+        let api = load_named(&link).unwrap();
+        assert_eq!(api.path(), Some(&*loaded));
+        assert_eq!(api.copies(), [loaded]);
+    }
+
+    #[test]
+    fn nothing_found_lists_what_was_tried() {
+        set_variable(None);
+        let error = match Api::load() {
+            Ok(api) => {
+                println!("skipped: this machine has {:?}", api.path());
+                return;
+            }
+            Err(error) => error,
+        };
+        assert!(matches!(error, LoadError::NotFound { .. }), "{error:?}");
+        let text = text_with(&error, &[&binding::VARIABLE, &"cannot open shared object file"]);
+        assert!(binding::NAMES.iter().all(|name| text.contains(&format!("\n  {name}: "))), "{text}");
+    }
+
+    #[test]
+    fn a_library_that_does_not_say_its_release() {
+        let workshop = Workshop::new();
+        let cases = [((binding::SAMPLE, 3), "answered 3"), ((0, 0), "said 0"), ((-7, 0), "said -7")];
+        for (index, (version, words)) in cases.into_iter().enumerate() {
+            let path = workshop.make(&Recipe {
+                file: format!("{index}.so"),
+                soname: format!("{index}.so"),
+                version: Some(version),
+                ..Recipe::default()
+            });
+            let error = load_named(&path).unwrap_err();
+            assert!(matches!(error, LoadError::Version { .. }), "{error:?}");
+            text_with(&error, &[&path, &words, &binding::REQUIRED[0]]);
+        }
+    }
+
+    #[test]
+    fn a_library_that_lies_about_its_release() {
+        let workshop = Workshop::new();
+        let path = workshop.make(&Recipe { version: Some((99_000, 0)), ..Recipe::default() });
+        let api = load_named(&path).unwrap();
+        for requirement in crate::feature::REQUIREMENTS {
+            let missing = api.require(requirement.feature).unwrap_err();
+            assert!(matches!(missing.why, Why::NoSymbol(_)), "{missing:?}");
+            assert!(missing.to_string().contains(&path.display().to_string()), "{missing}");
+        }
+    }
+
+    #[test]
+    fn threads_that_load_at_once_get_one_copy() {
+        let workshop = Workshop::new();
+        let path = workshop.make(&Recipe::default());
+        set_variable(Some(&path));
+        let barrier = Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    assert_eq!(Api::load().unwrap().path(), Some(&*path));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_loader_of_ones_own() {
+        let workshop = Workshop::new();
+        let path = workshop.make(&Recipe { file: "own.so".into(), ..Recipe::default() });
+        // SAFETY: libraries of these tests have no initialisers.
+        let library = unsafe { Library::new(&path) }.unwrap();
+        let symbol = |name: &std::ffi::CStr| {
+            // SAFETY: only the address is taken.
+            unsafe { library.get::<*const std::ffi::c_void>(name.to_bytes_with_nul()) }
+                .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
+        };
+        // SAFETY: the library stays open for this test; only its version function is called.
+        let api = unsafe { Api::from_loader(symbol) }.unwrap();
+        assert_eq!((api.path(), api.version()), (Some(&*path), sample()));
+        // SAFETY: nothing is answered, so nothing is called.
+        let error = unsafe { Api::from_loader(|_| std::ptr::null()) }.unwrap_err();
+        assert!(matches!(error, LoadError::MissingSymbol { path: None, .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn an_empty_table_does_not_say_its_release() {
+    // SAFETY: an empty table holds nothing that could be called.
+    let error = unsafe { Api::from_parts(Table::default()) }.unwrap_err();
+    let absent = VersionFault::Absent(binding::REQUIRED[0]);
+    assert!(matches!(&error, LoadError::Version { path: None, fault } if *fault == absent), "{error:?}");
+}
+
+#[test]
+fn every_required_function_is_known() {
+    for name in binding::REQUIRED {
+        assert!(crate::Function::named(name).is_some(), "{name}");
+    }
+    for requirement in crate::feature::REQUIREMENTS {
+        for name in requirement.functions {
+            assert!(crate::Function::named(name).is_some(), "{:?} needs {name}", requirement.feature);
+        }
+    }
+    let all = crate::feature::REQUIREMENTS.iter().map(|requirement| requirement.feature);
+    assert_eq!(all.fold(crate::Feature::empty(), |all, one| all | one), crate::Feature::all());
+}
+
+#[test]
+fn an_item_says_its_name() {
+    assert_eq!(Item::Function("f").to_string(), "`f`");
+    assert_eq!(Item::Field { structure: "s", field: "f" }.to_string(), "`s.f`");
+}

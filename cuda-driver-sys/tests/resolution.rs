@@ -1,0 +1,131 @@
+//! Functions come from `cuGetProcAddress`, asked for the revision of the table's signature, else by symbol.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+
+use cuda_driver_sys::{
+    Api, CUdeviceptr, CUdriverProcAddressQueryResult, CUmemAllocationHandleType, CUresult, FUNCTIONS,
+    Feature, LoadError, Version, VersionFault, Why,
+};
+
+thread_local! {
+    /// What `door` was asked for.
+    static ASKED: RefCell<Vec<(String, c_int, u64)>> = const { RefCell::new(Vec::new()) };
+}
+
+unsafe extern "C" fn version(version: *mut c_int) -> CUresult {
+    // SAFETY: the crate passes room for one integer.
+    unsafe { *version = 12_020 };
+    CUresult::CUDA_SUCCESS
+}
+
+unsafe extern "C" fn stub(_: *mut c_int) -> CUresult {
+    CUresult::CUDA_ERROR_STUB_LIBRARY
+}
+
+unsafe extern "C" fn initialise(_: c_uint) -> CUresult {
+    CUresult::CUDA_ERROR_NO_DEVICE
+}
+
+unsafe extern "C" fn exported(_: *mut CUdeviceptr, _: usize) -> CUresult {
+    CUresult(1)
+}
+
+unsafe extern "C" fn asked_for(_: *mut CUdeviceptr, _: usize) -> CUresult {
+    CUresult(2)
+}
+
+/// A driver's `cuGetProcAddress_v2` that knows `cuMemAlloc` in its revision of 3.2, and nothing else.
+unsafe extern "C" fn door(
+    symbol: *const c_char,
+    address: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    _: *mut CUdriverProcAddressQueryResult,
+) -> CUresult {
+    // SAFETY: the crate passes a C string.
+    let symbol = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap();
+    let known = symbol == "cuMemAlloc" && version == 3_020;
+    ASKED.with_borrow_mut(|asked| asked.push((symbol.to_owned(), version, flags)));
+    // SAFETY: the crate passes room for one address.
+    unsafe { *address = if known { asked_for as *mut c_void } else { ptr::null_mut() } };
+    if known { CUresult::CUDA_SUCCESS } else { CUresult::CUDA_ERROR_NOT_FOUND }
+}
+
+/// The driver's exported symbols.
+fn symbol(name: &CStr) -> *const c_void {
+    match name.to_str().unwrap() {
+        "cuDriverGetVersion" => version as *const c_void,
+        "cuInit" | "cuGetErrorName" | "cuDeviceGetCount" | "cuMemCreate" => initialise as *const c_void,
+        "cuMemAlloc_v2" => exported as *const c_void,
+        _ => ptr::null(),
+    }
+}
+
+fn with_door(name: &CStr) -> *const c_void {
+    if name == c"cuGetProcAddress_v2" { door as *const c_void } else { symbol(name) }
+}
+
+#[test]
+fn the_door_is_asked_for_the_tables_revision() {
+    // SAFETY: only functions with their own signature are called.
+    let api = unsafe { Api::from_loader(with_door) }.unwrap();
+    let mut address = 0;
+    // SAFETY: this one ignores its arguments.
+    assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(2));
+    // What the door does not know comes by symbol.
+    assert!(api.cuMemCreate().is_ok());
+    assert_eq!(api.version(), Version::new(12, 2));
+
+    let asked: HashSet<_> = ASKED.take().into_iter().collect();
+    for function in FUNCTIONS.iter().filter(|function| function.base != "cuGetProcAddress") {
+        assert!(asked.contains(&(function.base.to_owned(), function.since.code(), 0)), "{function:?}");
+    }
+    assert!(!asked.iter().any(|(base, ..)| base == "cuGetProcAddress"));
+}
+
+#[test]
+fn without_a_door_the_symbols_serve() {
+    // SAFETY: only functions with their own signature are called.
+    let api = unsafe { Api::from_loader(symbol) }.unwrap();
+    let mut address = 0;
+    // SAFETY: this one ignores its arguments.
+    assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(1));
+    assert!(api.cuGetProcAddress_v2().is_err());
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    // SAFETY: only functions with their own signature are called.
+    let api = unsafe { Api::from_loader(with_door) }.unwrap();
+    let missing = api.require(Feature::VIRTUAL_MEMORY).unwrap_err();
+    assert!(matches!(missing.why, Why::NoSymbol("cuMemRelease")), "{missing:?}");
+    let missing = api.require(Feature::FABRIC_HANDLES).unwrap_err();
+    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 3)));
+    let text = missing.to_string();
+    assert!(text.starts_with("FABRIC_HANDLES needs CUDA driver 12.3 or newer; found 12.2 ("), "{text}");
+    let text = api.cuCtxCreate_v4().unwrap_err().to_string();
+    assert!(text.starts_with("`cuCtxCreate_v4` needs CUDA driver 12.5 or newer; found"), "{text}");
+}
+
+#[test]
+fn a_toolkits_stub_is_called_by_its_name() {
+    let loader =
+        |name: &CStr| if name == c"cuDriverGetVersion" { stub as *const c_void } else { symbol(name) };
+    // SAFETY: only functions with their own signature are called.
+    let error = unsafe { Api::from_loader(loader) }.unwrap_err();
+    let failed = VersionFault::Failed { function: "cuDriverGetVersion", status: 34 };
+    assert!(matches!(error, LoadError::Version { fault, .. } if fault == failed), "{error:?}");
+    assert!(error.to_string().contains("stub"), "{error}");
+}
+
+#[test]
+fn enumerations_are_data() {
+    assert_eq!(format!("{:?}", CUresult::CUDA_ERROR_OUT_OF_MEMORY), "CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(format!("{:?}", CUresult(123_456)), "CUresult(123456)");
+    let both = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        | CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+    assert_eq!(both.0, 9);
+}
