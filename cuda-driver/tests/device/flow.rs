@@ -9,7 +9,9 @@ use cuda_driver::{Driver, Event, EventFlags, Result, Stream, StreamFlags};
 pub(crate) fn flow(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let device = context.device();
-    (device.name()?, device.uuid()?, device.total_memory()?);
+    assert!(!device.name()?.is_empty());
+    assert_ne!(device.uuid()?, [0; 16]);
+    assert!(device.total_memory()? > 0);
     if driver.device_count()? > 1 {
         let peer = driver.device(1)?.retain_primary()?;
         if device.can_access_peer(peer.device())? {
@@ -50,7 +52,7 @@ pub(crate) fn flow(driver: &Driver) -> Result<()> {
     stream.launch_host_fn(|| {})?;
     stream.record(&later)?;
     stream.synchronize()?;
-    (stream.query()?, later.query()?);
+    assert!(stream.query()? && later.query()?);
     later.synchronize()?;
     later.elapsed_us(&event)?;
 
