@@ -1,0 +1,234 @@
+//! Devices and contexts: who owns what, which context a rank is in, and what a fault leaves behind.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::CUresult;
+
+use crate::abi::{Answer, Refusal};
+use crate::fault::Fault;
+use crate::memory::Arena;
+use crate::sched::{Pool, with_local};
+use crate::world::{Leak, Machine};
+
+/// One GPU.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) ordinal: usize,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) peers: Peers,
+    primary: Mutex<Primary>,
+}
+
+/// The primary context: alive while it is retained.
+#[derive(Debug, Default)]
+struct Primary {
+    context: Option<Arc<Context>>,
+    retains: u64,
+    flags: u32,
+}
+
+/// The devices whose plain allocations this device may reach (a bit each).
+#[derive(Debug, Default)]
+pub(crate) struct Peers(AtomicU64);
+
+impl Peers {
+    pub(crate) fn is_enabled(&self, device: usize) -> bool {
+        self.0.load(SeqCst) & (1 << device) != 0
+    }
+
+    /// False if it was so already.
+    pub(crate) fn set(&self, device: usize, enabled: bool) -> bool {
+        let bit = 1 << device;
+        let before = if enabled { self.0.fetch_or(bit, SeqCst) } else { self.0.fetch_and(!bit, SeqCst) };
+        (before & bit != 0) != enabled
+    }
+}
+
+impl Device {
+    pub(crate) fn new(ordinal: usize, capacity: u64) -> Self {
+        Self {
+            ordinal,
+            arena: Arc::new(Arena::new(ordinal, capacity)),
+            pool: Pool::new(format!("device {ordinal}")),
+            peers: Peers::default(),
+            primary: Mutex::default(),
+        }
+    }
+
+    fn primary(&self) -> MutexGuard<'_, Primary> {
+        self.primary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The primary context, made by the first retain.
+    pub(crate) fn retain_primary(&self, contexts: &Contexts) -> Arc<Context> {
+        let mut primary = self.primary();
+        primary.retains += 1;
+        let flags = primary.flags;
+        primary.context.get_or_insert_with(|| contexts.create(self.ordinal, true, flags)).clone()
+    }
+
+    /// One retain less; the context, if that was the last.
+    pub(crate) fn release_primary(&self) -> Answer<Option<Arc<Context>>> {
+        let mut primary = self.primary();
+        if primary.retains == 0 {
+            return Err(Refusal::new(
+                CUresult::CUDA_ERROR_INVALID_CONTEXT,
+                "the primary context is not retained",
+            ));
+        }
+        primary.retains -= 1;
+        Ok(if primary.retains == 0 { primary.context.take() } else { None })
+    }
+
+    /// The context, to be torn down whatever its retains; they stay.
+    pub(crate) fn reset_primary(&self) -> Option<Arc<Context>> {
+        self.primary().context.take()
+    }
+
+    pub(crate) fn set_primary_flags(&self, flags: u32) {
+        self.primary().flags = flags;
+    }
+
+    /// Its flags, and whether it is alive.
+    pub(crate) fn primary_state(&self) -> (u32, bool) {
+        let primary = self.primary();
+        (primary.flags, primary.context.is_some())
+    }
+}
+
+/// A context: what a program's handles belong to.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// Its handle and its number (`cuCtxGetId`).
+    pub(crate) id: u64,
+    pub(crate) device: usize,
+    pub(crate) primary: bool,
+    pub(crate) flags: u32,
+    poison: Mutex<Option<Refusal>>,
+}
+
+impl Context {
+    /// The first fault decides what every later call answers.
+    pub(crate) fn poison(&self, machine: &Machine, fault: &Fault, by: &str) {
+        let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
+        if poison.is_none() {
+            let refusal = Refusal::from(fault);
+            machine.note(format!("device {} is poisoned by {by}: {fault}", self.device));
+            *poison = Some(refusal);
+        }
+    }
+
+    /// Fails with the fault that poisoned the context, if any.
+    pub(crate) fn check(&self) -> Answer {
+        // The reason was noted when it happened.
+        match &*self.poison.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(refusal) => Err(refusal.code.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The contexts of all devices. Handles are not used twice.
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    next: AtomicU64,
+    alive: Mutex<BTreeMap<u64, Arc<Context>>>,
+}
+
+impl Default for Contexts {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(0xc0_0001), alive: Mutex::default() }
+    }
+}
+
+/// The calling rank's stack of current contexts.
+#[derive(Debug, Default)]
+struct Current(Vec<u64>);
+
+impl Contexts {
+    fn alive(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Context>>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn create(&self, device: usize, primary: bool, flags: u32) -> Arc<Context> {
+        let id = self.next.fetch_add(1, SeqCst);
+        let context = Arc::new(Context { id, device, primary, flags, poison: Mutex::default() });
+        self.alive().insert(id, context.clone());
+        context
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Answer<Arc<Context>> {
+        self.alive().get(&id).cloned().ok_or_else(|| {
+            Refusal::new(CUresult::CUDA_ERROR_INVALID_CONTEXT, format!("{id:#x} is no live context"))
+        })
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        self.alive().remove(&id);
+    }
+
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let what = |c: &Context| {
+            format!("{:#x} on device {}{}", c.id, c.device, if c.primary { ", primary" } else { "" })
+        };
+        self.alive().values().map(|c| Leak { kind: "context", what: what(c) }).collect()
+    }
+}
+
+impl Machine {
+    /// The calling rank's current context; an error if there is none or a fault has poisoned it.
+    pub(crate) fn current(&self) -> Answer<Arc<Context>> {
+        let context = self.current_even_poisoned()?;
+        context.check()?;
+        Ok(context)
+    }
+
+    pub(crate) fn current_even_poisoned(&self) -> Answer<Arc<Context>> {
+        let Some(id) = self.current_handle() else {
+            return Err(Refusal::new(
+                CUresult::CUDA_ERROR_INVALID_CONTEXT,
+                "no context is current on this thread",
+            ));
+        };
+        self.contexts.get(id).map_err(|_| Refusal::from(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED))
+    }
+
+    /// The handle on top of the calling rank's stack.
+    pub(crate) fn current_handle(&self) -> Option<u64> {
+        with_local(self.id, |current: &mut Current| current.0.last().copied())
+    }
+
+    /// Replaces the top of the stack; `None` pops it.
+    pub(crate) fn set_current(&self, context: Option<u64>) {
+        with_local(self.id, |current: &mut Current| {
+            current.0.pop();
+            current.0.extend(context);
+        });
+    }
+
+    pub(crate) fn push_current(&self, context: u64) {
+        with_local(self.id, |current: &mut Current| current.0.push(context));
+    }
+
+    pub(crate) fn pop_current(&self) -> Option<u64> {
+        with_local(self.id, |current: &mut Current| current.0.pop())
+    }
+
+    pub(crate) fn device(&self, ordinal: i32) -> Answer<&Device> {
+        usize::try_from(ordinal).ok().and_then(|i| self.devices.get(i)).ok_or_else(|| {
+            let why = format!("device {ordinal} of {}", self.devices.len());
+            Refusal::new(CUresult::CUDA_ERROR_INVALID_DEVICE, why)
+        })
+    }
+
+    /// Tears a context down: its streams end, its memory goes.
+    pub(crate) fn destroy_context(&self, context: &Context) {
+        self.streams.remove_context(context.id);
+        let gone = self.memory.space().remove_context(context.id);
+        drop(gone);
+        self.contexts.remove(context.id);
+    }
+}

@@ -1,0 +1,140 @@
+//! Counting every call, and making chosen ones fail.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::sched;
+
+/// What happens to the chosen call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Action {
+    /// It does nothing and returns this code (`CUresult` or `ncclResult_t`, by the function).
+    Fail(u32),
+    /// It begins this much later, on the world's clock.
+    Delay(Duration),
+    /// The process stops there (`SIGSTOP`), until somebody continues it.
+    Stop,
+    /// The process dies there (`SIGKILL`).
+    Kill,
+}
+
+/// A call that shall not go as it would.
+#[derive(Debug, Clone)]
+pub struct Injection {
+    function: String,
+    nth: u64,
+    forever: bool,
+    action: Action,
+}
+
+impl Injection {
+    /// `action` upon the next call of `function` (its symbol, such as `cuMemAlloc_v2`), once.
+    #[must_use]
+    pub fn new(function: impl Into<String>, action: Action) -> Self {
+        Self { function: function.into(), nth: 1, forever: false, action }
+    }
+
+    /// Upon the `n`-th call from now on, counted from 1.
+    #[must_use]
+    pub fn nth(mut self, n: u64) -> Self {
+        self.nth = n.max(1);
+        self
+    }
+
+    /// Upon every later call too.
+    #[must_use]
+    pub fn forever(mut self) -> Self {
+        self.forever = true;
+        self
+    }
+}
+
+/// The world's counters and injections. Shared by both ABIs.
+#[derive(Debug, Default)]
+pub struct Faults {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: BTreeMap<String, u64>,
+    armed: Vec<Injection>,
+    hits: u64,
+}
+
+impl Faults {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Arms an injection.
+    pub fn inject(&self, injection: Injection) {
+        self.lock().armed.push(injection);
+    }
+
+    /// Disarms all injections.
+    pub fn clear(&self) {
+        self.lock().armed.clear();
+    }
+
+    /// How often an injection has struck.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.lock().hits
+    }
+
+    /// How often `function` was called.
+    #[must_use]
+    pub fn calls(&self, function: &str) -> u64 {
+        self.lock().calls.get(function).copied().unwrap_or(0)
+    }
+
+    /// Every function that was called, and how often.
+    #[must_use]
+    pub fn all_calls(&self) -> BTreeMap<String, u64> {
+        self.lock().calls.clone()
+    }
+
+    /// Counts a call of `function` and carries out what is armed for it. The code, if the call shall fail.
+    pub(crate) fn gate(&self, function: &'static str) -> Option<u32> {
+        let actions = {
+            let mut state = self.lock();
+            match state.calls.get_mut(function) {
+                Some(count) => *count += 1,
+                None => drop(state.calls.insert(function.to_owned(), 1)),
+            }
+            let mut struck = Vec::new();
+            state.armed.retain_mut(|injection| {
+                if injection.function != function {
+                    return true;
+                }
+                injection.nth = injection.nth.saturating_sub(1);
+                if injection.nth > 0 {
+                    return true;
+                }
+                struck.push(injection.action);
+                injection.forever
+            });
+            state.hits += struck.len() as u64;
+            struck
+        };
+        let mut code = None;
+        for action in actions {
+            match action {
+                Action::Fail(with) => code = Some(with),
+                // A world that ends during the delay ends the delay.
+                Action::Delay(by) => drop(sched::sleep(by)),
+                Action::Stop => signal_self(rustix::process::Signal::STOP),
+                Action::Kill => signal_self(rustix::process::Signal::KILL),
+            }
+        }
+        code
+    }
+}
+
+fn signal_self(signal: rustix::process::Signal) {
+    // A process may always signal itself.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+}

@@ -1,0 +1,74 @@
+//! What goes wrong on a device ([`Fault`]), and what is made to go wrong ([`Faults`]).
+
+mod inject;
+
+pub use inject::{Action, Faults, Injection};
+
+use crate::memory::Access;
+use crate::sched::WaitError;
+
+/// Why an executor could not do its work. A fault poisons the context it happened in: every later call answers
+/// with its code, as on hardware.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// No memory is mapped there.
+    #[error("device {device} {access} {len} bytes at {address:#x}: nothing is mapped at {at:#x}{history}")]
+    Unmapped {
+        /// The device that accessed.
+        device: usize,
+        /// What it tried.
+        access: Access,
+        /// First byte of the access.
+        address: u64,
+        /// Length of the access in bytes.
+        len: u64,
+        /// First byte that is not there.
+        at: u64,
+        /// What was there before or lies beside it, as the end of a sentence; may be empty.
+        history: String,
+    },
+    /// The device has no such right on the mapping.
+    #[error(
+        "device {device} {access} {len} bytes at {address:#x}: the mapping at {mapping:#x} grants it {granted}"
+    )]
+    AccessDenied {
+        /// The device that accessed.
+        device: usize,
+        /// What it tried.
+        access: Access,
+        /// First byte of the access.
+        address: u64,
+        /// Length of the access in bytes.
+        len: u64,
+        /// Base of the mapping.
+        mapping: u64,
+        /// The rights it has there.
+        granted: Access,
+    },
+    /// A kernel's or operation's argument breaks an alignment rule.
+    #[error("address {address:#x} is not aligned to {alignment} bytes")]
+    Misaligned {
+        /// The address.
+        address: u64,
+        /// What it must be a multiple of.
+        alignment: u64,
+    },
+    /// A wait inside the work ended without its condition.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// The work itself gave up (a kernel's trap or assertion).
+    #[error("{0}")]
+    Trap(String),
+    /// The work panicked.
+    #[error("the executor panicked: {0}")]
+    Panic(String),
+    /// The operating system refused the embedded device something.
+    #[error("{what}: {source}")]
+    Host {
+        /// What was tried.
+        what: String,
+        /// The system's error.
+        source: rustix::io::Errno,
+    },
+}

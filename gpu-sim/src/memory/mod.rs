@@ -1,0 +1,109 @@
+//! Device memory: physical bytes in memfds, device addresses that only executors can follow.
+//!
+//! * [`region`]: the process's device address space, inaccessible to the host, and its *shadow* of the same shape,
+//!   where mapped memory is readable by the executors: shadow address = device address + a constant.
+//! * [`physical`]: memory of a device: a range of a sealed memfd, committed when touched, counted against capacity.
+//! * [`space`]: which address shows which physical memory, with which rights; allocations are a reservation, a
+//!   mapping and physical memory in one.
+//! * [`handles`]: physical memory that a program holds by handle, and its way to other processes.
+//! * [`host`]: pinned host memory.
+//! * [`view()`]: the checked way from a device address to bytes.
+//!
+//! Invariants: a mapping keeps its physical memory, and a [`View`] keeps its mappings, alive; a range of addresses
+//! is not handed out again while anything refers to it, and as late as possible after that, so that a use after
+//! free meets nothing rather than somebody else's memory.
+
+mod access;
+mod handles;
+mod host;
+mod ipc;
+mod physical;
+mod region;
+mod space;
+mod view;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use access::Access;
+pub(crate) use handles::Handles;
+pub(crate) use host::HostMemory;
+pub(crate) use physical::{Arena, Physical};
+pub(crate) use region::Region;
+pub(crate) use space::{Kind, Mapped, Space};
+pub(crate) use view::{Accessor, Place, classify, view_as};
+pub use view::{View, view};
+
+use crate::world::{Leak, WorldError};
+
+/// Granularity of virtual memory management in bytes, on every modelled device (measured on H200).
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+
+/// Host page size, the unit of small allocations here.
+pub(crate) const PAGE: u64 = 4096;
+
+/// The world's memory, over all devices.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    region: Arc<Region>,
+    space: Mutex<Space>,
+    handles: Mutex<Handles>,
+    host: Mutex<HostMemory>,
+}
+
+/// Why a memory call was refused. Becomes a `CUresult`; the text becomes a note of the world.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    #[error("device {device} has {free} bytes of {capacity} left, {wanted} were asked for")]
+    OutOfMemory { device: usize, wanted: u64, free: u64, capacity: u64 },
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    NotPermitted(String),
+    #[error("{0}")]
+    AlreadyRegistered(String),
+    #[error("{0}")]
+    NotRegistered(String),
+    #[error("{what}: {source}")]
+    Host { what: &'static str, source: rustix::io::Errno },
+}
+
+impl Memory {
+    pub(crate) fn new(seed: Option<u64>) -> Result<Self, WorldError> {
+        let region = Region::new(seed)
+            .map_err(|source| WorldError::Host { what: "reserving the device address space", source })?;
+        Ok(Self {
+            region: Arc::new(region),
+            space: Mutex::default(),
+            handles: Mutex::default(),
+            host: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    pub(crate) fn space(&self) -> MutexGuard<'_, Space> {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn handles(&self) -> MutexGuard<'_, Handles> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn host(&self) -> MutexGuard<'_, HostMemory> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let mut leaks = self.space().leaks();
+        leaks.extend(self.handles().leaks());
+        leaks.extend(self.host().leaks());
+        leaks
+    }
+}
+
+/// `value` rounded up to a multiple of `unit`; `None` on overflow.
+pub(crate) fn round_up(value: u64, unit: u64) -> Option<u64> {
+    value.checked_next_multiple_of(unit)
+}

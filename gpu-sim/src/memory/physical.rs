@@ -1,0 +1,179 @@
+//! Memory of a device, counted against its capacity.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+
+use super::{GRANULARITY, MemoryError};
+
+/// Bytes of the file behind a device's plain allocations. Sparse: only what is touched exists.
+const ARENA: u64 = 1 << 50;
+/// How the names of our memfds begin; `/proc/self/fd` shows them, so an importer knows what it was given.
+const NAME: &str = "gpu-sim-device-";
+
+/// A device's memory: how much there is, how much is taken, and the file of its plain allocations.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    device: usize,
+    capacity: u64,
+    used: AtomicU64,
+    /// The next offset of the file. Offsets are not used twice: there are enough.
+    next: AtomicU64,
+    file: std::sync::OnceLock<Arc<OwnedFd>>,
+}
+
+/// Some of a device's memory; it is free again when the last reference goes.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    device: usize,
+    size: u64,
+    file: Arc<OwnedFd>,
+    offset: u64,
+    /// The arena it is counted in; `None` for another process's memory.
+    arena: Option<Arc<Arena>>,
+    /// Whether it has a file of its own, to be exported.
+    exportable: bool,
+}
+
+impl Arena {
+    pub(crate) fn new(device: usize, capacity: u64) -> Self {
+        Self { device, capacity, used: AtomicU64::new(0), next: AtomicU64::new(0), file: Default::default() }
+    }
+
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Bytes that are left.
+    pub(crate) fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.used.load(SeqCst))
+    }
+
+    fn take(&self, size: u64) -> Result<(), MemoryError> {
+        let taken =
+            self.used.fetch_update(SeqCst, SeqCst, |u| u.checked_add(size).filter(|&u| u <= self.capacity));
+        match taken {
+            Ok(_) => Ok(()),
+            Err(used) => Err(MemoryError::OutOfMemory {
+                device: self.device,
+                wanted: size,
+                free: self.capacity - used,
+                capacity: self.capacity,
+            }),
+        }
+    }
+
+    fn file(&self) -> Result<Arc<OwnedFd>, Errno> {
+        if let Some(file) = self.file.get() {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(memfd(self.device, ARENA)?);
+        Ok(self.file.get_or_init(|| file).clone())
+    }
+
+    /// `size` bytes (a multiple of the page). `exportable` memory gets a file of its own.
+    pub(crate) fn allocate(
+        self: &Arc<Self>,
+        size: u64,
+        exportable: bool,
+    ) -> Result<Arc<Physical>, MemoryError> {
+        self.take(size)?;
+        let made = if exportable {
+            memfd(self.device, size).map(|file| (Arc::new(file), 0))
+        } else {
+            self.file().map(|file| (file, self.next.fetch_add(size.next_multiple_of(GRANULARITY), SeqCst)))
+        };
+        match made {
+            Ok((file, offset)) => Ok(Arc::new(Physical {
+                device: self.device,
+                size,
+                file,
+                offset,
+                arena: Some(self.clone()),
+                exportable,
+            })),
+            Err(source) => {
+                self.used.fetch_sub(size, SeqCst);
+                Err(MemoryError::Host { what: "making a memory file", source })
+            }
+        }
+    }
+}
+
+impl Physical {
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Where its bytes begin in [`Physical::file`].
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Whether it may leave the process as a file descriptor.
+    pub(crate) fn is_exportable(&self) -> bool {
+        self.exportable
+    }
+
+    /// Whether another process made it.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.arena.is_none()
+    }
+
+    /// Memory of another process (or of this one), by its file; `part` is the range of it, `None` the whole.
+    pub(crate) fn import(file: OwnedFd, part: Option<(u64, u64)>) -> Result<Arc<Self>, MemoryError> {
+        let device = device_of(&file).ok_or_else(|| {
+            MemoryError::Invalid("the file descriptor is not exported device memory".into())
+        })?;
+        let source = rustix::fs::fstat(&file)
+            .map_err(|source| MemoryError::Host { what: "asking for the size of imported memory", source })?;
+        let whole = source.st_size as u64;
+        let (offset, size) = part.unwrap_or((0, whole));
+        if offset.checked_add(size).is_none_or(|end| end > whole) {
+            return Err(MemoryError::Invalid(format!("{size} bytes at {offset} of memory of {whole} bytes")));
+        }
+        let exportable = part.is_none();
+        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, arena: None, exportable }))
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        let Some(arena) = &self.arena else { return };
+        if !self.exportable {
+            // What the arena's file holds there is returned to the host; failing costs memory, not correctness,
+            // since offsets are not used twice.
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&*self.file, flags, self.offset, self.size);
+        }
+        arena.used.fetch_sub(self.size, SeqCst);
+    }
+}
+
+fn memfd(device: usize, size: u64) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(format!("{NAME}{device}"), flags)?;
+    rustix::fs::ftruncate(&file, size)?;
+    // Nobody can make mapped pages vanish under an executor.
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// The device whose memory a file is, if it is.
+fn device_of(file: &OwnedFd) -> Option<usize> {
+    use std::os::fd::AsRawFd;
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    let name = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
+    name.strip_suffix(" (deleted)").unwrap_or(name).parse().ok()
+}

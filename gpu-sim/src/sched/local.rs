@@ -1,0 +1,50 @@
+//! What belongs to one rank alone: per thread in the free mode, per actor in the seeded mode.
+
+use std::any::{Any, TypeId};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What a rank keeps, by (world, actor, type).
+type Locals = HashMap<(u64, u64, TypeId), Box<dyn Any>>;
+
+thread_local! {
+    /// The running actor's number; 0 outside of all actors.
+    static TASK: Cell<u64> = const { Cell::new(0) };
+    static NAME: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
+    static LOCALS: RefCell<Locals> = RefCell::default();
+}
+
+pub(super) fn task() -> u64 {
+    TASK.get()
+}
+
+/// Sets who runs on this thread and returns who ran before.
+pub(super) fn enter(task: u64, name: Option<Arc<str>>) -> (u64, Option<Arc<str>>) {
+    (TASK.replace(task), NAME.replace(name))
+}
+
+pub(super) fn name() -> Option<Arc<str>> {
+    NAME.with_borrow(Clone::clone)
+}
+
+/// The caller's own `T` in world `world`, made on first use. `f` must not come back here for the same `T`.
+pub(crate) fn with_local<T: Default + 'static, R>(world: u64, f: impl FnOnce(&mut T) -> R) -> R {
+    let key = (world, task(), TypeId::of::<T>());
+    let mut value: Box<T> = LOCALS
+        .with_borrow_mut(|map| map.remove(&key))
+        .and_then(|any| any.downcast().ok())
+        .unwrap_or_default();
+    let result = f(&mut value);
+    LOCALS.with_borrow_mut(|map| map.insert(key, value));
+    result
+}
+
+/// Forgets what `task` of `world` kept; `None`: everybody on this thread, of every world.
+pub(crate) fn forget_locals(of: Option<(u64, u64)>) {
+    let gone: Vec<_> = LOCALS.with_borrow_mut(|map| match of {
+        None => map.drain().collect(),
+        Some((world, task)) => map.extract_if(|key, _| key.0 == world && key.1 == task).collect(),
+    });
+    drop(gone);
+}

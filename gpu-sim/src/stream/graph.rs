@@ -1,0 +1,242 @@
+//! Graphs: recorded work, and running it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNodeType, CUresult};
+
+use super::{Exec, Launched, Op, Stream, Streams, Work};
+use crate::abi::{Answer, Refusal};
+use crate::fault::Fault;
+use crate::sched::{self, Signal};
+use crate::world::Machine;
+
+/// One recorded piece of work.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub(crate) kind: CUgraphNodeType,
+    /// Nothing for an empty node.
+    pub(crate) work: Option<Arc<dyn Work>>,
+    /// What comes before it: smaller numbers, so that node order is a topological order.
+    pub(crate) after: Vec<usize>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = self.work.as_ref().map_or("nothing".to_owned(), |w| w.describe());
+        f.debug_struct("Node")
+            .field("kind", &self.kind)
+            .field("what", &what)
+            .field("after", &self.after)
+            .finish()
+    }
+}
+
+/// A recorded graph.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) id: u64,
+    pub(crate) nodes: Vec<Node>,
+    /// Node handles: `first_node + index`.
+    pub(crate) first_node: u64,
+    /// User objects that live as long as the graph.
+    pub(crate) objects: Mutex<Vec<Arc<UserObject>>>,
+}
+
+/// An executable graph.
+#[derive(Debug)]
+pub(crate) struct GraphExec {
+    pub(crate) id: u64,
+    nodes: Arc<Vec<Node>>,
+    /// Its last launch: launches of one executable graph run one after the other.
+    last: Mutex<Option<(Arc<Stream>, u64)>>,
+    _objects: Vec<Arc<UserObject>>,
+}
+
+/// A program's object that graphs keep alive; its destructor runs when the last reference goes.
+#[derive(Debug)]
+pub(crate) struct UserObject {
+    pub(crate) object: usize,
+    pub(crate) destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
+}
+
+impl Drop for UserObject {
+    fn drop(&mut self) {
+        // SAFETY: the program gave object and destructor together (`cuUserObjectCreate`), to be called once.
+        unsafe { (self.destroy)(self.object as *mut _) }
+    }
+}
+
+impl GraphExec {
+    /// Puts one run of the graph into `stream`.
+    pub(crate) fn launch(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+        if stream.capturing_or_refuse(machine)?.is_some() {
+            let why = "launching a graph into a capture (child graphs) is not modelled";
+            return Err(Refusal::unsupported(why));
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let ticket = stream.push_with(machine, || {
+            let work = self.nodes.iter().map(|n| n.work.as_ref().map(|w| w.launch())).collect();
+            let nodes = self.nodes.clone();
+            let run = Box::new(move |exec: &Exec| run(exec, &nodes, work));
+            Op {
+                what: format!("graph {:#x}", self.id),
+                run,
+                always: false,
+                after: last.take().into_iter().collect(),
+            }
+        });
+        *last = Some((stream.clone(), ticket));
+        Ok(())
+    }
+}
+
+/// Runs the nodes in an order that their dependencies allow; what does not depend on each other runs side by side.
+fn run(exec: &Exec, nodes: &Arc<Vec<Node>>, work: Vec<Option<Launched>>) -> Result<(), Fault> {
+    let chain = nodes.iter().enumerate().all(|(i, n)| match i {
+        0 => n.after.is_empty(),
+        _ => n.after == [i - 1],
+    });
+    if chain {
+        return work.into_iter().flatten().try_for_each(|w| w(exec));
+    }
+    let missing: Vec<usize> = nodes.iter().map(|n| n.after.len()).collect();
+    let ready = (0..nodes.len()).filter(|&i| missing[i] == 0).rev().collect();
+    let progress = Progress { work, missing, ready, left: nodes.len(), result: Ok(()) };
+    let run =
+        Arc::new(Running { nodes: nodes.clone(), progress: Mutex::new(progress), signal: Signal::new() });
+    run.help_with(exec);
+    loop {
+        run.work(exec);
+        let idle = || {
+            let progress = run.progress();
+            progress.left == 0 || !progress.ready.is_empty()
+        };
+        sched::wait(&run.signal, || "the branches of a graph".to_owned(), None, idle)?;
+        let mut progress = run.progress();
+        if progress.left == 0 {
+            return std::mem::replace(&mut progress.result, Ok(()));
+        }
+    }
+}
+
+/// One run of a graph with branches.
+struct Running {
+    nodes: Arc<Vec<Node>>,
+    progress: Mutex<Progress>,
+    signal: Signal,
+}
+
+struct Progress {
+    work: Vec<Option<Launched>>,
+    /// Per node, how many before it are not done.
+    missing: Vec<usize>,
+    /// Nodes that may run; the last one next.
+    ready: Vec<usize>,
+    left: usize,
+    result: Result<(), Fault>,
+}
+
+impl Running {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts an executor for each ready node but one.
+    fn help_with(self: &Arc<Self>, exec: &Exec) {
+        let spare = self.progress().ready.len().saturating_sub(1);
+        for _ in 0..spare {
+            let (me, machine, stream) = (self.clone(), exec.machine.clone(), exec.stream.clone());
+            let name = format!("a branch of a graph on {}", stream.name).into();
+            let branch = Exec { machine, stream };
+            let pool = exec.machine.devices[exec.device()].pool.clone();
+            exec.machine.sched.spawn(&pool, name, Box::new(move || me.work(&branch)));
+        }
+    }
+
+    /// Runs ready nodes until there is none.
+    fn work(self: &Arc<Self>, exec: &Exec) {
+        loop {
+            let (node, work) = {
+                let mut progress = self.progress();
+                let Some(node) = progress.ready.pop() else { return };
+                let work = if progress.result.is_ok() { progress.work[node].take() } else { None };
+                (node, work)
+            };
+            let body = std::panic::AssertUnwindSafe(|| work.map_or(Ok(()), |w| w(exec)));
+            let result = std::panic::catch_unwind(body)
+                .unwrap_or_else(|payload| Err(Fault::Panic(sched::panic_text(&*payload))));
+            {
+                let mut progress = self.progress();
+                progress.left -= 1;
+                if progress.result.is_ok() {
+                    progress.result = result;
+                }
+                for (i, next) in self.nodes.iter().enumerate().skip(node + 1) {
+                    if next.after.contains(&node) {
+                        progress.missing[i] -= 1;
+                        if progress.missing[i] == 0 {
+                            progress.ready.push(i);
+                        }
+                    }
+                }
+            }
+            self.help_with(exec);
+            self.signal.notify();
+        }
+    }
+}
+
+impl Streams {
+    pub(crate) fn add_graph(&self, nodes: Vec<Node>) -> Arc<Graph> {
+        let id = self.number();
+        let first_node = self.next.fetch_add(nodes.len() as u64, std::sync::atomic::Ordering::SeqCst);
+        let graph = Arc::new(Graph { id, nodes, first_node, objects: Mutex::default() });
+        self.table().graphs.insert(id, graph.clone());
+        graph
+    }
+
+    pub(crate) fn graph(&self, handle: CUgraph) -> Answer<Arc<Graph>> {
+        self.table().graphs.get(&(handle as u64)).cloned().ok_or_else(|| gone("graph", handle as u64))
+    }
+
+    /// The graph that has this node, and the node's place in it.
+    pub(crate) fn node(&self, handle: u64) -> Answer<(Arc<Graph>, usize)> {
+        let table = self.table();
+        let found = table.graphs.values().find_map(|g| {
+            let index = handle.checked_sub(g.first_node).filter(|&i| i < g.nodes.len() as u64)?;
+            Some((g.clone(), index as usize))
+        });
+        found.ok_or_else(|| gone("graph node", handle))
+    }
+
+    pub(crate) fn destroy_graph(&self, handle: CUgraph) -> Answer {
+        let graph = self.table().graphs.remove(&(handle as u64));
+        graph.map(drop).ok_or_else(|| gone("graph", handle as u64))
+    }
+
+    pub(crate) fn instantiate(&self, graph: &Graph) -> Arc<GraphExec> {
+        let objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let id = self.number();
+        let nodes = Arc::new(graph.nodes.clone());
+        let exec = Arc::new(GraphExec { id, nodes, last: Mutex::default(), _objects: objects });
+        self.table().execs.insert(id, exec.clone());
+        exec
+    }
+
+    pub(crate) fn exec(&self, handle: CUgraphExec) -> Answer<Arc<GraphExec>> {
+        self.table()
+            .execs
+            .get(&(handle as u64))
+            .cloned()
+            .ok_or_else(|| gone("executable graph", handle as u64))
+    }
+
+    pub(crate) fn destroy_exec(&self, handle: CUgraphExec) -> Answer {
+        let exec = self.table().execs.remove(&(handle as u64));
+        exec.map(drop).ok_or_else(|| gone("executable graph", handle as u64))
+    }
+}
+
+fn gone(what: &str, handle: u64) -> Refusal {
+    Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:#x} is no live {what}"))
+}

@@ -1,0 +1,178 @@
+//! Streams: ordered queues of work that executors run while the host goes on; events; capture and graphs.
+//!
+//! * [`work`]: what may be enqueued ([`Work`]) and what it runs in ([`Exec`]).
+//! * [`queue`]: one stream: its queue, its executor, how to wait for it.
+//! * [`event`]: marks in streams.
+//! * [`capture`]: streams that record instead of running.
+//! * [`graph`]: what was recorded, and running it.
+//!
+//! Invariants: work of a stream runs in order, one at a time; [`Work::launch`] is called in the host's launch order,
+//! by the thread that launches; on a poisoned context nothing runs any more but queues still drain and events still
+//! complete, so nobody waits for what cannot come; the legacy default stream waits for the blocking streams of its
+//! context and they for it.
+
+pub(crate) mod capture;
+pub(crate) mod event;
+pub(crate) mod graph;
+mod queue;
+mod work;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::{CUgraphNodeType, CUresult, CUstream};
+
+use crate::abi::{Answer, Refusal};
+use crate::device::Context;
+use crate::sched::with_local;
+use crate::world::{self, Leak, Machine};
+
+use capture::Session;
+use event::Event;
+use graph::{Graph, GraphExec};
+pub(crate) use queue::{Flavour, Op, Stream};
+pub use work::{Exec, Launched, Work};
+
+/// The handles of the default streams (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`); 0 is the legacy one too.
+const LEGACY: u64 = 1;
+const PER_THREAD: u64 = 2;
+
+/// Every stream, event and graph of the world, by handle. Handles are not used twice.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    next: AtomicU64,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    streams: BTreeMap<u64, Arc<Stream>>,
+    events: BTreeMap<u64, Arc<Event>>,
+    graphs: BTreeMap<u64, Arc<Graph>>,
+    execs: BTreeMap<u64, Arc<GraphExec>>,
+    /// The legacy stream of each context.
+    legacy: BTreeMap<u64, Arc<Stream>>,
+    sessions: Vec<Arc<Session>>,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(0x5_0001), table: Mutex::default() }
+    }
+}
+
+/// The calling rank's own default stream in each context.
+#[derive(Debug, Default)]
+struct PerThread(BTreeMap<u64, Arc<Stream>>);
+
+/// Puts `work` into `stream` (a handle of the current context, default streams included), or records it as a node
+/// while the stream captures. `kind` is the node's.
+///
+/// # Errors
+/// The code and the reason, as the driver would answer.
+pub(crate) fn enqueue(stream: CUstream, kind: CUgraphNodeType, work: Arc<dyn Work>) -> Answer {
+    let Some(machine) = world::machine() else { return Err(CUresult::CUDA_ERROR_DEINITIALIZED.into()) };
+    let stream = machine.stream(stream)?;
+    stream.enqueue(&machine, kind, work)
+}
+
+impl Machine {
+    /// The stream of a handle, whose context must be unharmed.
+    pub(crate) fn stream(&self, handle: CUstream) -> Answer<Arc<Stream>> {
+        let stream = self.stream_even_poisoned(handle)?;
+        stream.context.check()?;
+        Ok(stream)
+    }
+
+    pub(crate) fn stream_even_poisoned(&self, handle: CUstream) -> Answer<Arc<Stream>> {
+        match handle as u64 {
+            0 | LEGACY => Ok(self.streams.legacy(&self.current_even_poisoned()?)),
+            PER_THREAD => {
+                let context = self.current_even_poisoned()?;
+                let own = with_local(self.id, |own: &mut PerThread| own.0.get(&context.id).cloned());
+                Ok(own.unwrap_or_else(|| {
+                    let stream = self.streams.create(&context, Flavour::PerThread, 0);
+                    with_local(self.id, |own: &mut PerThread| own.0.insert(context.id, stream.clone()));
+                    stream
+                }))
+            }
+            id => {
+                self.streams.table().streams.get(&id).filter(|s| s.flavour.is_created()).cloned().ok_or_else(
+                    || {
+                        Refusal::new(
+                            CUresult::CUDA_ERROR_INVALID_HANDLE,
+                            format!("{id:#x} is no live stream"),
+                        )
+                    },
+                )
+            }
+        }
+    }
+}
+
+impl Streams {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.next.fetch_add(1, SeqCst)
+    }
+
+    pub(crate) fn create(&self, context: &Arc<Context>, flavour: Flavour, priority: i32) -> Arc<Stream> {
+        let stream = Stream::new(self.number(), context.clone(), flavour, priority);
+        self.table().streams.insert(stream.id, stream.clone());
+        stream
+    }
+
+    /// The legacy default stream of a context.
+    pub(crate) fn legacy(&self, context: &Arc<Context>) -> Arc<Stream> {
+        let mut table = self.table();
+        let make = || Stream::new(self.number(), context.clone(), Flavour::Legacy, 0);
+        table.legacy.entry(context.id).or_insert_with(make).clone()
+    }
+
+    /// The legacy stream of a context, if it was ever used.
+    pub(crate) fn legacy_in_use(&self, context: u64) -> Option<Arc<Stream>> {
+        self.table().legacy.get(&context).cloned()
+    }
+
+    pub(crate) fn destroy(&self, id: u64) -> Answer<Arc<Stream>> {
+        self.table().streams.remove(&id).ok_or_else(|| {
+            Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{id:#x} is no live stream"))
+        })
+    }
+
+    /// All streams of a context, the default ones included.
+    pub(crate) fn of_context(&self, context: u64) -> Vec<Arc<Stream>> {
+        let table = self.table();
+        let all = table.streams.values().chain(table.legacy.values());
+        all.filter(|s| s.context.id == context).cloned().collect()
+    }
+
+    /// Waits until everything that was enqueued on a context before is done.
+    pub(crate) fn synchronize_context(&self, context: &Context) -> Answer {
+        for stream in self.of_context(context.id) {
+            stream.wait_all()?;
+        }
+        context.check()
+    }
+
+    pub(crate) fn remove_context(&self, context: u64) {
+        let mut table = self.table();
+        table.streams.retain(|_, s| s.context.id != context);
+        table.legacy.remove(&context);
+        table.events.retain(|_, e| e.context != context);
+    }
+
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let table = self.table();
+        let streams = table.streams.values().filter(|s| s.flavour.is_created());
+        let streams = streams.map(|s| Leak { kind: "stream", what: s.name.to_string() });
+        let events = table.events.keys().map(|id| Leak { kind: "event", what: format!("{id:#x}") });
+        let graphs = table.graphs.keys().map(|id| Leak { kind: "graph", what: format!("{id:#x}") });
+        let execs = table.execs.keys().map(|id| Leak { kind: "executable graph", what: format!("{id:#x}") });
+        streams.chain(events).chain(graphs).chain(execs).collect()
+    }
+}

@@ -1,0 +1,246 @@
+//! One stream: its queue and its executor.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver_sys::{CUgraphNodeType, CUresult};
+
+use super::capture::Capturing;
+use super::{Exec, Launched, Work};
+use crate::abi::{Answer, Refusal};
+use crate::device::Context;
+use crate::fault::Fault;
+use crate::sched::{self, Signal, WaitError, panic_text};
+use crate::world::{self, Machine};
+
+/// What kind of stream it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    /// Made by the program; ordered with the legacy stream.
+    Blocking,
+    /// Made by the program with `CU_STREAM_NON_BLOCKING`.
+    NonBlocking,
+    /// The legacy default stream of a context.
+    Legacy,
+    /// The default stream of a rank in a context; ordered with the legacy stream.
+    PerThread,
+}
+
+impl Flavour {
+    /// Whether it is ordered with the legacy stream.
+    pub(crate) fn is_blocking(self) -> bool {
+        matches!(self, Self::Blocking | Self::PerThread)
+    }
+
+    /// Whether the program made it and must destroy it.
+    pub(crate) fn is_created(self) -> bool {
+        matches!(self, Self::Blocking | Self::NonBlocking)
+    }
+}
+
+/// A stream. Dropped handles let the queue run to its end.
+pub(crate) struct Stream {
+    pub(crate) id: u64,
+    pub(crate) name: Arc<str>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) flavour: Flavour,
+    pub(crate) priority: i32,
+    /// What it records into while it captures.
+    pub(super) capture: Mutex<Option<Capturing>>,
+    queue: Mutex<Queue>,
+    done: AtomicU64,
+    signal: Signal,
+}
+
+#[derive(Default)]
+struct Queue {
+    ops: VecDeque<Op>,
+    submitted: u64,
+    /// An executor has the queue.
+    running: bool,
+}
+
+/// Work in a queue.
+pub(crate) struct Op {
+    pub(crate) what: String,
+    pub(crate) run: Launched,
+    /// Runs on a poisoned context too: marks of events.
+    pub(crate) always: bool,
+    /// What else must be done before: (stream, its work up to).
+    pub(crate) after: Vec<(Arc<Stream>, u64)>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream")
+            .field("name", &self.name)
+            .field("flavour", &self.flavour)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(super) fn new(id: u64, context: Arc<Context>, flavour: Flavour, priority: i32) -> Arc<Self> {
+        let kind = match flavour {
+            Flavour::Blocking | Flavour::NonBlocking => "stream",
+            Flavour::Legacy => "legacy stream",
+            Flavour::PerThread => "per-thread stream",
+        };
+        Arc::new(Self {
+            id,
+            name: format!("{kind} {id:#x} of device {}", context.device).into(),
+            context,
+            flavour,
+            priority,
+            capture: Mutex::default(),
+            queue: Mutex::default(),
+            done: AtomicU64::new(0),
+            signal: Signal::new(),
+        })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Launches `work`, or records it while the stream captures.
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        kind: CUgraphNodeType,
+        work: Arc<dyn Work>,
+    ) -> Answer {
+        if self.record(machine, kind, &work)? {
+            return Ok(());
+        }
+        self.push_with(machine, || Op {
+            what: work.describe(),
+            run: work.launch(),
+            always: false,
+            after: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// Puts an operation at the queue's end. Its ticket: see [`Stream::wait_for`].
+    pub(crate) fn push(self: &Arc<Self>, machine: &Arc<Machine>, op: Op) -> u64 {
+        self.push_with(machine, || op)
+    }
+
+    /// As [`Stream::push`]; `op` is made while nobody else can enqueue here, so launch order is queue order.
+    pub(crate) fn push_with(self: &Arc<Self>, machine: &Arc<Machine>, op: impl FnOnce() -> Op) -> u64 {
+        let barrier = self.ordered_after(machine);
+        let (ticket, start) = {
+            let mut queue = self.queue();
+            let mut op = op();
+            op.after.extend(barrier);
+            queue.ops.push_back(op);
+            queue.submitted += 1;
+            (queue.submitted, !std::mem::replace(&mut queue.running, true))
+        };
+        if start {
+            let (me, machine_) = (self.clone(), machine.clone());
+            let pool = &machine.devices[self.context.device].pool;
+            machine.sched.spawn(pool, self.name.clone(), Box::new(move || me.drain(machine_)));
+        }
+        ticket
+    }
+
+    /// What the rules of the legacy default stream put before the next operation here.
+    fn ordered_after(&self, machine: &Machine) -> Vec<(Arc<Stream>, u64)> {
+        let others = match self.flavour {
+            Flavour::NonBlocking => return Vec::new(),
+            Flavour::Blocking | Flavour::PerThread => {
+                Vec::from_iter(machine.streams.legacy_in_use(self.context.id))
+            }
+            Flavour::Legacy => machine.streams.of_context(self.context.id),
+        };
+        let blocking =
+            |s: &Stream| s.flavour.is_blocking() || (s.flavour == Flavour::Legacy && s.id != self.id);
+        others
+            .into_iter()
+            .filter(|s| blocking(s) && !s.is_idle())
+            .map(|s| {
+                let ticket = s.submitted();
+                (s, ticket)
+            })
+            .collect()
+    }
+
+    /// The ticket of the last operation.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.queue().submitted
+    }
+
+    /// Whether everything is done.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.done.load(SeqCst) >= self.submitted()
+    }
+
+    /// Blocks until the operation of `ticket` is done.
+    pub(crate) fn wait_for(&self, ticket: u64) -> Result<(), WaitError> {
+        let reason = || format!("work {ticket} of {}", self.name);
+        sched::wait(&self.signal, reason, None, || self.done.load(SeqCst) >= ticket)
+    }
+
+    /// Blocks until everything that is in the queue now is done.
+    pub(crate) fn wait_all(&self) -> Result<(), WaitError> {
+        self.wait_for(self.submitted())
+    }
+
+    /// The executor: runs what is queued, in order, until nothing is left.
+    fn drain(self: Arc<Self>, machine: Arc<Machine>) {
+        let exec = Exec { machine, stream: self.clone() };
+        loop {
+            let op = {
+                let mut queue = self.queue();
+                let op = queue.ops.pop_front();
+                queue.running = op.is_some();
+                op
+            };
+            let Some(op) = op else { return };
+            let what = op.what.clone();
+            if let Err(fault) = self.run(&exec, op) {
+                self.context.poison(&exec.machine, &fault, &format!("{what} on {}", self.name));
+            }
+            self.done.fetch_add(1, SeqCst);
+            self.signal.notify();
+        }
+    }
+
+    fn run(&self, exec: &Exec, op: Op) -> Result<(), Fault> {
+        sched::point("an operation of the stream");
+        for (stream, ticket) in &op.after {
+            stream.wait_for(*ticket)?;
+        }
+        if !op.always && self.context.check().is_err() {
+            return Ok(());
+        }
+        catch_unwind(AssertUnwindSafe(|| (op.run)(exec)))
+            .unwrap_or_else(|payload| Err(Fault::Panic(panic_text(&*payload))))
+    }
+
+    /// The handle that the program knows it by.
+    pub(crate) fn handle(&self) -> cuda_driver_sys::CUstream {
+        match self.flavour {
+            Flavour::Legacy => std::ptr::null_mut(),
+            _ => self.id as *mut _,
+        }
+    }
+
+    /// Refuses while the stream captures: such a call would need an answer now.
+    pub(crate) fn refuse_while_capturing(&self, what: &str) -> Answer {
+        let session = self.capturing().map(|c| c.session);
+        let Some(session) = session else { return Ok(()) };
+        session.invalidate(format!("{what} of {}, which captures", self.name));
+        let why = format!("{what} of {} during its capture", self.name);
+        Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
+    }
+}
+
+/// The live machine, or the answer for want of one.
+pub(super) fn machine() -> Answer<Arc<Machine>> {
+    world::machine().ok_or_else(|| CUresult::CUDA_ERROR_DEINITIALIZED.into())
+}

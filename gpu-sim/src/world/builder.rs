@@ -1,0 +1,85 @@
+//! The world's settings.
+
+use std::sync::Arc;
+
+use super::{Machine, World, WorldError, machine};
+
+/// Whether the world forgives what hardware forgives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Leaks and misuse are errors, with an explanation.
+    Strict,
+    /// As hardware: silence, hangs.
+    Faithful,
+}
+
+/// Settings of a [`World`]. The default is one device of 80 GiB, NCCL 2.28.9, free-running, strict.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Builder {
+    pub(super) devices: usize,
+    pub(super) capacity: u64,
+    pub(super) nccl_release: i32,
+    pub(super) seed: Option<u64>,
+    pub(super) mode: Mode,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { devices: 1, capacity: 80 << 30, nccl_release: 22809, seed: None, mode: Mode::Strict }
+    }
+}
+
+impl Builder {
+    /// How many devices, 1 to 64.
+    pub fn devices(mut self, devices: usize) -> Self {
+        self.devices = devices;
+        self
+    }
+
+    /// Memory of each device in bytes, a multiple of 2 MiB.
+    pub fn capacity(mut self, bytes: u64) -> Self {
+        self.capacity = bytes;
+        self
+    }
+
+    /// The NCCL release to behave as, as `ncclGetVersion` codes it (2.28.9 is 22809).
+    pub fn nccl_release(mut self, code: i32) -> Self {
+        self.nccl_release = code;
+        self
+    }
+
+    /// Run everything on the calling thread, in an order that `seed` decides.
+    pub fn seeded(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Be silent where hardware is silent, and hang where it hangs.
+    pub fn faithful(mut self) -> Self {
+        self.mode = Mode::Faithful;
+        self
+    }
+
+    /// Makes the world.
+    ///
+    /// # Errors
+    /// A world is alive already, a setting is out of range, or the system refuses the address space.
+    pub fn start(self) -> Result<World, WorldError> {
+        if !(1..=64).contains(&self.devices) {
+            let value = self.devices.to_string();
+            return Err(WorldError::BadSetting {
+                setting: "devices",
+                value,
+                rule: "1 to 64 devices are modelled",
+            });
+        }
+        if self.capacity == 0 || !self.capacity.is_multiple_of(2 << 20) || self.capacity > 1 << 40 {
+            let value = self.capacity.to_string();
+            let rule = "bytes, a multiple of 2 MiB, at most 1 TiB";
+            return Err(WorldError::BadSetting { setting: "capacity", value, rule });
+        }
+        machine::install(|id| Machine::new(id, &self).map(Arc::new))
+            .map(|machine| World { machine: Some(machine) })
+    }
+}

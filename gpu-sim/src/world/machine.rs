@@ -1,0 +1,147 @@
+//! The inside of a world: everything that outlives one call.
+
+use std::any::{Any, TypeId};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+pub(crate) use super::builder::Mode;
+use super::{Builder, Leak, Report, WorldError};
+use crate::device::{Contexts, Device};
+use crate::fault::Faults;
+use crate::memory::Memory;
+use crate::sched::{Free, Scheduler, Seeded, forget_locals};
+use crate::stream::Streams;
+
+/// State that another part of the crate keeps in the world ([`Machine::part`]).
+pub(crate) trait Part: Any + Send + Sync {
+    /// What was made and not unmade.
+    fn leaks(&self) -> Vec<Leak>;
+    /// The world ends: stop threads and let go of what waits outside of `sched`.
+    fn stop(&self);
+}
+
+/// The world's shared state; reached through [`machine()`].
+#[derive(Debug)]
+pub(crate) struct Machine {
+    pub(crate) id: u64,
+    pub(crate) mode: Mode,
+    pub(crate) nccl_release: i32,
+    pub(crate) sched: Scheduler,
+    pub(crate) faults: Faults,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: Contexts,
+    pub(crate) memory: Memory,
+    pub(crate) streams: Streams,
+    parts: Mutex<HashMap<TypeId, Arc<dyn PartOf>>>,
+    notes: Mutex<Notes>,
+    ended: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    notes: Vec<String>,
+    misuse: Vec<String>,
+}
+
+/// [`Part`] that can be found again by its type.
+trait PartOf: Part + std::fmt::Debug {
+    fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+}
+
+impl<T: Part + std::fmt::Debug> PartOf for T {
+    fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
+
+static CURRENT: RwLock<Option<Arc<Machine>>> = RwLock::new(None);
+static WORLDS: AtomicU64 = AtomicU64::new(1);
+
+/// The process's world, if one is alive.
+pub(crate) fn machine() -> Option<Arc<Machine>> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+pub(super) fn install(
+    make: impl FnOnce(u64) -> Result<Arc<Machine>, WorldError>,
+) -> Result<Arc<Machine>, WorldError> {
+    let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
+    if current.is_some() {
+        return Err(WorldError::AlreadyAlive);
+    }
+    let machine = make(WORLDS.fetch_add(1, SeqCst))?;
+    *current = Some(machine.clone());
+    Ok(machine)
+}
+
+impl Machine {
+    pub(super) fn new(id: u64, settings: &Builder) -> Result<Self, WorldError> {
+        let sched = match settings.seed {
+            Some(seed) => Scheduler::Seeded(Seeded::new(id, seed)),
+            None => Scheduler::Free(Free::new()),
+        };
+        Ok(Self {
+            id,
+            mode: settings.mode,
+            nccl_release: settings.nccl_release,
+            sched,
+            faults: Faults::default(),
+            devices: (0..settings.devices).map(|i| Device::new(i, settings.capacity)).collect(),
+            contexts: Contexts::default(),
+            memory: Memory::new(settings.seed)?,
+            streams: Streams::default(),
+            parts: Mutex::default(),
+            notes: Mutex::default(),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// The world's `T`, made on first use.
+    pub(crate) fn part<T: Part + std::fmt::Debug + Default>(&self) -> Arc<T> {
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let part = parts.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
+        part.any().downcast().unwrap_or_else(|_| unreachable!("parts are kept by their own type"))
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an explanation for [`crate::World::notes`].
+    pub(crate) fn note(&self, text: impl Into<String>) {
+        self.noted().notes.push(text.into());
+    }
+
+    /// Keeps something wrong that hardware would pass over; an error at the end of a strict world.
+    pub(crate) fn misuse(&self, text: impl Into<String>) {
+        self.noted().misuse.push(text.into());
+    }
+
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let noted = self.noted();
+        noted.misuse.iter().chain(&noted.notes).cloned().collect()
+    }
+
+    /// Ends the world: counts what is left, ends every wait, joins every thread.
+    pub(super) fn end(self: &Arc<Self>) -> Report {
+        if self.ended.swap(true, SeqCst) {
+            return Report::default();
+        }
+        let parts: Vec<_> =
+            self.parts.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let mut leaks: Vec<Leak> = parts.iter().flat_map(|p| p.leaks()).collect();
+        leaks.extend(self.contexts.leaks());
+        leaks.extend(self.streams.leaks());
+        leaks.extend(self.memory.leaks());
+        for part in &parts {
+            part.stop();
+        }
+        self.sched.stop(self);
+        *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = None;
+        forget_locals(None);
+        let noted = std::mem::take(&mut *self.noted());
+        let calls: BTreeMap<String, u64> = self.faults.all_calls();
+        Report { leaks, misuse: noted.misuse, notes: noted.notes, calls }
+    }
+}

@@ -1,0 +1,141 @@
+//! The world: the machine that the ABIs drive, made by a builder, one alive in a process at a time.
+
+mod builder;
+mod machine;
+mod report;
+
+pub use builder::Builder;
+pub(crate) use machine::{Machine, Mode, Part, machine};
+pub use report::{Leak, Report, WorldError};
+
+use std::sync::Arc;
+
+use crate::fault::Faults;
+use crate::sched::{Actor, Deadlock, Scheduler, Step, Waiting};
+
+/// Why [`World::run_actors`] did not end well.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// At some time nobody could go on. The calls that waited returned errors, then the actors ran to their ends.
+    #[error(transparent)]
+    Deadlock(#[from] Arc<Deadlock>),
+    /// An actor panicked.
+    #[error("actor {actor} panicked: {message}")]
+    Panicked {
+        /// Its name.
+        actor: String,
+        /// The panic's text.
+        message: String,
+    },
+}
+
+/// An embedded machine with GPUs. Dropping it tears it down without looking for leaks; [`World::finish`] looks.
+///
+/// ```
+/// let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start()?;
+/// let table = world.cuda();
+/// world.finish()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct World {
+    machine: Option<Arc<Machine>>,
+}
+
+impl World {
+    /// How a world is made.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    fn alive(&self) -> &Arc<Machine> {
+        // `machine` is taken by `finish` and `drop` alone, and both have the world by value or as their last use.
+        self.machine.as_ref().unwrap_or_else(|| unreachable!("the world is used after its end"))
+    }
+
+    /// The CUDA driver's functions, for `cuda_driver_sys::Api::from_parts`. They drive the process's living world.
+    #[must_use]
+    pub fn cuda(&self) -> cuda_driver_sys::Table {
+        crate::driver::table()
+    }
+
+    /// NCCL's functions, for `nccl_sys::Api::from_parts`.
+    #[must_use]
+    pub fn nccl(&self) -> nccl_sys::Table {
+        crate::nccl::table()
+    }
+
+    /// The counters and injections of both ABIs.
+    #[must_use]
+    pub fn faults(&self) -> &Faults {
+        &self.alive().faults
+    }
+
+    /// How often the ABI function `name` was called.
+    #[must_use]
+    pub fn calls(&self, name: &str) -> u64 {
+        self.faults().calls(name)
+    }
+
+    /// What the world noticed so far and the ABI has no words for: the explanations of faults, misuse that hardware
+    /// would pass over, panics.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        self.alive().notes()
+    }
+
+    /// Who waits for what right now: ranks, stream executors.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<Waiting> {
+        self.alive().sched.waiting()
+    }
+
+    /// Every scheduling decision so far in the seeded mode; empty in the free mode.
+    #[must_use]
+    pub fn history(&self) -> Vec<Step> {
+        match &self.alive().sched {
+            Scheduler::Seeded(seeded) => seeded.history(),
+            Scheduler::Free(_) => Vec::new(),
+        }
+    }
+
+    /// Runs ranks to their ends, in the order of results: threads in the free mode, interleaved by the seed on the
+    /// calling thread (which must be the one that started the world) in the seeded mode.
+    ///
+    /// # Errors
+    /// The first deadlock, else the first panic.
+    pub fn run_actors<T: Send + 'static>(&self, actors: Vec<Actor<T>>) -> Result<Vec<T>, RunError> {
+        let names: Vec<String> = actors.iter().map(|a| a.0.clone()).collect();
+        let run = self.alive().sched.run(actors);
+        if let Some(deadlock) = run.deadlock {
+            return Err(RunError::Deadlock(deadlock));
+        }
+        names
+            .into_iter()
+            .zip(run.results)
+            .map(|(actor, r)| r.map_err(|message| RunError::Panicked { actor, message }))
+            .collect()
+    }
+
+    /// Ends the world and says what was left in it.
+    ///
+    /// # Errors
+    /// In strict mode, [`WorldError::Unclean`] when something leaked or was misused.
+    pub fn finish(mut self) -> Result<Report, WorldError> {
+        let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
+        let report = machine.end();
+        if machine.mode == Mode::Strict && !report.is_clean() {
+            return Err(WorldError::Unclean(Box::new(report)));
+        }
+        Ok(report)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            machine.end();
+        }
+    }
+}
