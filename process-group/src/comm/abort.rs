@@ -1,0 +1,145 @@
+//! Ending communicators by force, from any thread.
+//!
+//! From 2.22 on an abort has two halves: `ncclCommAbort` inside a group raises the flags at which blocked calls
+//! and kernels give up, and the end of the group frees the memory. Between the two we wait until nobody is inside
+//! NCCL with one of the communicators. Before 2.22 the call frees at once, so everybody must be out first; who is
+//! blocked for ever then cannot be helped, and the communicator is leaked.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    CommError, Result,
+    call::call,
+    communicator::Shared,
+    group,
+    service::{Service, Ticket},
+};
+use crate::store::Deadline;
+
+/// How long the end of a communicator waits for calls that cannot block.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Aborts a communicator from any thread, also while its owner is blocked inside NCCL.
+#[derive(Debug, Clone)]
+pub struct AbortHandle {
+    shared: Arc<Shared>,
+}
+
+impl AbortHandle {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+
+    /// Aborts the communicator: calls that are blocked in it return with an error, further ones are refused, its
+    /// work on the device gives up, and its memory is freed once nobody is inside. A second abort does nothing.
+    ///
+    /// Every rank must abort. Captured graphs that use the communicator must be gone, or freeing waits for them.
+    ///
+    /// # Errors
+    /// [`CommError::Leaked`] when a call did not come out of NCCL by the deadline. Below 2.22 that is what happens
+    /// to a communicator whose owner is blocked: that release has no safe way out.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(&self, deadline: Deadline) -> Result<()> {
+        Self::abort_together(std::slice::from_ref(self), deadline).pop().unwrap_or(Ok(()))
+    }
+
+    /// [`abort`](Self::abort) for several communicators of the process: all flags rise at once, so none waits for
+    /// another. One result each, in the order given.
+    pub fn abort_together(handles: &[Self], deadline: Deadline) -> Vec<Result<()>> {
+        let shared: Vec<_> = handles.iter().map(|handle| handle.shared.clone()).collect();
+        together(&shared, "aborted", deadline)
+    }
+
+    /// How errors call the communicator.
+    #[must_use]
+    pub fn communicator(&self) -> &str {
+        self.shared.name()
+    }
+}
+
+/// The error of a communicator that `held` keeps from being freed; its gate says so from now on.
+pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
+    let why = format!("{held} did not return from NCCL {} in time", shared.nccl.release());
+    shared.gate.set_ending(&format!("leaked: {why}"));
+    CommError::Leaked { communicator: shared.name().into(), why }
+}
+
+/// Aborts communicators; `how` is what later calls on them are told. One result each.
+///
+/// Each has a thread and an NCCL group of its own: all flags rise without one waiting for another, and one that
+/// cannot be freed keeps none of the others.
+pub(crate) fn together(communicators: &[Arc<Shared>], how: &str, deadline: Deadline) -> Vec<Result<()>> {
+    if group::is_open() {
+        return communicators.iter().map(|_| group::refuse_inside("ncclCommAbort")).collect();
+    }
+    let aborting: Vec<_> = communicators
+        .iter()
+        .map(|shared| {
+            // Who finds the gate closed comes second, and leaves the work to the first.
+            shared.gate.close(how).then(|| -> Result<Ticket<Result<()>>> {
+                let thread = Service::start(shared.name())?;
+                let shared = shared.clone();
+                Ok(thread.submit(move || free(&shared, deadline)))
+            })
+        })
+        .collect();
+    // The threads give up at the deadline by themselves; what exceeds it is NCCL's own freeing.
+    let grace = Deadline::after(deadline.remaining().saturating_add(Duration::from_millis(500)));
+    let mut results = Vec::new();
+    for (shared, aborting) in communicators.iter().zip(aborting) {
+        results.push(match aborting {
+            None => Ok(()),
+            Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
+            Some(Err(error)) => {
+                keep(shared);
+                Err(error)
+            }
+        });
+    }
+    results
+}
+
+/// Frees a communicator whose gate is closed. Runs on a thread of its own, whose NCCL group may stay open.
+fn free(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
+    let (nccl, name) = (&shared.nccl, shared.name());
+    if !nccl.aborts_in_groups() {
+        empty(shared, deadline)?;
+        return raise(shared);
+    }
+    // SAFETY: takes nothing.
+    unsafe { call!(nccl, name, ncclGroupStart()) }.inspect_err(|_| keep(shared))?;
+    let begun = !shared.raw().is_null();
+    let raised = raise(shared);
+    // The group's end frees. While somebody is inside it must not come, and the group stays open, on a thread that
+    // makes no further call.
+    empty(shared, deadline)?;
+    // An initialisation may have written its handle only now.
+    let raised = if begun { raised } else { raise(shared) };
+    // SAFETY: nobody is inside, and the gate is closed.
+    let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
+    raised.and(ended).inspect_err(|_| keep(shared))
+}
+
+/// Waits until nobody is inside any more, or leaks the communicator.
+fn empty(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
+    shared.gate.wait_empty(deadline).map_err(|held| {
+        keep(shared);
+        leaked(shared, held)
+    })
+}
+
+/// Calls `ncclCommAbort`; nothing for a communicator that NCCL has not begun to build.
+fn raise(shared: &Shared) -> Result<()> {
+    if shared.raw().is_null() {
+        return Ok(());
+    }
+    let _current = shared.context.enter()?;
+    // SAFETY: the gate is closed, and closes for one abort or destruction only, so the handle is alive. That others
+    // may be inside is what the function is for.
+    unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(shared.raw())) }
+}
+
+/// Keeps for ever everything that NCCL may still write to.
+fn keep(shared: &Arc<Shared>) {
+    std::mem::forget(shared.clone());
+}

@@ -1,0 +1,339 @@
+//! Checks of a collective's arguments that one rank can make alone, before anything is launched.
+//!
+//! They see addresses, counts, types and ranks, and never memory: that a buffer is as long as it is said to be,
+//! and lives long enough, is the caller's promise. Overlap rules are those of NCCL's documentation of in-place
+//! operations.
+
+use nccl_sys::Version;
+
+use super::DataType;
+
+/// Arguments that no communicator accepts.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArgumentError {
+    /// The buffer's size in bytes is no number.
+    #[error(
+        "{call}: {elements} elements of {dtype} for each of {ranks} ranks are more bytes than there are addresses"
+    )]
+    TooLarge {
+        /// The operation.
+        call: &'static str,
+        /// Elements for one rank.
+        elements: usize,
+        /// Their type.
+        dtype: DataType,
+        /// How many ranks' elements lie in the buffer.
+        ranks: usize,
+    },
+    /// A buffer that is used has no address.
+    #[error("{call}: the {buffer} buffer is null, but {bytes} bytes are to be used there")]
+    Null {
+        /// The operation.
+        call: &'static str,
+        /// `send` or `receive`.
+        buffer: &'static str,
+        /// The bytes that are wanted there.
+        bytes: usize,
+    },
+    /// A buffer does not start at an element's boundary.
+    #[error("{call}: the {buffer} buffer at {address:#x} is not aligned to the {} bytes of {dtype}", .dtype.size())]
+    Misaligned {
+        /// The operation.
+        call: &'static str,
+        /// `send` or `receive`.
+        buffer: &'static str,
+        /// Where it starts.
+        address: u64,
+        /// The type of its elements.
+        dtype: DataType,
+    },
+    /// The buffers overlap in a way that the operation does not allow.
+    #[error(
+        "{call}: send [{send:#x}, +{send_bytes}) and receive [{receive:#x}, +{receive_bytes}) overlap; {allowed}"
+    )]
+    Overlap {
+        /// The operation.
+        call: &'static str,
+        /// Where the send buffer starts.
+        send: u64,
+        /// Its length in bytes.
+        send_bytes: usize,
+        /// Where the receive buffer starts.
+        receive: u64,
+        /// Its length in bytes.
+        receive_bytes: usize,
+        /// What the operation allows instead.
+        allowed: &'static str,
+    },
+    /// A rank that is not in the communicator.
+    #[error("{call}: {role} {rank} is not a rank of a communicator of {size} (0 to {})", .size - 1)]
+    NoSuchRank {
+        /// The operation.
+        call: &'static str,
+        /// `root` or `peer`.
+        role: &'static str,
+        /// What was given.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+    },
+    /// A message to oneself, which waits for its other half for ever unless both are in one group.
+    #[error(
+        "{call}: rank {rank} is this rank itself; a message to oneself needs its send and its receive in one group"
+    )]
+    ToOneself {
+        /// The operation.
+        call: &'static str,
+        /// This rank.
+        rank: usize,
+    },
+    /// The loaded library does not know the type.
+    #[error("{call}: elements of {dtype} need NCCL {since}, but {release} is loaded")]
+    TypeTooNew {
+        /// The operation.
+        call: &'static str,
+        /// The type.
+        dtype: DataType,
+        /// The first release that knows it.
+        since: Version,
+        /// The release that is loaded.
+        release: Version,
+    },
+    /// A stream of another device than the communicator's.
+    #[error(
+        "{call}: the stream is of device {stream}, but the communicator's memory is on device {communicator}"
+    )]
+    ForeignStream {
+        /// The operation.
+        call: &'static str,
+        /// The stream's device.
+        stream: u32,
+        /// The communicator's device.
+        communicator: u32,
+    },
+}
+
+/// Where a communicator stands, as far as arguments depend on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) release: Version,
+}
+
+/// A buffer of a call: its address and how many ranks' shares it holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) address: u64,
+    pub(crate) shares: usize,
+}
+
+/// How the two buffers of an operation may lie to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The same address, or apart.
+    Same,
+    /// The send buffer is this rank's share of the receive buffer, or apart.
+    ShareOfReceive,
+    /// The receive buffer is this rank's share of the send buffer, or apart.
+    ShareOfSend,
+    /// Apart.
+    Never,
+}
+
+impl InPlace {
+    const fn allowed(self) -> &'static str {
+        match self {
+            Self::Same => "in place they must be the same address",
+            Self::ShareOfReceive => {
+                "in place the send buffer must be this rank's share of the receive buffer (rank times its bytes)"
+            }
+            Self::ShareOfSend => {
+                "in place the receive buffer must be this rank's share of the send buffer (rank times its bytes)"
+            }
+            Self::Never => "this operation has no in-place form",
+        }
+    }
+}
+
+impl Place {
+    /// The bytes of `count` elements for each of `shares` ranks.
+    fn bytes(
+        &self,
+        call: &'static str,
+        count: usize,
+        dtype: DataType,
+        shares: usize,
+    ) -> Result<usize, ArgumentError> {
+        count
+            .checked_mul(dtype.size())
+            .and_then(|bytes| bytes.checked_mul(shares))
+            .filter(|bytes| isize::try_from(*bytes).is_ok())
+            .ok_or(ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
+    }
+
+    /// Checks a type against the loaded release.
+    pub(crate) fn dtype(&self, call: &'static str, dtype: DataType) -> Result<(), ArgumentError> {
+        if self.release < dtype.since() {
+            return Err(ArgumentError::TypeTooNew {
+                call,
+                dtype,
+                since: dtype.since(),
+                release: self.release,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks that `rank` is one of the communicator.
+    pub(crate) fn member(
+        &self,
+        call: &'static str,
+        role: &'static str,
+        rank: usize,
+    ) -> Result<(), ArgumentError> {
+        if rank < self.size {
+            return Ok(());
+        }
+        Err(ArgumentError::NoSuchRank { call, role, rank, size: self.size })
+    }
+
+    /// Checks one buffer and returns its length in bytes.
+    pub(crate) fn buffer(
+        &self,
+        call: &'static str,
+        buffer: &'static str,
+        span: Span,
+        count: usize,
+        dtype: DataType,
+    ) -> Result<usize, ArgumentError> {
+        self.dtype(call, dtype)?;
+        let bytes = self.bytes(call, count, dtype, span.shares)?;
+        if bytes == 0 {
+            return Ok(0);
+        }
+        if span.address == 0 {
+            return Err(ArgumentError::Null { call, buffer, bytes });
+        }
+        if !span.address.is_multiple_of(dtype.size() as u64) {
+            return Err(ArgumentError::Misaligned { call, buffer, address: span.address, dtype });
+        }
+        if span.address.checked_add(bytes as u64).is_none() {
+            return Err(ArgumentError::TooLarge { call, elements: count, dtype, ranks: span.shares });
+        }
+        Ok(bytes)
+    }
+
+    /// Checks the two buffers of a collective.
+    pub(crate) fn buffers(
+        &self,
+        call: &'static str,
+        send: Span,
+        receive: Span,
+        count: usize,
+        dtype: DataType,
+        in_place: InPlace,
+    ) -> Result<(), ArgumentError> {
+        let send_bytes = self.buffer(call, "send", send, count, dtype)?;
+        let receive_bytes = self.buffer(call, "receive", receive, count, dtype)?;
+        if send_bytes == 0 || receive_bytes == 0 {
+            return Ok(());
+        }
+        let (from, to) = (send.address, receive.address);
+        let apart = from + send_bytes as u64 <= to || to + receive_bytes as u64 <= from;
+        let offset = (self.rank * count * dtype.size()) as u64;
+        let fits = match in_place {
+            InPlace::Same => from == to,
+            InPlace::ShareOfReceive => Some(from) == to.checked_add(offset),
+            InPlace::ShareOfSend => Some(to) == from.checked_add(offset),
+            InPlace::Never => false,
+        };
+        if apart || fits {
+            return Ok(());
+        }
+        let allowed = in_place.allowed();
+        Err(ArgumentError::Overlap { call, send: from, send_bytes, receive: to, receive_bytes, allowed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn dtype() -> impl Strategy<Value = DataType> {
+        prop::sample::select(&DataType::ALL[..])
+    }
+
+    proptest! {
+        /// What is accepted never overlaps except where the operation's in-place form puts it.
+        #[test]
+        fn accepted_buffers_are_apart_or_in_place(
+            size in 1usize..5, rank in 0usize..5, count in 0usize..9, from in 1u64..40, to in 1u64..40,
+            dtype in dtype(), which in 0usize..4,
+        ) {
+            let rank = rank % size;
+            let place = Place { rank, size, release: Version::new(2, 30, 7) };
+            let in_place = [InPlace::Same, InPlace::ShareOfReceive, InPlace::ShareOfSend, InPlace::Never][which];
+            let (send_shares, receive_shares) = match in_place {
+                InPlace::Same => (1, 1),
+                InPlace::ShareOfReceive => (1, size),
+                InPlace::ShareOfSend => (size, 1),
+                InPlace::Never => (size, size),
+            };
+            let width = dtype.size() as u64;
+            let (send, receive) = (from * width, to * width);
+            let bytes = |shares: usize| (count * dtype.size() * shares) as u64;
+            let touched = |start: u64, shares| (start..start + bytes(shares)).collect::<std::collections::HashSet<_>>();
+            let overlap = !touched(send, send_shares).is_disjoint(&touched(receive, receive_shares));
+            let share = rank as u64 * bytes(1);
+            let meant = match in_place {
+                InPlace::Same => send == receive,
+                InPlace::ShareOfReceive => send == receive + share,
+                InPlace::ShareOfSend => receive == send + share,
+                InPlace::Never => false,
+            };
+            let accepted = place.buffers(
+                "test",
+                Span { address: send, shares: send_shares },
+                Span { address: receive, shares: receive_shares },
+                count, dtype, in_place,
+            ).is_ok();
+            prop_assert_eq!(accepted, !overlap || meant);
+        }
+
+        /// No count makes the arithmetic wrap.
+        #[test]
+        fn huge_counts_are_refused_and_not_wrapped(
+            count in any::<usize>(), shares in 1usize..10_000, address in any::<u64>(), dtype in dtype(),
+        ) {
+            let place = Place { rank: 0, size: shares, release: Version::new(2, 30, 7) };
+            let wide = count as u128 * dtype.size() as u128 * shares as u128;
+            match place.buffer("test", "send", Span { address, shares }, count, dtype) {
+                Ok(bytes) => {
+                    prop_assert_eq!(bytes as u128, wide);
+                    prop_assert!(wide == 0 || address as u128 + wide <= u64::MAX as u128);
+                }
+                Err(ArgumentError::TooLarge { .. }) => prop_assert!(
+                    wide > isize::MAX as u128 || address as u128 + wide > u64::MAX as u128
+                ),
+                Err(ArgumentError::Null { .. }) => prop_assert_eq!(address, 0),
+                Err(ArgumentError::Misaligned { .. }) => prop_assert_ne!(address % dtype.size() as u64, 0),
+                Err(other) => return Err(TestCaseError::fail(other.to_string())),
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_types_and_addresses_are_named() {
+        let place = Place { rank: 1, size: 4, release: Version::new(2, 21, 5) };
+        let error = place.member("broadcast", "root", 4).unwrap_err();
+        assert_eq!(error.to_string(), "broadcast: root 4 is not a rank of a communicator of 4 (0 to 3)");
+        let error = place.dtype("all_reduce", DataType::F8E4M3).unwrap_err();
+        assert!(error.to_string().contains("need NCCL 2.24.3, but 2.21.5 is loaded"), "{error}");
+        let error =
+            place.buffer("send", "send", Span { address: 0, shares: 1 }, 3, DataType::F32).unwrap_err();
+        assert!(error.to_string().contains("12 bytes"), "{error}");
+    }
+}

@@ -1,0 +1,539 @@
+//! Communicators: their making, their end, and the calls that every rank makes together.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, AtomicU64, Ordering},
+    },
+};
+
+use cuda_driver::Context;
+use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t, ncclResult_t};
+
+use super::{
+    AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
+    call::call,
+    check::{ArgumentError, Place},
+    config::RawConfig,
+    gate::{Gate, Kind},
+    group, reaper,
+    service::{Service, Ticket, Unkept},
+    window::Windows,
+};
+use crate::store::Deadline;
+
+/// What a communicator is, shared between its owner, its service thread and those who may abort it.
+///
+/// It lives as long as NCCL may write to it: `handle` and the windows' cells are out-parameters.
+pub(crate) struct Shared {
+    /// Unique in the process; a total order for whoever needs several gates.
+    pub(crate) serial: u64,
+    pub(crate) nccl: Nccl,
+    pub(crate) context: Context,
+    pub(crate) place: Place,
+    pub(crate) gate: Gate,
+    /// NCCL's handle; null until NCCL has written it.
+    handle: Arc<AtomicPtr<ncclComm>>,
+    /// NCCL keeps the address of the name in it.
+    config: RawConfig,
+    windows: Mutex<Windows>,
+}
+
+impl Shared {
+    fn new(
+        seat: &Seat<'_>,
+        size: usize,
+        config: &Config,
+        raw: RawConfig,
+        handle: Arc<AtomicPtr<ncclComm>>,
+    ) -> Arc<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let rank = seat.rank;
+        let name = config.name.as_deref().unwrap_or("unnamed");
+        Arc::new(Self {
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            nccl: seat.nccl.clone(),
+            context: seat.context.clone(),
+            place: Place { rank, size, release: seat.nccl.release() },
+            gate: Gate::new(format!("communicator {name} (rank {rank} of {size})")),
+            handle,
+            config: raw,
+            windows: Mutex::default(),
+        })
+    }
+
+    /// How errors call it.
+    pub(crate) fn name(&self) -> &str {
+        self.gate.name()
+    }
+
+    /// NCCL's handle. To be used only from inside the gate.
+    pub(crate) fn raw(&self) -> ncclComm_t {
+        self.handle.load(Ordering::Acquire)
+    }
+
+    /// Never held during a call of NCCL.
+    pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Passes a result on, and closes the communicator for further calls if the error left it in an unknown state.
+    pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            if error.poisons() {
+                self.gate.poison(&error.to_string());
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One rank's part in the making of a communicator.
+#[derive(Debug, Clone, Copy)]
+struct Seat<'a> {
+    nccl: &'a Nccl,
+    context: &'a Context,
+    rank: usize,
+}
+
+/// One rank's member of a communicator.
+///
+/// Enqueueing calls run on the caller's thread, one at a time, and return when the work is enqueued. Calls that
+/// every rank makes together (making, splitting, windows, destruction) run on the communicator's own thread, and
+/// the caller waits for them until a deadline; past it the communicator is poisoned: every further call is refused
+/// and it must be aborted, on every rank.
+///
+/// It ends by [`destroy`](Self::destroy), which all ranks make together, or by [`abort`](Self::abort). One that is
+/// merely dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped).
+///
+/// ```no_run
+/// # use process_group::{comm::{Communicator, Config, DataType, Nccl, ReduceOp}, store::Deadline};
+/// # use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = cuda_driver::Driver::load()?.device(0)?.retain_primary()?;
+/// let nccl = Nccl::load()?;
+/// let soon = || Deadline::after(Duration::from_secs(30));
+/// // One rank makes the id, and gives it to the others.
+/// let id = nccl.unique_id()?;
+/// let communicator = Communicator::init(&nccl, &context, &id, 0, 1, &Config::new(), soon())?;
+/// let stream = cuda_driver::Stream::new(&context, cuda_driver::StreamFlags::NON_BLOCKING)?;
+/// let buffer = cuda_driver::memory::DeviceMemory::new(&context, 1 << 20)?;
+/// // SAFETY: the buffer holds as many elements and outlives the work.
+/// unsafe { communicator.all_reduce(buffer.ptr(), buffer.ptr(), 1 << 18, DataType::F32, ReduceOp::Sum, &stream)? };
+/// stream.synchronize()?;
+/// communicator.destroy(soon())?;
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ncclComm_t")]
+pub struct Communicator {
+    shared: Arc<Shared>,
+    service: Service,
+    config: Config,
+}
+
+impl Communicator {
+    /// Joins a new communicator of `size` ranks as `rank`. Collective: returns when all ranks of `id` have joined.
+    ///
+    /// # Errors
+    /// - [`CommError::DeadlineExceeded`]: some rank did not come; NCCL does not say which (a process group does);
+    /// - [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Setting`], [`CommError::Argument`] for a rank
+    ///   that is not below `size`.
+    #[doc(alias = "ncclCommInitRankConfig")]
+    #[doc(alias = "ncclCommInitRank")]
+    pub fn init(
+        nccl: &Nccl,
+        context: &Context,
+        id: &UniqueId,
+        rank: usize,
+        size: usize,
+        config: &Config,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        Forming::begin(Seat { nccl, context, rank }, id, size, config)?.finish(deadline)
+    }
+
+    /// [`init`](Self::init) for a thread that drives several ranks, each with its device: they join side by side.
+    ///
+    /// # Errors
+    /// As for [`init`](Self::init); the ranks that had joined are aborted.
+    #[doc(alias = "ncclCommInitAll")]
+    pub fn init_together(
+        nccl: &Nccl,
+        ranks: &[(usize, &Context)],
+        id: &UniqueId,
+        size: usize,
+        config: &Config,
+        deadline: Deadline,
+    ) -> Result<Vec<Self>> {
+        let begin = |(rank, context): &(usize, &Context)| {
+            Forming::begin(Seat { nccl, context, rank: *rank }, id, size, config)
+        };
+        // Every rank begins before the first is waited for, and every one is waited for before an error returns.
+        let forming = ranks.iter().map(begin).collect::<Result<Vec<_>>>()?;
+        let formed: Vec<_> = forming.into_iter().map(|rank| rank.finish(deadline)).collect();
+        formed.into_iter().collect()
+    }
+
+    /// Splits off a communicator of the ranks that give the same `color`, ordered by `key` and then by rank; a
+    /// rank that gives `None` gets none. Collective over this communicator, on which no work may be outstanding.
+    ///
+    /// # Errors
+    /// [`CommError::Missing`] below 2.18; [`CommError::DeadlineExceeded`] and [`CommError::Nccl`], which poison
+    /// this communicator too; [`CommError::Setting`] for a color above `i32::MAX`.
+    #[doc(alias = "ncclCommSplit")]
+    pub fn split(
+        &self,
+        color: Option<u32>,
+        key: i32,
+        config: &Config,
+        deadline: Deadline,
+    ) -> Result<Option<Self>> {
+        const CALL: &str = "ncclCommSplit";
+        group::refuse_inside(CALL)?;
+        self.nccl().api().require(Feature::SPLIT)?;
+        let color = match color.map(i32::try_from) {
+            None => NCCL_SPLIT_NOCOLOR,
+            Some(Ok(color)) => color,
+            Some(Err(_)) => {
+                let problem = format!("{color:?} is above {}", i32::MAX);
+                return Err(CommError::Setting { setting: "color", problem });
+            }
+        };
+        let raw = config.lower(self.nccl())?;
+        let waiting_for = format!("the other ranks to split (this one gives color {color} and key {key})");
+        let config = config.clone();
+        self.serve(CALL, waiting_for, deadline, move |parent| {
+            let handle = Arc::<AtomicPtr<ncclComm>>::default();
+            let mut settings = raw.copy();
+            // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
+            // and the cell what it becomes.
+            unsafe {
+                call!(
+                    &parent.nccl,
+                    parent.name(),
+                    ncclCommSplit(parent.raw(), color, key, handle.as_ptr(), &mut settings)
+                )
+            }?;
+            let comm = handle.load(Ordering::Acquire);
+            if comm.is_null() {
+                return Ok(None);
+            }
+            let (mut rank, mut size) = (0, 0);
+            // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.
+            unsafe {
+                call!(&parent.nccl, parent.name(), ncclCommUserRank(comm, &mut rank))?;
+                call!(&parent.nccl, parent.name(), ncclCommCount(comm, &mut size))?;
+            }
+            let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank: rank as usize };
+            let shared = Shared::new(&seat, size as usize, &config, raw, handle);
+            let service = Service::start(shared.name())?;
+            Ok(Some(Self { shared, service, config }))
+        })
+    }
+
+    /// This rank, below [`size`](Self::size).
+    #[must_use]
+    #[doc(alias = "ncclCommUserRank")]
+    pub fn rank(&self) -> usize {
+        self.shared.place.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    #[doc(alias = "ncclCommCount")]
+    pub fn size(&self) -> usize {
+        self.shared.place.size
+    }
+
+    /// The context of the device that this rank's memory is on.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.shared.context
+    }
+
+    /// The library.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        &self.shared.nccl
+    }
+
+    /// The settings it was made with.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How errors call it: its name, its rank and its size.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.shared.name()
+    }
+
+    /// NCCL's handle, for calls that this crate lacks. It is valid until the communicator ends, and one thread at a
+    /// time may use it: not beside any method of this value.
+    #[must_use]
+    pub fn raw(&self) -> ncclComm_t {
+        self.shared.raw()
+    }
+
+    /// What aborts this communicator from any thread, whatever it is blocked in.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.shared.clone())
+    }
+
+    /// Why the communicator can no longer be used, if so.
+    ///
+    /// # Errors
+    /// [`CommError::Poisoned`] or [`CommError::Closed`].
+    pub fn check(&self) -> Result<()> {
+        self.shared.gate.check("check")
+    }
+
+    /// What went wrong in the background: in NCCL's threads or on the device. May be asked while another thread
+    /// is blocked in a call.
+    ///
+    /// # Errors
+    /// [`CommError::Nccl`] with the error that happened, which poisons the communicator; [`CommError::Closed`].
+    #[doc(alias = "ncclCommGetAsyncError")]
+    pub fn async_error(&self) -> Result<()> {
+        const CALL: &str = "ncclCommGetAsyncError";
+        let shared = &*self.shared;
+        let _observer = shared.gate.observe(CALL)?;
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
+        unsafe { call!(&shared.nccl, shared.name(), ncclCommGetAsyncError(shared.raw(), &mut state)) }?;
+        shared.judge(super::call::check(shared.nccl.api(), CALL, shared.name(), state))
+    }
+
+    /// Ends the communicator when all enqueued work is done. Collective: every rank destroys it. Windows and local
+    /// registrations that are left go with it. Captured graphs that use it must be gone, or it waits for them.
+    ///
+    /// # Errors
+    /// [`CommError::DeadlineExceeded`] if other ranks did not finish (it is aborted in the background then);
+    /// [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`] for one
+    /// that can only be aborted.
+    #[doc(alias = "ncclCommDestroy")]
+    #[doc(alias = "ncclCommFinalize")]
+    pub fn destroy(self, deadline: Deadline) -> Result<()> {
+        Self::destroy_together(vec![self], deadline).pop().unwrap_or(Ok(()))
+    }
+
+    /// [`destroy`](Self::destroy) for a thread that drives several ranks. One result each, in the order given.
+    pub fn destroy_together(communicators: Vec<Self>, deadline: Deadline) -> Vec<Result<()>> {
+        if group::is_open() {
+            return communicators.iter().map(|_| group::refuse_inside("ncclCommDestroy")).collect();
+        }
+        let finalizing: Vec<_> = communicators.iter().map(Self::begin_finalize).collect();
+        let finalized: Vec<_> = finalizing.into_iter().map(|serving| serving.finish(deadline)).collect();
+        let destroying: Vec<_> = communicators
+            .iter()
+            .zip(finalized)
+            .map(|(communicator, finalized)| finalized.and_then(|()| communicator.begin_destroy()))
+            .collect();
+        communicators
+            .iter()
+            .zip(destroying)
+            .map(|(communicator, destroying)| communicator.finish_destroy(destroying?, deadline))
+            .collect()
+    }
+
+    fn begin_finalize(&self) -> Serving<'_, ()> {
+        let waiting_for = "all ranks to finish their work and destroy the communicator".into();
+        self.begin("ncclCommFinalize", waiting_for, |shared| {
+            if !shared.nccl.has(Feature::CONFIG) {
+                return Ok(());
+            }
+            // SAFETY: the communicator is alive while this call is inside.
+            unsafe { call!(&shared.nccl, shared.name(), ncclCommFinalize(shared.raw())) }
+        })
+    }
+
+    fn begin_destroy(&self) -> Result<Ticket<Result<()>>> {
+        const CALL: &str = "ncclCommDestroy";
+        self.shared.gate.close_working(CALL, "destroyed")?;
+        let shared = self.shared.clone();
+        Ok(self.service.submit(move || {
+            // Who looks on, or registers memory, returns soon: those calls do not block.
+            let wait = Deadline::after(abort::PATIENCE);
+            shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
+            let _entry = shared.gate.enter_closed(CALL);
+            let _current = shared.context.enter()?;
+            // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
+            unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
+        }))
+    }
+
+    fn finish_destroy(&self, destroying: Ticket<Result<()>>, deadline: Deadline) -> Result<()> {
+        destroying.wait(deadline).unwrap_or_else(|_| {
+            let why = format!("ncclCommDestroy did not return within {:?}", deadline.waited());
+            self.shared.gate.set_ending(&format!("leaked: {why}"));
+            Err(CommError::Leaked { communicator: self.name().into(), why })
+        })
+    }
+
+    /// Ends the communicator at once, whatever is enqueued or blocked. Every rank must abort it too.
+    ///
+    /// # Errors
+    /// [`CommError::Leaked`] when a call of this process did not come out of NCCL by the deadline, so that nothing
+    /// could be freed.
+    #[doc(alias = "ncclCommAbort")]
+    pub fn abort(self, deadline: Deadline) -> Result<()> {
+        self.abort_handle().abort(deadline)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.shared.place
+    }
+
+    /// Has the service thread run `job` inside NCCL.
+    pub(crate) fn begin<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        waiting_for: String,
+        job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> Serving<'_, T> {
+        Serving::begin(&self.shared, &self.service, call, waiting_for, job)
+    }
+
+    /// Has the service thread run `job` inside NCCL, and waits for it.
+    pub(crate) fn serve<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        waiting_for: String,
+        deadline: Deadline,
+        job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.begin(call, waiting_for, job).finish(deadline)
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        reaper::take(&self.shared);
+    }
+}
+
+/// A call that the service thread makes.
+pub(crate) struct Serving<'a, T> {
+    shared: &'a Shared,
+    waiting_for: String,
+    ticket: Ticket<Result<T>>,
+}
+
+impl<'a, T: Send + 'static> Serving<'a, T> {
+    fn begin(
+        shared: &'a Arc<Shared>,
+        service: &Service,
+        call: &'static str,
+        waiting_for: String,
+        job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+    ) -> Self {
+        let own = shared.clone();
+        let ticket = service.submit(move || {
+            let _entry = own.gate.enter(call, Kind::Collective, None)?;
+            let _current = own.context.enter()?;
+            let result = job(&own);
+            own.judge(result)
+        });
+        Self { shared, waiting_for, ticket }
+    }
+
+    /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted.
+    pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
+        let unkept = match self.ticket.wait(deadline) {
+            Ok(result) => return result,
+            Err(unkept) => unkept,
+        };
+        let waiting_for = match unkept {
+            Unkept::Late => self.waiting_for,
+            Unkept::Broken => format!("{}, but the service thread has died", self.waiting_for),
+        };
+        let communicator = self.shared.name().to_owned();
+        let late = CommError::DeadlineExceeded { communicator, waiting_for, waited: deadline.waited() };
+        self.shared.judge(Err(late))
+    }
+}
+
+/// A communicator in the making.
+struct Forming {
+    shared: Arc<Shared>,
+    service: Service,
+    config: Config,
+    waiting_for: String,
+    ticket: Ticket<Result<()>>,
+}
+
+impl Forming {
+    fn begin(seat: Seat<'_>, id: &UniqueId, size: usize, config: &Config) -> Result<Self> {
+        group::refuse_inside("ncclCommInitRank")?;
+        let blocking = std::env::var("NCCL_COMM_BLOCKING");
+        if blocking.as_deref() == Ok("0") {
+            return Err(CommError::Setting {
+                setting: "NCCL_COMM_BLOCKING",
+                problem: "the environment makes communicators non-blocking, which this crate does not drive; unset it"
+                    .into(),
+            });
+        }
+        let rank = seat.rank;
+        let place = Place { rank, size, release: seat.nccl.release() };
+        place.member("ncclCommInitRank", "rank", rank)?;
+        let number = |n: usize| {
+            i32::try_from(n).map_err(|_| ArgumentError::NoSuchRank {
+                call: "ncclCommInitRank",
+                role: "rank",
+                rank: n,
+                size: i32::MAX as usize,
+            })
+        };
+        let (nranks, rank) = (number(size)?, number(rank)?);
+        let raw = config.lower(seat.nccl)?;
+        let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
+        let shared = Shared::new(&seat, size, &config, raw, Arc::default());
+        let service = Service::start(shared.name())?;
+        let id = *id;
+        let waiting_for = format!("all {size} ranks to join with unique id {id}");
+        let call = if seat.nccl.has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { "ncclCommInitRank" };
+        let serving = Serving::begin(&shared, &service, call, waiting_for, move |shared| {
+            let (nccl, name, out) = (&shared.nccl, shared.name(), shared.handle.as_ptr());
+            if nccl.has(Feature::CONFIG) {
+                let mut settings = shared.config.copy();
+                // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
+                // outlive the call, and the strings they point to lie in `shared`; the context is current.
+                unsafe {
+                    call!(nccl, name, ncclCommInitRankConfig(out, nranks, id.raw(), rank, &mut settings))
+                }
+            } else {
+                // SAFETY: as above.
+                unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }
+            }
+        });
+        let Serving { waiting_for, ticket, .. } = serving;
+        Ok(Self { shared, service, config, waiting_for, ticket })
+    }
+
+    fn finish(self, deadline: Deadline) -> Result<Communicator> {
+        let Self { shared, service, config, waiting_for, ticket } = self;
+        let result = Serving { shared: &shared, waiting_for, ticket }.finish(deadline);
+        // Made first, so that a failure takes the way of every communicator that is dropped: NCCL may have
+        // begun to build one, or may still be at it.
+        let communicator = Communicator { shared, service, config };
+        result.map(|()| communicator)
+    }
+}

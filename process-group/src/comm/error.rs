@@ -1,0 +1,188 @@
+//! What can go wrong in the NCCL layer.
+
+use std::{io, time::Duration};
+
+use nccl_sys::ncclResult_t;
+
+use super::{ArgumentError, WindowRequestError};
+
+/// The result of the calls of this module.
+pub type Result<T, E = CommError> = std::result::Result<T, E>;
+
+/// Why a call of the NCCL layer failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// NCCL could not be loaded.
+    #[error(
+        "NCCL could not be loaded: {0}. Install it (package nvidia-nccl-cu12 or libnccl2), or name the file in NCCL_SYS_LIBRARY"
+    )]
+    Load(#[from] nccl_sys::LoadError),
+
+    /// The loaded library lacks a function or a feature.
+    #[error(transparent)]
+    Missing(#[from] nccl_sys::Missing),
+
+    /// The CUDA driver failed.
+    #[error(transparent)]
+    Driver(#[from] cuda_driver::Error),
+
+    /// An argument was refused before anything was launched.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+
+    /// A window request was refused before anything was registered.
+    #[error(transparent)]
+    WindowRequest(#[from] WindowRequestError),
+
+    /// NCCL answered with an error.
+    #[error("{call} failed on {communicator} with {code:?} ({}): {text}{}", .code.0, remark(.last))]
+    Nccl {
+        /// The function, by its symbol.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+        /// The code it returned; a code that is unknown here is one of a newer library.
+        code: ncclResult_t,
+        /// What NCCL says about the code.
+        text: String,
+        /// `ncclGetLastError` right after the call. NCCL keeps one text a process and does not lock it, so it may
+        /// tell of another communicator.
+        last: Option<String>,
+    },
+
+    /// A call took longer than its caller was ready to wait.
+    #[error(
+        "{communicator}: waited {waited:?} for {waiting_for}. The communicator is unusable now: abort it, on every \
+         rank, and make a new one"
+    )]
+    DeadlineExceeded {
+        /// Whose call it was.
+        communicator: String,
+        /// What did not happen.
+        waiting_for: String,
+        /// How long.
+        waited: Duration,
+    },
+
+    /// An earlier failure left the communicator in an unknown state.
+    #[error("{call}: {communicator} is unusable since {reason}: abort it, on every rank, and make a new one")]
+    Poisoned {
+        /// The call that was refused.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+        /// The earlier failure.
+        reason: String,
+    },
+
+    /// The communicator was destroyed or aborted.
+    #[error("{call}: {communicator} is gone, {how}")]
+    Closed {
+        /// The call that was refused.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+        /// How it ended.
+        how: String,
+    },
+
+    /// Another call held the communicator for longer than the caller was ready to wait.
+    #[error("{call}: {communicator} was busy with {busy_with} for {waited:?}")]
+    Busy {
+        /// The call that did not get in.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+        /// The call, or the open group, that held it.
+        busy_with: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+
+    /// The call would be queued in the NCCL group that is open on this thread, but must not be.
+    #[error("{call} was called inside an open group of this thread; finish the group first")]
+    InsideGroup {
+        /// The call that was refused.
+        call: &'static str,
+    },
+
+    /// Two threads with open groups want each other's communicators.
+    #[error(
+        "{call}: {communicator} belongs to the open group of another thread, and this thread's group holds other \
+         communicators; waiting could last for ever. Finish one group first, or take the communicators in one order"
+    )]
+    GroupConflict {
+        /// The call that was refused.
+        call: &'static str,
+        /// The communicator that is taken.
+        communicator: String,
+    },
+
+    /// The communicator could neither be destroyed nor aborted safely, so its memory was left alone for ever.
+    #[error(
+        "{communicator} was leaked: {why}. Its memory, and what was registered with it, must not be reused"
+    )]
+    Leaked {
+        /// Which communicator.
+        communicator: String,
+        /// Why it could not be freed.
+        why: String,
+    },
+
+    /// A unique id has another length.
+    #[error(
+        "a unique id has 128 bytes, but {found} bytes were given; did another version of the program write it?"
+    )]
+    UniqueIdLength {
+        /// How many were given.
+        found: usize,
+    },
+
+    /// A setting that NCCL would not accept.
+    #[error("communicator setting {setting}: {problem}")]
+    Setting {
+        /// Which setting.
+        setting: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// The operating system did not give a thread.
+    #[error("could not start the service thread of {communicator}")]
+    Thread {
+        /// Whose thread it was to be.
+        communicator: String,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+impl CommError {
+    /// NCCL's code, if it was NCCL that failed.
+    #[must_use]
+    pub fn code(&self) -> Option<ncclResult_t> {
+        match self {
+            Self::Nccl { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the error left the communicator in a state that nobody knows: NCCL failed for another reason than
+    /// the arguments, which it refuses before it does anything.
+    pub(crate) fn poisons(&self) -> bool {
+        match self {
+            Self::Nccl { code, .. } => {
+                *code != ncclResult_t::ncclInvalidArgument && *code != ncclResult_t::ncclInvalidUsage
+            }
+            Self::DeadlineExceeded { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+fn remark(text: &Option<String>) -> String {
+    text.as_ref()
+        .map(|text| format!(" (NCCL's last message, perhaps of another call: {text})"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,318 @@
+//! Who may call NCCL on a communicator, and when.
+//!
+//! NCCL allows one thread at a time on a communicator, and nobody once it is being freed. The gate keeps both
+//! rules: a call holds an [`Entry`] while it is inside NCCL; an abort closes the gate and waits until nobody is
+//! inside any more. The gate's own lock is never held during a call of NCCL.
+//!
+//! While a thread has an open NCCL group with queued work of the communicator, the communicator belongs to that
+//! group: other threads' collectives wait. Local calls (registration) need to exclude only calls that are inside.
+
+use std::{
+    fmt,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
+};
+
+use super::{CommError, Result, group};
+use crate::store::Deadline;
+
+/// What a call needs besides being alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Touches only this rank's bookkeeping: may happen while a group is open elsewhere.
+    Local,
+    /// Enqueues work, or queues it in this thread's open group.
+    Enqueue,
+    /// Ends this thread's group: must happen even when the communicator is being aborted, because NCCL's group
+    /// would stay open otherwise. The abort waits for it before it frees anything.
+    GroupEnd,
+    /// A management call that every rank makes: no group may hold the communicator.
+    Collective,
+}
+
+/// Whether calls are let in.
+#[derive(Debug, Clone)]
+enum Phase {
+    Open,
+    /// A call failed or is late; only an abort is let in.
+    Poisoned(Arc<str>),
+    /// Being destroyed or aborted, or gone.
+    Closed(Arc<str>),
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    inside: Option<&'static str>,
+    group: Option<ThreadId>,
+    /// Threads that only look, beside whoever is inside.
+    observers: usize,
+}
+
+/// The gate of one communicator.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    communicator: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Gate {
+    /// An open gate; `communicator` is how errors call its owner.
+    pub(crate) fn new(communicator: String) -> Self {
+        let state = State { phase: Phase::Open, inside: None, group: None, observers: 0 };
+        Self { communicator, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// How errors call the communicator.
+    pub(crate) fn name(&self) -> &str {
+        &self.communicator
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change of the state is one assignment, so a panic elsewhere leaves it consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn admitted(&self, state: &State, call: &'static str) -> Result<()> {
+        let communicator = || self.communicator.clone();
+        match &state.phase {
+            Phase::Open => Ok(()),
+            Phase::Poisoned(reason) => {
+                Err(CommError::Poisoned { call, communicator: communicator(), reason: reason.to_string() })
+            }
+            Phase::Closed(how) => {
+                Err(CommError::Closed { call, communicator: communicator(), how: how.to_string() })
+            }
+        }
+    }
+
+    /// Whether calls are let in.
+    pub(crate) fn check(&self, call: &'static str) -> Result<()> {
+        self.admitted(&self.lock(), call)
+    }
+
+    /// Goes in as soon as nobody is inside; a deadline, if any, bounds the wait.
+    pub(crate) fn enter(
+        &self,
+        call: &'static str,
+        kind: Kind,
+        deadline: Option<Deadline>,
+    ) -> Result<Entry<'_>> {
+        let me = thread::current().id();
+        let mut state = self.lock();
+        loop {
+            if kind != Kind::GroupEnd {
+                self.admitted(&state, call)?;
+            }
+            let held_by_other = state.group.is_some_and(|owner| owner != me);
+            let busy_with = match (state.inside, kind) {
+                (Some(inside), _) => inside,
+                (None, Kind::Collective) if state.group.is_some() => "an open group",
+                (None, Kind::Enqueue) if held_by_other => "another thread's open group",
+                (None, _) => break,
+            };
+            if kind == Kind::Enqueue && held_by_other && group::is_open() {
+                return Err(CommError::GroupConflict { call, communicator: self.communicator.clone() });
+            }
+            match deadline {
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) if deadline.expired() => {
+                    let waited = deadline.waited();
+                    return Err(CommError::Busy {
+                        call,
+                        communicator: self.communicator.clone(),
+                        busy_with,
+                        waited,
+                    });
+                }
+                Some(deadline) => {
+                    let waited = self.changed.wait_timeout(state, deadline.remaining());
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+        state.inside = Some(call);
+        Ok(Entry { gate: self })
+    }
+
+    /// Comes near without going in: for queries that NCCL allows beside a call. A poisoned communicator may be
+    /// looked at, one that is closed may not.
+    pub(crate) fn observe(&self, call: &'static str) -> Result<Observer<'_>> {
+        let mut state = self.lock();
+        match self.admitted(&state, call) {
+            Ok(()) | Err(CommError::Poisoned { .. }) => state.observers += 1,
+            Err(error) => return Err(error),
+        }
+        Ok(Observer { gate: self })
+    }
+
+    /// Gives the communicator to the calling thread's open group. The caller is inside.
+    pub(crate) fn join_group(&self) {
+        self.lock().group = Some(thread::current().id());
+    }
+
+    /// The calling thread's group has ended.
+    pub(crate) fn leave_group(&self) {
+        self.lock().group = None;
+        self.changed.notify_all();
+    }
+
+    /// Lets in nothing but an abort from now on. The first reason stays.
+    pub(crate) fn poison(&self, reason: &str) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Open) {
+            state.phase = Phase::Poisoned(reason.into());
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Lets in nothing from now on. `false` if that was so already, and then nothing changes.
+    pub(crate) fn close(&self, how: &str) -> bool {
+        let mut state = self.lock();
+        let first = !matches!(state.phase, Phase::Closed(_));
+        if first {
+            state.phase = Phase::Closed(how.into());
+        }
+        drop(state);
+        self.changed.notify_all();
+        first
+    }
+
+    /// Says how a closed communicator ended.
+    pub(crate) fn set_ending(&self, how: &str) {
+        self.lock().phase = Phase::Closed(how.into());
+    }
+
+    /// Closes the gate of a communicator that works, and refuses if it does not.
+    pub(crate) fn close_working(&self, call: &'static str, how: &str) -> Result<()> {
+        let mut state = self.lock();
+        self.admitted(&state, call)?;
+        state.phase = Phase::Closed(how.into());
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits until nobody is inside or looking, and no group holds queued work. The error says who still is.
+    pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
+        let mut state = self.lock();
+        loop {
+            let held = match (state.inside, state.group, state.observers) {
+                (Some(call), _, _) => call,
+                (None, Some(_), _) => "an open group",
+                (None, None, 1..) => "a query",
+                (None, None, 0) => return Ok(()),
+            };
+            if deadline.expired() {
+                return Err(held);
+            }
+            let waited = self.changed.wait_timeout(state, deadline.remaining());
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Goes in past the closed gate: for the destruction that closed it. Nobody else comes in any more.
+    pub(crate) fn enter_closed(&self, call: &'static str) -> Entry<'_> {
+        self.lock().inside = Some(call);
+        Entry { gate: self }
+    }
+}
+
+/// The right to be inside NCCL with one communicator.
+pub(crate) struct Entry<'a> {
+    gate: &'a Gate,
+}
+
+impl fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({})", self.gate.communicator)
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.gate.lock().inside = None;
+        self.gate.changed.notify_all();
+    }
+}
+
+/// The right to look at a communicator while others may be inside.
+#[derive(Debug)]
+pub(crate) struct Observer<'a> {
+    gate: &'a Gate,
+}
+
+impl Drop for Observer<'_> {
+    fn drop(&mut self) {
+        self.gate.lock().observers -= 1;
+        self.gate.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn soon() -> Option<Deadline> {
+        Some(Deadline::after(Duration::from_millis(5)))
+    }
+
+    fn far() -> Deadline {
+        Deadline::after(Duration::from_secs(60))
+    }
+
+    #[test]
+    fn one_call_at_a_time() {
+        let gate = Gate::new("a".into());
+        let entry = gate.enter("first", Kind::Enqueue, None).unwrap();
+        let error = gate.enter("second", Kind::Local, soon()).unwrap_err();
+        assert!(matches!(error, CommError::Busy { busy_with: "first", .. }), "{error}");
+        drop(entry);
+        gate.enter("third", Kind::Collective, soon()).unwrap();
+    }
+
+    #[test]
+    fn a_group_keeps_out_collectives_of_others_but_not_local_calls() {
+        let gate = Gate::new("a".into());
+        drop(gate.enter("queued", Kind::Enqueue, None).unwrap());
+        gate.join_group();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(gate.enter("all_reduce", Kind::Enqueue, soon()).is_err());
+                assert!(gate.enter("split", Kind::Collective, soon()).is_err());
+                gate.enter("register", Kind::Local, soon()).unwrap();
+            });
+        });
+        drop(gate.enter("queued too", Kind::Enqueue, soon()).unwrap());
+        assert!(gate.wait_empty(Deadline::now()).is_err());
+        gate.leave_group();
+        gate.wait_empty(Deadline::now()).unwrap();
+        gate.enter("split", Kind::Collective, soon()).unwrap();
+    }
+
+    #[test]
+    fn those_who_wait_learn_that_the_gate_has_closed() {
+        let gate = Gate::new("a".into());
+        let entry = gate.enter("register windows", Kind::Collective, None).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| gate.enter("all_reduce", Kind::Enqueue, None).map(drop));
+            gate.poison("registration was late");
+            let error = waiting.join().unwrap().unwrap_err();
+            assert!(error.to_string().contains("registration was late"), "{error}");
+        });
+        gate.poison("a second reason");
+        assert!(gate.check("x").unwrap_err().to_string().contains("registration was late"));
+        assert!(gate.close("aborted"));
+        assert!(!gate.close("aborted again"));
+        assert_eq!(gate.wait_empty(Deadline::now()), Err("register windows"));
+        thread::scope(|scope| {
+            let abort = scope.spawn(|| gate.wait_empty(far()));
+            drop(entry);
+            abort.join().unwrap().unwrap();
+        });
+        assert!(matches!(gate.check("x"), Err(CommError::Closed { .. })));
+    }
+}

@@ -1,0 +1,124 @@
+//! NCCL groups: several calls that begin together.
+
+use std::{cell::RefCell, marker::PhantomData, sync::Arc};
+
+use super::{CommError, Nccl, Result, call::call, communicator::Shared, gate::Kind, reaper};
+
+thread_local! {
+    /// The communicators with queued work in this thread's open group, if one is open.
+    static OPEN: RefCell<Option<Vec<Arc<Shared>>>> = const { RefCell::new(None) };
+}
+
+/// Whether this thread has an open group.
+pub(crate) fn is_open() -> bool {
+    OPEN.with_borrow(Option::is_some)
+}
+
+/// Refuses a call that must not be queued.
+pub(crate) fn refuse_inside(call: &'static str) -> Result<()> {
+    if is_open() { Err(CommError::InsideGroup { call }) } else { Ok(()) }
+}
+
+/// Notes that a communicator has work in this thread's group, if one is open. The caller is inside its gate.
+pub(crate) fn enrol(shared: &Arc<Shared>) {
+    OPEN.with_borrow_mut(|open| {
+        let Some(members) = open else { return };
+        if !members.iter().any(|member| Arc::ptr_eq(member, shared)) {
+            shared.gate.join_group();
+            members.push(shared.clone());
+        }
+    });
+}
+
+/// An open group of this thread. Collectives and messages that the thread enqueues meanwhile, on any
+/// communicator, begin together when the group is finished, so that none waits for another.
+///
+/// Calls that other ranks join (making, splitting, windows) are refused meanwhile. A thread has one group at a time.
+///
+/// ```no_run
+/// # use process_group::comm::{Communicator, DataType, Group};
+/// # fn exchange(communicator: &Communicator, from: cuda_driver::DevicePtr, to: cuda_driver::DevicePtr,
+/// #     stream: &cuda_driver::Stream) -> process_group::comm::Result<()> {
+/// let peer = communicator.rank() ^ 1;
+/// let group = Group::begin(communicator.nccl())?;
+/// // SAFETY: the buffers hold as many elements and outlive the work.
+/// unsafe {
+///     communicator.send(from, 1024, DataType::F32, peer, stream)?;
+///     communicator.recv(to, 1024, DataType::F32, peer, stream)?;
+/// }
+/// group.finish()
+/// # }
+/// ```
+///
+/// NCCL's group belongs to the thread, and so does this value:
+/// ```compile_fail,E0277
+/// fn elsewhere(group: process_group::comm::Group) {
+///     std::thread::spawn(move || group.finish());
+/// }
+/// ```
+#[doc(alias = "ncclGroupStart")]
+#[must_use = "a group that is dropped at once holds nothing together"]
+#[derive(Debug)]
+pub struct Group {
+    nccl: Nccl,
+    ended: bool,
+    thread: PhantomData<*const ()>,
+}
+
+impl Group {
+    /// Opens a group on this thread.
+    ///
+    /// # Errors
+    /// [`CommError::InsideGroup`] if one is open already; [`CommError::Nccl`].
+    pub fn begin(nccl: &Nccl) -> Result<Self> {
+        refuse_inside("ncclGroupStart")?;
+        // SAFETY: takes nothing.
+        unsafe { call!(nccl, "a group", ncclGroupStart()) }?;
+        OPEN.set(Some(Vec::new()));
+        Ok(Self { nccl: nccl.clone(), ended: false, thread: PhantomData })
+    }
+
+    /// Closes the group and launches what was queued. A group that is dropped instead is closed too, and its error
+    /// goes to the [drop error hook](super::set_drop_error_hook).
+    ///
+    /// # Errors
+    /// [`CommError::Nccl`]: what was queued may have been launched in part. Every communicator in the group is
+    /// poisoned, unless NCCL refused the arguments.
+    #[doc(alias = "ncclGroupEnd")]
+    pub fn finish(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let mut members = OPEN.take().unwrap_or_default();
+        // One order for all threads, so that two groups cannot wait for each other's gates.
+        members.sort_unstable_by_key(|member| member.serial);
+        let entries: Result<Vec<_>> =
+            members.iter().map(|member| member.gate.enter("ncclGroupEnd", Kind::GroupEnd, None)).collect();
+        let names: Vec<_> = members.iter().map(|member| member.name()).collect();
+        // SAFETY: closes the group that `begin` opened on this thread; every communicator with queued work is
+        // alive, because an abort waits until the group has left its gate.
+        let ended = unsafe { call!(&self.nccl, &names.join(" and "), ncclGroupEnd()) };
+        for member in &members {
+            if let Err(error) = &ended
+                && error.poisons()
+            {
+                member.gate.poison(&error.to_string());
+            }
+        }
+        let entered = entries.map(drop);
+        members.iter().for_each(|member| member.gate.leave_group());
+        ended.and(entered)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            reaper::report(&error);
+        }
+    }
+}

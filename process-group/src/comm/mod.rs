@@ -1,0 +1,54 @@
+//! The safe NCCL layer: communicators, groups, windows, registration, abort.
+//!
+//! For: who wants NCCL without its traps, with or without a [process group](crate::group). Not for: finding the
+//! other ranks, which takes a [store](crate::store); agreeing on windows before they are made, which is
+//! symm-mem's.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
+//! | `check` | what one rank can refuse before a launch |
+//! | `communicator`, `service` | making, splitting, ending; the thread for calls that may block |
+//! | `gate` | who may be inside NCCL with a communicator |
+//! | `collective`, `group` | work |
+//! | `window`, `register` | memory that NCCL knows |
+//! | `abort`, `reaper` | the end by force, and of what was dropped |
+//! | `call` | the one way into the table |
+//!
+//! Invariants: one thread at a time is inside NCCL with a communicator; no memory that NCCL may still write to is
+//! freed; nothing waits without a deadline but an enqueue, which an [`AbortHandle`] frees; `Drop` calls no
+//! collective and does not panic; after an error that leaves a communicator in doubt, nothing but an abort is let
+//! in.
+
+mod abort;
+pub(crate) mod call;
+mod check;
+mod collective;
+mod communicator;
+mod config;
+mod error;
+mod gate;
+mod group;
+mod nccl;
+mod reaper;
+mod register;
+mod service;
+mod types;
+mod unique_id;
+mod window;
+
+pub use abort::AbortHandle;
+pub use check::ArgumentError;
+pub use communicator::Communicator;
+pub use config::{Config, CtaPolicy};
+pub use error::{CommError, Result};
+pub use group::Group;
+pub use nccl::Nccl;
+pub use reaper::{set_drop_error_hook, wait_for_dropped};
+pub use register::Registration;
+pub use types::{DataType, ReduceOp};
+pub use unique_id::UniqueId;
+pub use window::{
+    Window, WindowFacts, WindowFlags, WindowOutcome, WindowRequest, WindowRequestError, WindowsUnsupported,
+    register_windows_together,
+};
