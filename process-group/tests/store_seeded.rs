@@ -14,8 +14,12 @@ const STEPS: usize = 1000;
 
 fn run(seed: u64) -> World {
     let mut world = World::new(seed, 2 + (seed % 5) as usize);
-    for _ in 0..STEPS {
+    for step in 1..=STEPS {
         world.step();
+        if step % 100 == 0 {
+            world.settle();
+            nobody_waits_for_what_is_there(seed, &mut world);
+        }
     }
     world
 }
@@ -33,8 +37,6 @@ fn what_ranks_see_is_one_order() {
     let mut ended = 0;
     for seed in 0..SEEDS {
         let mut world = run(seed);
-        world.settle();
-        nobody_waits_for_what_is_there(seed, &mut world);
         world.finish();
         check_counter(seed, &mut world);
         check_register(seed, &mut world);
@@ -49,17 +51,17 @@ fn what_ranks_see_is_one_order() {
 
 fn nobody_waits_for_what_is_there(seed: u64, world: &mut World) {
     for op in world.under_way().cloned().collect::<Vec<_>>() {
-        match op {
+        match &op {
             Op::Wait { keys, .. } => {
                 let there = world.ask(Request::Check { keys: keys.clone() });
                 assert_eq!(there, Reply::Status(1), "seed {seed}: {keys:?} are there and still waited for");
             }
-            Op::Pop { .. } => {
+            Op::Pop { .. } | Op::Watch { .. } => {
                 let length = world.ask(Request::QueueLen { key: QUEUE.into() });
                 assert_eq!(
                     length,
                     Reply::Integer(0),
-                    "seed {seed}: a pop waits while the queue has elements"
+                    "seed {seed}: {op:?} goes on while the queue has elements"
                 );
             }
             op => panic!("seed {seed}: {op:?} was not answered"),

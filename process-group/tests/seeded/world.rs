@@ -44,8 +44,10 @@ pub(crate) enum Op {
     Swap { expected: Vec<u8>, new: Vec<u8> },
     /// Sets a key that nobody else sets.
     Set { key: Vec<u8> },
-    /// Waits for some of those keys.
+    /// Waits for some of those keys and reads them.
     Wait { keys: Vec<Vec<u8>>, deadline: Duration },
+    /// Waits for the queue, and takes nothing.
+    Watch { deadline: Duration },
     /// Pushes to the queue.
     Push { token: Vec<u8> },
     /// Pops from the queue, waiting.
@@ -68,6 +70,7 @@ impl Op {
                 let then = Some(Request::MultiGet { keys: keys.clone() });
                 Call::WhenThere { keys, then, deadline }
             }
+            Op::Watch { deadline } => Call::WhenThere { keys: vec![QUEUE.into()], then: None, deadline },
             Op::Push { token } => Call::Now(Request::QueuePush { key: QUEUE.into(), value: token }),
             Op::Pop { deadline } => {
                 let then = Some(Request::QueuePop { key: QUEUE.into() });
@@ -120,6 +123,8 @@ pub(crate) struct World {
     strangers: BTreeSet<ClientId>,
     next: ClientId,
     tokens: u64,
+    /// How often ranks choose each of their operations: every run dwells on other things.
+    weights: [usize; 7],
     pub(crate) history: Vec<Event>,
 }
 
@@ -138,8 +143,10 @@ impl World {
             strangers: BTreeSet::new(),
             next: 0,
             tokens: 0,
+            weights: [0; 7],
             history: Vec::new(),
         };
+        world.weights = std::array::from_fn(|_| [0, 1, 1, 4][world.random.below(4)]);
         for rank in 0..ranks {
             let (machine, connection) = (world.client(), world.accept());
             world.ranks.push(Rank { machine, connection, doing: None, seen: Vec::new() });
@@ -170,7 +177,7 @@ impl World {
                 self.now.time += Duration::from_millis(self.random.below(40) as u64);
                 self.tick();
             }
-            30 if self.random.one_in(4) => self.break_connection(),
+            30 if self.random.one_in(2) => self.break_connection(),
             30 => {}
             _ => self.stranger(),
         }
@@ -287,16 +294,22 @@ impl World {
             return;
         }
         let deadline = self.now.time + Duration::from_millis(self.random.below(200) as u64);
-        let op = match self.random.below(8) {
-            0 => Op::Count,
-            1 | 2 => Op::Swap { expected: self.ranks[rank].seen.clone(), new: self.token() },
-            3 => Op::Set { key: self.key() },
-            4 | 5 => {
-                let keys = (0..self.random.below(4)).map(|_| self.key()).collect();
-                Op::Wait { keys, deadline }
+        let mut choice = self.random.below(self.weights.iter().sum::<usize>().max(1));
+        let chosen = self.weights.iter().position(|weight| match choice.checked_sub(*weight) {
+            Some(rest) => {
+                choice = rest;
+                false
             }
-            6 => Op::Push { token: self.token() },
-            _ => Op::Pop { deadline },
+            None => true,
+        });
+        let op = match chosen {
+            Some(0) => Op::Swap { expected: self.ranks[rank].seen.clone(), new: self.token() },
+            Some(1) => Op::Set { key: self.key() },
+            Some(2) => Op::Wait { keys: (0..self.random.below(4)).map(|_| self.key()).collect(), deadline },
+            Some(3) => Op::Watch { deadline },
+            Some(4) => Op::Push { token: self.token() },
+            Some(5) => Op::Pop { deadline },
+            _ => Op::Count,
         };
         let call = op.call();
         self.ranks[rank].doing = Some(self.history.len());
@@ -307,7 +320,7 @@ impl World {
     fn token(&mut self) -> Vec<u8> {
         self.tokens += 1;
         // Of different lengths, some longer than most fragments.
-        format!("{}{}", self.tokens, "-".repeat(self.random.below(3) * 200)).into_bytes()
+        format!("{}{}", self.tokens, "-".repeat(self.random.below(3) * 30)).into_bytes()
     }
 
     fn key(&mut self) -> Vec<u8> {

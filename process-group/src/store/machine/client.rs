@@ -200,7 +200,14 @@ impl Client {
     fn go_on(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         match pending.then.clone() {
             Some(request) => self.ask(&request, Some(pending), now, outputs),
-            None => self.finish(Ok(None), outputs),
+            None => {
+                // Nothing is changed and nothing answered: tells a server that has woken this client for a
+                // queue's element that another may have it.
+                let mut bytes = Vec::new();
+                Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
+                outputs.push(Output::Send(bytes));
+                self.finish(Ok(None), outputs);
+            }
         }
     }
 
