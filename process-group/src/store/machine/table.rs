@@ -308,7 +308,8 @@ impl Table {
 
 /// The integer at the start of a value, read as C's `strtoll` does.
 fn leading_integer(value: &[u8]) -> Option<i64> {
-    let text = value.trim_ascii_start();
+    let blanks = value.iter().take_while(|byte| matches!(byte, b' ' | 9..=13)).count();
+    let text = &value[blanks..];
     let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
     let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&text[..sign + digits]).ok()?.parse().ok()

@@ -1,0 +1,157 @@
+//! Bytes that nobody should send: neither end panics, and only the connection that they came on suffers.
+
+use std::time::Duration;
+
+use process_group::store::machine::{
+    Call, Client, Failure, Limits, Request, Server, ServerLimits, client, server,
+};
+use proptest::{collection::vec, prelude::*, sample::Index};
+
+const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
+const NOW: Duration = Duration::ZERO;
+
+/// Random bytes, most of them small, as lengths and kinds are.
+fn garbage() -> impl Strategy<Value = Vec<u8>> {
+    vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200)
+}
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    vec(any::<u8>(), 0..40)
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let keys = || vec(bytes(), 0..5);
+    prop_oneof![
+        (bytes(), bytes()).prop_map(|(key, value)| Request::Set { key, value }),
+        (bytes(), bytes(), bytes()).prop_map(|(key, expected, new)| Request::CompareSet {
+            key,
+            expected,
+            new
+        }),
+        bytes().prop_map(|key| Request::Get { key }),
+        (bytes(), any::<i32>()).prop_map(|(key, delta)| Request::Add {
+            key: [b"+".as_slice(), &key].concat(),
+            delta: delta.into()
+        }),
+        keys().prop_map(|keys| Request::Check { keys }),
+        Just(Request::NumKeys),
+        bytes().prop_map(|key| Request::Delete { key }),
+        (bytes(), bytes()).prop_map(|(key, value)| Request::Append { key, value }),
+        keys().prop_map(|keys| Request::MultiGet { keys }),
+        vec((bytes(), bytes()), 0..5).prop_map(|entries| Request::MultiSet { entries }),
+        Just(Request::CancelWait),
+        any::<u32>().prop_map(|nonce| Request::Ping { nonce }),
+        (bytes(), bytes()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+        bytes().prop_map(|key| Request::QueuePop { key }),
+        bytes().prop_map(|key| Request::QueueLen { key }),
+        Just(Request::ListKeys),
+    ]
+}
+
+/// All that the server sends to client 1 when it gets `pieces`; `None` when it closes the connection.
+fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
+    let mut server = Server::new(ServerLimits::default());
+    server.step(server::Input::Accepted(1), NOW);
+    let mut sent = Vec::new();
+    for piece in pieces {
+        for output in server.step(server::Input::Received(1, piece), NOW) {
+            match output {
+                server::Output::Send(1, bytes) => sent.extend(bytes),
+                server::Output::Close(1, _) => return None,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    Some(sent)
+}
+
+proptest! {
+    #[test]
+    fn fragmentation_changes_nothing(requests in vec(request(), 0..20), cuts in vec(any::<Index>(), 0..40)) {
+        let mut whole = GREETING.to_vec();
+        requests.iter().for_each(|request| request.encode(&mut whole));
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(whole.len())).collect();
+        cuts.extend([0, whole.len()]);
+        cuts.sort_unstable();
+        let pieces = cuts.windows(2).map(|ends| &whole[ends[0]..ends[1]]);
+        let expected = answers([&whole[..]].into_iter());
+        prop_assert_eq!(answers(pieces), expected.clone());
+        prop_assert_eq!(answers(whole.chunks(1)), expected);
+    }
+
+    #[test]
+    fn a_server_closes_only_the_connection_that_sends_garbage(
+        greets in any::<bool>(),
+        pieces in vec(garbage(), 1..5),
+    ) {
+        let mut server = Server::new(ServerLimits::default());
+        for client in [1, 2] {
+            prop_assert_eq!(server.step(server::Input::Accepted(client), NOW), []);
+        }
+        // Client 1 waits for what the garbage is not likely to set.
+        let mut wait = GREETING.to_vec();
+        Request::Wait { keys: vec![b"a key".to_vec()] }.encode(&mut wait);
+        prop_assert_eq!(server.step(server::Input::Received(1, &wait), NOW), []);
+        if greets {
+            prop_assert_eq!(server.step(server::Input::Received(2, GREETING), NOW), []);
+        }
+        for piece in &pieces {
+            for output in server.step(server::Input::Received(2, piece), NOW) {
+                prop_assert!(matches!(output, server::Output::Send(2, _) | server::Output::Close(2, _)), "{:?}", output);
+            }
+        }
+        let mut set = Vec::new();
+        Request::Set { key: b"a key".to_vec(), value: Vec::new() }.encode(&mut set);
+        prop_assert_eq!(server.step(server::Input::Accepted(3), NOW), []);
+        let set = [GREETING, &set].concat();
+        prop_assert_eq!(server.step(server::Input::Received(3, &set), NOW), [server::Output::Send(1, vec![0])]);
+    }
+
+    /// Lengths beyond a limit are refused when they arrive, not when the memory is taken.
+    #[test]
+    fn a_length_alone_is_enough_to_refuse(kind in 1..19u8, length in (1u64 << 33)..) {
+        let bytes = [GREETING, &[kind], &length.to_le_bytes()].concat();
+        let strings = !matches!(kind, 7 | 12 | 13 | 17);
+        prop_assert!(answers([&bytes[..]].into_iter()).is_none() || !strings);
+    }
+
+    #[test]
+    fn a_client_ends_every_call_whatever_comes(
+        greets in any::<bool>(),
+        request in request(),
+        waits in any::<bool>(),
+        pieces in vec(garbage(), 0..6),
+    ) {
+        let mut machine = Client::new(Limits::default(), Duration::from_secs(1), 7);
+        let mut ended = 0;
+        let mut take = |outputs: Vec<client::Output>| {
+            ended += outputs.iter().filter(|output| matches!(output, client::Output::Done(_))).count();
+        };
+        take(machine.step(client::Input::Connected(Duration::from_secs(1)), NOW));
+        let mut calls = 1;
+        if greets {
+            take(machine.step(client::Input::Received(&7u32.to_le_bytes()), NOW));
+            let call = if waits {
+                Call::WhenThere { keys: vec![b"k".to_vec()], then: Some(request), deadline: Duration::from_millis(1) }
+            } else {
+                Call::Now(request)
+            };
+            take(machine.step(client::Input::Call(call), NOW));
+            calls += 1;
+        }
+        for piece in &pieces {
+            take(machine.step(client::Input::Received(piece), NOW));
+        }
+        let mut now = NOW;
+        while let Some(due) = machine.wake_at() {
+            now = now.max(due);
+            take(machine.step(client::Input::Tick, now));
+        }
+        prop_assert_eq!(ended, calls);
+        // Usable or not, it says which.
+        if !machine.is_idle() {
+            let outputs = machine.step(client::Input::Call(Call::Now(Request::NumKeys)), now);
+            prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);
+        }
+    }
+}
