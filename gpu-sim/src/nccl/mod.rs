@@ -1,6 +1,45 @@
-//! NCCL's ABI.
+//! NCCL of the embedded device: its C functions over host memory, with ranks as threads, processes or actors.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `abi` | the C functions: arguments in, codes out |
+//! | `library` | what handles mean in a world |
+//! | `error` | codes, texts, `ncclGetLastError` |
+//! | `bootstrap` | how ranks meet: unique ids, the root, who comes and whether they agree |
+//! | `shm` | the memory that the ranks of a communicator share |
+//! | `comm` | one rank's end of a communicator: state, waiting, abort |
+//! | `init`, `children` | making communicators: from an id, by split, by shrink |
+//! | `config` | `ncclConfig_t` of any age |
+//! | `group` | queued calls, and what the end of a group does with them |
+//! | `plan`, `ticket` | a launch on a stream: comparing with the other ranks, turns |
+//! | `transport` | cards and barriers between ranks |
+//! | `collective`, `p2p`, `reduce` | moving and reducing data |
+//! | `host` | collective calls of the host |
+//! | `register`, `window` | local registration; windows, by release |
+//!
+//! Invariants: what blocks waits at the communicator's one signal, for its condition or an abort; no lock lies in
+//! shared memory, so a killed process leaves ranks that wait, as with the real library, and nothing else; results
+//! do not depend on timing, thread count or rank. A strict world turns every difference between ranks into an error
+//! on all of them; a faithful one hangs where the real library hangs.
 
-/// The functions that are modelled.
-pub(crate) fn table() -> nccl_sys::Table {
-    nccl_sys::Table::default()
-}
+mod abi;
+mod bootstrap;
+mod children;
+mod collective;
+mod comm;
+mod config;
+mod error;
+mod group;
+mod host;
+mod init;
+mod library;
+mod p2p;
+mod plan;
+mod reduce;
+mod register;
+mod shm;
+mod ticket;
+mod transport;
+mod window;
+
+pub(crate) use abi::table;

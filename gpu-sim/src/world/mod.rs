@@ -63,7 +63,7 @@ impl World {
     /// NCCL's functions, for `nccl_sys::Api::from_parts`.
     #[must_use]
     pub fn nccl(&self) -> nccl_sys::Table {
-        crate::nccl::table()
+        crate::nccl::table(self.alive().nccl_release)
     }
 
     /// The counters and injections of both ABIs.

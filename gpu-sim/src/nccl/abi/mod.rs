@@ -1,0 +1,115 @@
+//! NCCL's C functions: arguments are checked and turned into calls of the modules beside this one.
+//!
+//! * [`info`]: versions, errors, questions about a communicator.
+//! * [`lifecycle`]: unique ids, init, split, shrink, finalize, destroy, abort, revoke.
+//! * [`operations`]: collectives, sends and receives.
+//! * [`memory`]: allocation, local registration, windows.
+//!
+//! What is not modelled is not in the table, so that a program sees an older library: growing, suspending, one-sided
+//! operations, user-made reductions, per-call configurations, parameters, simulation of groups, encryption.
+
+#![allow(non_snake_case, reason = "the C names")]
+
+mod info;
+mod lifecycle;
+mod memory;
+mod operations;
+
+use std::sync::Arc;
+
+use nccl_sys::{Function, Table, Version, ncclResult_t};
+
+use super::error::{Result, set_last};
+use super::library::Library;
+use crate::abi::{self, Status};
+use crate::world::Machine;
+
+impl Status for ncclResult_t {
+    fn injected(code: u32) -> Self {
+        Self(code)
+    }
+
+    fn no_world() -> Self {
+        Self::ncclSystemError
+    }
+
+    fn panicked() -> Self {
+        Self::ncclInternalError
+    }
+}
+
+/// The frame of every function: counted, injectable, with the text of an error kept for `ncclGetLastError`.
+fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>, &Arc<Library>) -> Result) -> ncclResult_t {
+    abi::call(name, |machine| match body(machine, &machine.part::<Library>()) {
+        Ok(()) => ncclResult_t::ncclSuccess,
+        Err(failure) => {
+            let text = format!("{name}: {}", failure.text);
+            set_last(&text);
+            machine.note(text);
+            failure.code
+        }
+    })
+}
+
+/// As [`call`], for functions that a group queues: an error sticks to the open group.
+fn queued(name: &'static str, body: impl FnOnce(&Arc<Machine>, &Arc<Library>) -> Result) -> ncclResult_t {
+    call(name, |machine, library| {
+        body(machine, library).inspect_err(|failure| super::group::remember(machine, failure))
+    })
+}
+
+/// A caller's out parameter, on its way to the thread that writes it.
+#[derive(Debug)]
+struct Out<T>(*mut T);
+
+impl<T> Clone for Out<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Out<T> {}
+
+// SAFETY: NCCL's contract: an out parameter of a queued call stays valid, and untouched by the caller, until the
+// group has ended, on whatever thread it is written; what is written are handles, which are numbers.
+unsafe impl<T> Send for Out<T> {}
+
+impl<T> Out<T> {
+    /// The parameter; NULL is an invalid argument.
+    fn new(pointer: *mut T, what: &str) -> Result<Self> {
+        if pointer.is_null() {
+            return Err(super::error::Failure::argument(format!("{what} is NULL")));
+        }
+        Ok(Self(pointer))
+    }
+
+    fn set(self, value: T) {
+        // SAFETY: not null (checked), valid by NCCL's contract; `write` needs nothing of what is there.
+        unsafe { self.0.write(value) }
+    }
+}
+
+/// The functions that a release has and that are modelled.
+pub(crate) fn table(release: i32) -> Table {
+    let release = Version::from_code(release);
+    let mut table = Table::default();
+    macro_rules! fill {
+        ($($module:ident: $($name:ident)*;)*) => {$($(
+            if Function::named(stringify!($name)).is_some_and(|known| known.since <= release) {
+                table.$name = Some($module::$name);
+            }
+        )*)*};
+    }
+    fill! {
+        info: ncclGetVersion ncclGetErrorString ncclGetLastError ncclCommGetAsyncError ncclCommCount
+            ncclCommCuDevice ncclCommUserRank;
+        lifecycle: ncclGetUniqueId ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommInitAll
+            ncclCommSplit ncclCommShrink ncclCommFinalize ncclCommDestroy ncclCommAbort ncclCommRevoke
+            ncclGroupStart ncclGroupEnd;
+        operations: ncclAllReduce ncclBroadcast ncclBcast ncclAllGather ncclReduceScatter ncclReduce ncclAlltoAll
+            ncclGather ncclScatter ncclSend ncclRecv;
+        memory: ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister ncclCommWindowRegister
+            ncclCommWindowDeregister ncclWinGetUserPtr;
+    }
+    table
+}

@@ -1,0 +1,261 @@
+//! Collectives, sends and receives.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+
+use super::queued;
+use crate::nccl::collective::{Kind, Shape};
+use crate::nccl::comm::Comm;
+use crate::nccl::error::{Failure, Result};
+use crate::nccl::group::{self, Operation};
+use crate::nccl::library::Library;
+use crate::nccl::p2p::{Direction, Message};
+use crate::nccl::plan::Collective;
+use crate::nccl::reduce::{Element, Op};
+use crate::world::Machine;
+
+/// The arguments of a collective, as C gives them.
+struct Arguments {
+    kind: Kind,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    op: ncclRedOp_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+}
+
+impl Arguments {
+    fn enqueue(self, name: &'static str) -> ncclResult_t {
+        queued(name, |machine, library| {
+            let comm = usable(library, self.comm)?;
+            let shape = Shape {
+                kind: self.kind,
+                element: element(&comm, self.element)?,
+                op: Op::from_raw(self.op.0)
+                    .ok_or_else(|| Failure::argument(format!("{:?} is no reduction", self.op)))?,
+                root: rank(&comm, self.root, "root")?,
+                count: self.count,
+            };
+            if shape.kind.reduces() && !shape.element.reducible() {
+                return Err(Failure::argument(format!("reductions of {:?} are not modelled", shape.element)));
+            }
+            shape.check(&comm)?;
+            if shape.count == 0 {
+                return Ok(());
+            }
+            let one = Collective::new(&comm, shape, self.send as u64, self.recv as u64);
+            add(machine, library, &comm, Operation::Collective(one), self.stream)
+        })
+    }
+}
+
+fn usable(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
+    let comm = library.comm(handle)?;
+    comm.usable()?;
+    Ok(comm)
+}
+
+fn element(comm: &Comm, raw: ncclDataType_t) -> Result<Element> {
+    Element::from_raw(raw.0, comm.release)
+        .ok_or_else(|| Failure::argument(format!("{raw:?} is no data type of release {}", comm.release)))
+}
+
+fn rank(comm: &Comm, raw: c_int, what: &str) -> Result<usize> {
+    match usize::try_from(raw) {
+        Ok(rank) if rank < comm.size => Ok(rank),
+        _ => Err(Failure::argument(format!("{what} {raw} is not in {comm}"))),
+    }
+}
+
+fn add(
+    machine: &Arc<Machine>,
+    library: &Library,
+    comm: &Arc<Comm>,
+    operation: Operation,
+    stream: cudaStream_t,
+) -> Result {
+    group::add_operation(machine, library, comm, operation, stream as usize)
+}
+
+pub(super) unsafe extern "C" fn ncclAllReduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    op: ncclRedOp_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::AllReduce, send, recv, count, element, op, root: 0, comm, stream }
+        .enqueue("ncclAllReduce")
+}
+
+pub(super) unsafe extern "C" fn ncclReduce(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    op: ncclRedOp_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::Reduce, send, recv, count, element, op, root, comm, stream }.enqueue("ncclReduce")
+}
+
+pub(super) unsafe extern "C" fn ncclReduceScatter(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    op: ncclRedOp_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::ReduceScatter, send, recv, count, element, op, root: 0, comm, stream }
+        .enqueue("ncclReduceScatter")
+}
+
+/// Operations that only move data reduce nothing.
+const NO_OP: ncclRedOp_t = ncclRedOp_t::ncclSum;
+
+pub(super) unsafe extern "C" fn ncclBroadcast(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::Broadcast, send, recv, count, element, op: NO_OP, root, comm, stream }
+        .enqueue("ncclBroadcast")
+}
+
+pub(super) unsafe extern "C" fn ncclBcast(
+    buffer: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let kind = Kind::Broadcast;
+    Arguments { kind, send: buffer, recv: buffer, count, element, op: NO_OP, root, comm, stream }
+        .enqueue("ncclBcast")
+}
+
+pub(super) unsafe extern "C" fn ncclAllGather(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::AllGather, send, recv, count, element, op: NO_OP, root: 0, comm, stream }
+        .enqueue("ncclAllGather")
+}
+
+pub(super) unsafe extern "C" fn ncclAlltoAll(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::AllToAll, send, recv, count, element, op: NO_OP, root: 0, comm, stream }
+        .enqueue("ncclAlltoAll")
+}
+
+pub(super) unsafe extern "C" fn ncclGather(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::Gather, send, recv, count, element, op: NO_OP, root, comm, stream }
+        .enqueue("ncclGather")
+}
+
+pub(super) unsafe extern "C" fn ncclScatter(
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    Arguments { kind: Kind::Scatter, send, recv, count, element, op: NO_OP, root, comm, stream }
+        .enqueue("ncclScatter")
+}
+
+/// A send or a receive, as C gives it.
+struct MessageArguments {
+    direction: Direction,
+    buffer: u64,
+    count: usize,
+    element: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+}
+
+impl MessageArguments {
+    fn enqueue(self, name: &'static str) -> ncclResult_t {
+        queued(name, |machine, library| {
+            let comm = usable(library, self.comm)?;
+            let message = Message {
+                direction: self.direction,
+                peer: rank(&comm, self.peer, "peer")?,
+                element: element(&comm, self.element)?,
+                count: self.count,
+                buffer: self.buffer,
+            };
+            if message.count.checked_mul(message.element.size()).is_none() {
+                return Err(Failure::argument(format!(
+                    "{} elements are more than memory has",
+                    message.count
+                )));
+            }
+            if message.count == 0 {
+                return Ok(());
+            }
+            add(machine, library, &comm, Operation::Message(message), self.stream)
+        })
+    }
+}
+
+pub(super) unsafe extern "C" fn ncclSend(
+    buffer: *const c_void,
+    count: usize,
+    element: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let (direction, buffer) = (Direction::Send, buffer as u64);
+    MessageArguments { direction, buffer, count, element, peer, comm, stream }.enqueue("ncclSend")
+}
+
+pub(super) unsafe extern "C" fn ncclRecv(
+    buffer: *mut c_void,
+    count: usize,
+    element: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    let (direction, buffer) = (Direction::Recv, buffer as u64);
+    MessageArguments { direction, buffer, count, element, peer, comm, stream }.enqueue("ncclRecv")
+}

@@ -1,0 +1,100 @@
+//! Communicators made of a communicator: split and shrink.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::bootstrap::UniqueId;
+use super::comm::Comm;
+use super::config::Config;
+use super::error::{Failure, Result};
+use super::host::{self, Call};
+use super::init;
+use super::library::Library;
+use super::shm::Plane;
+use crate::world::Machine;
+
+/// The colour of a rank that joins no child.
+pub(crate) const NO_COLOR: i32 = -1;
+
+/// Splits the parent, with all its ranks; the child, or nothing without a colour. `made` is told of the child's
+/// handle as soon as there is one, so that an abort can end the meeting of its ranks.
+pub(crate) fn split(
+    machine: &Machine,
+    library: &Library,
+    parent: &Arc<Comm>,
+    (color, key): (i32, i32),
+    config: Config,
+    made: impl FnOnce(usize),
+) -> Result<Option<Arc<Comm>>> {
+    let mut card = host::card(Call::Split);
+    card[1] = u64::from(color as u32);
+    card[2] = u64::from(key as u32);
+    let cards = host::exchange(parent, &card)?;
+    // Children are ordered by key, then by rank in the parent.
+    let mut members: Vec<(i32, usize)> = cards
+        .iter()
+        .enumerate()
+        .filter(|(_, card)| card[1] as u32 as i32 == color)
+        .map(|(rank, card)| (card[2] as u32 as i32, rank))
+        .collect();
+    members.sort_unstable();
+    let leader = color != NO_COLOR && members.first().is_some_and(|first| first.1 == parent.rank);
+    let opened = if leader { Some(library.open_meeting(machine)) } else { None };
+    let mut invitation = host::card(Call::Split);
+    if let Some(Ok(id)) = &opened {
+        invitation[1..3].copy_from_slice(&id.to_words());
+    }
+    let invitations = host::exchange(parent, &invitation)?;
+    if let Some(Err(failure)) = opened {
+        return Err(failure);
+    }
+    if color == NO_COLOR {
+        return Ok(None);
+    }
+    let words = [invitations[members[0].1][1], invitations[members[0].1][2]];
+    if words == [0, 0] {
+        return Err(Failure::remote(format!("rank {} of {parent} could not open the child", members[0].1)));
+    }
+    let rank = members.iter().position(|member| member.1 == parent.rank).unwrap_or_default();
+    let child = init::create(machine, library, rank, members.len(), parent.device, config);
+    parent.adopt(&child);
+    made(child.handle);
+    init::meet(machine, library, &child, UniqueId::from_words(words))?;
+    Ok(Some(child))
+}
+
+/// Makes a communicator of the parent's ranks but the excluded ones, which do not call.
+pub(crate) fn shrink(
+    machine: &Machine,
+    library: &Library,
+    parent: &Arc<Comm>,
+    excluded: &[usize],
+    config: Config,
+    made: impl FnOnce(usize),
+) -> Result<Arc<Comm>> {
+    let survivors: Vec<usize> = (0..parent.size).filter(|rank| !excluded.contains(rank)).collect();
+    let Some(rank) = survivors.iter().position(|&rank| rank == parent.rank) else {
+        return Err(Failure::argument(format!("{parent} is asked to shrink by its own rank")));
+    };
+    let number = parent.shrinks.fetch_add(1, Ordering::SeqCst) + 1;
+    let shared = parent.shared();
+    let words: [usize; 3] = std::array::from_fn(|i| shared.layout().invitation(survivors[0]) + 8 * i);
+    if rank == 0 {
+        let id = library.open_meeting(machine)?.to_words();
+        shared.word(words[1]).store(id[0], Ordering::Relaxed);
+        shared.word(words[2]).store(id[1], Ordering::Relaxed);
+        shared.word(words[0]).store(number, Ordering::SeqCst);
+        shared.signal().notify();
+    }
+    parent.wait(
+        Plane::Host,
+        || format!("rank {} to open the shrunk communicator of {parent}", survivors[0]),
+        || shared.word(words[0]).load(Ordering::SeqCst) >= number,
+    )?;
+    let id = [words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed));
+    let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
+    parent.adopt(&child);
+    made(child.handle);
+    init::meet(machine, library, &child, UniqueId::from_words(id))?;
+    Ok(child)
+}

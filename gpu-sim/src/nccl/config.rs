@@ -1,0 +1,151 @@
+//! `ncclConfig_t` as a release reads it: a size-prefixed structure of any age.
+
+use std::ffi::{CStr, c_int};
+
+use nccl_sys::ncclConfig_t;
+
+use super::error::{Failure, Result};
+
+const MAGIC: u32 = 0xcafe_beef;
+const UNDEFINED: c_int = c_int::MIN;
+
+/// What this device takes notice of in a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// For messages.
+    pub(crate) name: Option<String>,
+}
+
+/// Bytes of the structure in a release.
+fn size_in(release: u32) -> usize {
+    match release {
+        ..21700 => 24,
+        21700..21800 => 40,
+        21800..22700 => 48,
+        22700..22800 => 72,
+        22800..22900 => 80,
+        22900..23000 => 88,
+        23000..23100 => 96,
+        23100..23200 => 112,
+        _ => 120,
+    }
+}
+
+/// Reads a configuration as the release does: what lies beyond either structure's size is the default, and fields
+/// newer than the declared version are ignored.
+///
+/// # Safety
+/// `config` is null or points to a structure that is as long as its size field says.
+pub(crate) unsafe fn parse(
+    config: *const ncclConfig_t,
+    release: u32,
+    parent: Option<&Config>,
+) -> Result<Config> {
+    if config.is_null() {
+        return Ok(parent.cloned().unwrap_or_default());
+    }
+    // SAFETY: every release's structure begins with size, magic and version.
+    let (size, magic, version) =
+        unsafe { ((*config).size, std::ptr::addr_of!((*config).magic).read(), (*config).version) };
+    if magic != MAGIC {
+        return Err(Failure::argument(format!("the configuration's magic is {magic:#x}, not {MAGIC:#x}")));
+    }
+    let mut own = ncclConfig_t {
+        blocking: UNDEFINED,
+        cgaClusterSize: UNDEFINED,
+        minCTAs: UNDEFINED,
+        maxCTAs: UNDEFINED,
+        splitShare: UNDEFINED,
+        CTAPolicy: UNDEFINED,
+        ..ncclConfig_t::default()
+    };
+    let bytes = size.min(size_in(release)).min(size_of::<ncclConfig_t>());
+    // SAFETY: the caller's structure has `size` bytes and ours at least as many as are copied.
+    unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut own).cast(), bytes) };
+    if version < 21700 {
+        (own.cgaClusterSize, own.minCTAs, own.maxCTAs) = (UNDEFINED, UNDEFINED, UNDEFINED);
+    }
+    if version < 21800 {
+        own.splitShare = UNDEFINED;
+    }
+    if version < 22700 {
+        (own.commName, own.CTAPolicy) = (std::ptr::null(), UNDEFINED);
+    }
+    match own.blocking {
+        UNDEFINED | 1 => {}
+        0 => return Err(Failure::argument("non-blocking communicators are not modelled")),
+        other => return Err(Failure::argument(format!("blocking is {other}, neither 0 nor 1"))),
+    }
+    // An unset bound is compared as it stands, so one bound alone can be refused; as the real library does.
+    let bounds = (own.minCTAs, own.maxCTAs);
+    let broken = (bounds.0 != UNDEFINED && bounds.0 <= 0)
+        || (bounds.1 != UNDEFINED && bounds.1 <= 0)
+        || bounds.0 > bounds.1;
+    if broken {
+        return Err(Failure::argument(format!("minCTAs {} and maxCTAs {} are no range", bounds.0, bounds.1)));
+    }
+    if own.cgaClusterSize != UNDEFINED && !(0..=8).contains(&own.cgaClusterSize) {
+        return Err(Failure::argument(format!("cgaClusterSize is {}, not 0 to 8", own.cgaClusterSize)));
+    }
+    let name = if bytes < 56 || own.commName.is_null() {
+        None
+    } else {
+        // SAFETY: a name that is set is a C string that outlives the communicator, by NCCL's contract.
+        Some(unsafe { CStr::from_ptr(own.commName) }.to_string_lossy().into_owned())
+    };
+    Ok(Config { name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ncclConfig_t {
+        ncclConfig_t {
+            size: size_of::<ncclConfig_t>(),
+            magic: MAGIC,
+            version: 23203,
+            blocking: UNDEFINED,
+            cgaClusterSize: UNDEFINED,
+            minCTAs: UNDEFINED,
+            maxCTAs: UNDEFINED,
+            splitShare: UNDEFINED,
+            CTAPolicy: UNDEFINED,
+            ..ncclConfig_t::default()
+        }
+    }
+
+    fn read(config: &ncclConfig_t, release: u32) -> Result<Config> {
+        // SAFETY: the reference is a whole structure.
+        unsafe { parse(config, release, None) }
+    }
+
+    #[test]
+    fn magic_blocking_and_bounds_are_checked() {
+        assert!(read(&config(), 22809).is_ok());
+        assert!(read(&ncclConfig_t { magic: 1, ..config() }, 22809).is_err());
+        assert!(
+            read(&ncclConfig_t { blocking: 0, ..config() }, 22809).unwrap_err().text.contains("modelled")
+        );
+        assert!(read(&ncclConfig_t { minCTAs: 4, ..config() }, 22809).is_err());
+        assert!(read(&ncclConfig_t { minCTAs: 4, maxCTAs: 8, ..config() }, 22809).is_ok());
+    }
+
+    #[test]
+    fn fields_of_a_newer_release_are_not_read() {
+        let named = ncclConfig_t { commName: c"tp".as_ptr(), ..config() };
+        assert_eq!(read(&named, 22703).unwrap().name.as_deref(), Some("tp"));
+        assert_eq!(read(&named, 22602).unwrap().name, None);
+        assert_eq!(read(&ncclConfig_t { version: 22602, ..named }, 22809).unwrap().name, None);
+        assert_eq!(read(&ncclConfig_t { size: 48, ..named }, 22809).unwrap().name, None);
+        let bounds = ncclConfig_t { minCTAs: 4, ..config() };
+        assert!(read(&bounds, 21403).is_ok(), "2.14 has no such field");
+    }
+
+    #[test]
+    fn children_without_a_configuration_inherit() {
+        let parent = Config { name: Some("dp".into()) };
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { parse(std::ptr::null(), 22809, Some(&parent)) }.unwrap(), parent);
+    }
+}

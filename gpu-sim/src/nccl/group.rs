@@ -1,0 +1,220 @@
+//! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` are queued, per rank, and carried out at the end.
+//!
+//! At the end the host's calls (init, split, windows) come first: those of one communicator in their order, those
+//! of different communicators beside each other, since one thread may drive several ranks. Then the stream work,
+//! one plan a communicator, in the order of the communicators' identities, which is the same on all ranks. An error
+//! sticks until the end, and nothing is carried out then.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_driver_sys::{CUgraphNodeType, CUstream};
+
+use super::comm::Comm;
+use super::error::{Failure, Result};
+use super::library::Library;
+use super::p2p::Message;
+use super::plan::{Collective, Join, Plan, Side, Step};
+use crate::abi::Refusal;
+use crate::sched::{self, Signal, with_local};
+use crate::stream::Stream;
+use crate::world::Machine;
+
+/// A host's call that was queued.
+pub(crate) type Job = Box<dyn FnOnce() -> Result + Send>;
+
+/// What goes into a communicator's plan.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    Collective(Collective),
+    Message(Message),
+}
+
+/// The calling rank's open group.
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    failure: Option<Failure>,
+    jobs: BTreeMap<(u64, usize), Vec<Job>>,
+    operations: Vec<(Arc<Comm>, Operation, usize)>,
+    aborted: Vec<Arc<Comm>>,
+}
+
+fn with_group<R>(machine: &Machine, f: impl FnOnce(&mut Group) -> R) -> R {
+    with_local(machine.id, f)
+}
+
+/// Opens a group, or a group within the group.
+pub(crate) fn start(machine: &Machine) {
+    with_group(machine, |group| group.depth += 1);
+}
+
+/// Closes a group; the outermost one is carried out.
+pub(crate) fn end(machine: &Arc<Machine>, library: &Library) -> Result {
+    let group = with_group(machine, |group| match group.depth {
+        0 => Err(Failure::usage("ncclGroupEnd without ncclGroupStart")),
+        1 => Ok(Some(std::mem::take(group))),
+        _ => {
+            group.depth -= 1;
+            Ok(None)
+        }
+    })?;
+    let Some(group) = group else { return Ok(()) };
+    for comm in &group.aborted {
+        library.remove(comm);
+    }
+    if let Some(failure) = group.failure {
+        return Err(failure);
+    }
+    run_jobs(machine, group.jobs.into_values().collect())?;
+    launch(machine, group.operations)
+}
+
+/// Whether a group is open.
+pub(crate) fn is_open(machine: &Machine) -> bool {
+    with_group(machine, |group| group.depth > 0)
+}
+
+/// Makes an error of a queued call stick to the open group.
+pub(crate) fn remember(machine: &Machine, failure: &Failure) {
+    with_group(machine, |group| {
+        if group.depth > 0 {
+            group.failure.get_or_insert_with(|| failure.clone());
+        }
+    });
+}
+
+/// Queues a host's call of a communicator; a group of its own if none is open.
+pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Comm, job: Job) -> Result {
+    start(machine);
+    with_group(machine, |group| group.jobs.entry((comm.id(), comm.handle)).or_default().push(job));
+    end(machine, library)
+}
+
+/// Queues stream work of a communicator; a group of its own if none is open.
+pub(crate) fn add_operation(
+    machine: &Arc<Machine>,
+    library: &Library,
+    comm: &Arc<Comm>,
+    operation: Operation,
+    stream: usize,
+) -> Result {
+    start(machine);
+    with_group(machine, |group| group.operations.push((comm.clone(), operation, stream)));
+    end(machine, library)
+}
+
+/// Forgets a communicator when the open group ends; false if none is open.
+pub(crate) fn forget_at_end(machine: &Machine, comm: &Arc<Comm>) -> bool {
+    with_group(machine, |group| {
+        if group.depth > 0 {
+            group.aborted.push(comm.clone());
+        }
+        group.depth > 0
+    })
+}
+
+/// Runs the queues of several communicators beside each other; the first error, in their order.
+fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
+    let run = |queue: Vec<Job>| queue.into_iter().try_for_each(|job| job());
+    if queues.len() <= 1 {
+        return queues.into_iter().try_for_each(run);
+    }
+    #[derive(Default)]
+    struct Ends {
+        results: Mutex<BTreeMap<usize, Result>>,
+        signal: Signal,
+    }
+    let count = queues.len();
+    let ends = Arc::new(Ends::default());
+    let lock = |ends: &Ends| ends.results.lock().unwrap_or_else(PoisonError::into_inner).len();
+    for (number, queue) in queues.into_iter().enumerate() {
+        let ends = ends.clone();
+        let job = move || {
+            let result = run(queue);
+            ends.results.lock().unwrap_or_else(PoisonError::into_inner).insert(number, result);
+            ends.signal.notify();
+        };
+        let name = format!("{} of {count} in a group of {}", number + 1, sched::whoami());
+        machine.sched.spawn(&machine.devices[0].pool, name.into(), Box::new(job));
+    }
+    let reason = || format!("the calls of {count} communicators in a group");
+    sched::wait(&ends.signal, reason, None, || lock(&ends) == count)
+        .map_err(|error| Failure::system(error.to_string()))?;
+    let results = std::mem::take(&mut *ends.results.lock().unwrap_or_else(PoisonError::into_inner));
+    results.into_values().collect()
+}
+
+/// What will be a communicator's plan.
+struct Draft {
+    comm: Arc<Comm>,
+    operations: Vec<Operation>,
+    streams: Vec<Arc<Stream>>,
+}
+
+/// Launches stream work: one plan a communicator.
+fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>) -> Result {
+    let mut drafts: Vec<Draft> = Vec::new();
+    for (comm, operation, handle) in operations {
+        let stream = machine.stream(handle as CUstream).map_err(cuda)?;
+        if stream.context.device != comm.device {
+            return Err(Failure::cuda(format!(
+                "{} is given to {comm}, which is on device {}",
+                stream.name, comm.device
+            )));
+        }
+        let at = drafts.iter().position(|draft| Arc::ptr_eq(&draft.comm, &comm)).unwrap_or_else(|| {
+            drafts.push(Draft { comm, operations: Vec::new(), streams: Vec::new() });
+            drafts.len() - 1
+        });
+        drafts[at].operations.push(operation);
+        if !drafts[at].streams.iter().any(|known| known.id == stream.id) {
+            drafts[at].streams.push(stream);
+        }
+    }
+    drafts.sort_by_key(|draft| (draft.comm.id(), draft.comm.rank));
+    let streams = || drafts.iter().flat_map(|draft| &draft.streams);
+    let capturing = streams().filter(|stream| stream.capturing().is_some()).count();
+    if capturing != 0 && capturing != streams().count() {
+        return Err(Failure::usage("of the streams of a group some capture and some do not"));
+    }
+    if capturing != 0 && drafts.iter().any(|draft| draft.streams.len() > 1) {
+        return Err(Failure::usage(
+            "a captured group with several streams for one communicator is not modelled",
+        ));
+    }
+    for Draft { comm, operations, streams } in drafts {
+        let join = (streams.len() > 1).then(|| Join::new(&comm, streams.len() - 1));
+        let plan = Plan::new(&comm, steps(operations), capturing != 0, join.clone());
+        let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL;
+        streams[0].enqueue(machine, kind, Arc::new(plan)).map_err(cuda)?;
+        if let Some(join) = join {
+            for stream in &streams[1..] {
+                stream.enqueue(machine, kind, Arc::new(Side(join.clone()))).map_err(cuda)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Collectives in their order, then all messages together.
+fn steps(operations: Vec<Operation>) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut messages = Vec::new();
+    for operation in operations {
+        match operation {
+            Operation::Collective(one) => steps.push(Step::Collective(one)),
+            Operation::Message(message) => messages.push(message),
+        }
+    }
+    if !messages.is_empty() {
+        steps.push(Step::Messages(messages));
+    }
+    steps
+}
+
+/// A driver's refusal as NCCL passes it on.
+pub(crate) fn cuda(refusal: Refusal) -> Failure {
+    let why = refusal.why.as_deref().unwrap_or("the context was poisoned by an earlier fault, or is gone");
+    Failure::cuda(format!("{:?}: {why}", refusal.code))
+}

@@ -1,0 +1,103 @@
+//! How a communicator comes to be: its ranks meet, get their shared memory, and tell each other what they are.
+
+use std::sync::Arc;
+
+use super::bootstrap::{Hello, JoinError, Joining, UniqueId};
+use super::comm::{Comm, Parts, Topology};
+use super::config::Config;
+use super::error::{Failure, Result};
+use super::library::Library;
+use super::shm::{CARD_WORDS, Card, Plane, Shared};
+use crate::sched::{self, Scheduler};
+use crate::world::{Machine, Mode};
+
+/// Unit of the symmetric address space in bytes.
+const STRIDE_UNIT: u64 = 4 << 30;
+
+/// Makes a rank's end of a communicator that nobody has met yet. Its handle is known from now on, so that an abort
+/// can end the meeting.
+pub(crate) fn create(
+    machine: &Machine,
+    library: &Library,
+    rank: usize,
+    size: usize,
+    device: usize,
+    config: Config,
+) -> Arc<Comm> {
+    let comm = Comm::new(Parts {
+        handle: library.handle(),
+        rank,
+        size,
+        device,
+        release: machine.nccl_release as u32,
+        strict: machine.mode == Mode::Strict,
+        config,
+    });
+    library.insert(&comm);
+    comm
+}
+
+/// Meets the other ranks under `id`. A communicator that fails here is forgotten.
+pub(crate) fn meet(machine: &Machine, library: &Library, comm: &Comm, id: UniqueId) -> Result {
+    let met = join(machine, library, comm, id).map_err(|error| match error {
+        JoinError::Lost { .. } if comm.is_aborted() => Failure::internal("the communicator was aborted"),
+        other => other.into(),
+    });
+    let met = met.and_then(|shared| {
+        comm.set_shared(shared);
+        introduce(machine, comm)
+    });
+    if met.is_err() {
+        library.remove(comm);
+    }
+    met
+}
+
+fn join(
+    machine: &Machine,
+    library: &Library,
+    comm: &Comm,
+    id: UniqueId,
+) -> std::result::Result<Arc<Shared>, JoinError> {
+    let hello = Hello {
+        rank: comm.rank,
+        size: comm.size,
+        pid: std::process::id(),
+        release: comm.release,
+        faithful: !comm.strict,
+    };
+    if let Scheduler::Seeded(_) = machine.sched {
+        return library.meetings.join(id, hello, |arrived| {
+            let reason = || format!("the ranks of a new communicator of {} to meet", comm.size);
+            comm.wait(Plane::Host, reason, arrived).is_ok()
+        });
+    }
+    let joining = Arc::new(Joining::connect(id)?);
+    comm.set_joining(Some(joining.clone()));
+    let shared = sched::blocking(|| joining.finish(hello));
+    comm.set_joining(None);
+    shared.map(Arc::new)
+}
+
+/// The ranks tell each other their devices.
+fn introduce(machine: &Machine, comm: &Comm) -> Result {
+    let mut card: Card = [0; CARD_WORDS];
+    card[0] = comm.device as u64;
+    card[1] = machine.devices[comm.device].arena.capacity();
+    let cards = comm.exchange(Plane::Host, "the communicator's init", &card)?;
+    let devices: Vec<usize> = cards.iter().map(|card| card[0] as usize).collect();
+    for (rank, device) in devices.iter().enumerate() {
+        if let Some(first) = devices[..rank].iter().position(|other| other == device) {
+            return Err(Failure::usage(format!(
+                "ranks {first} and {rank} are both on device {device}: one rank a device"
+            )));
+        }
+    }
+    let largest = cards.iter().map(|card| card[1]).max().unwrap_or(0);
+    comm.set_topology(Topology {
+        devices,
+        symmetric: std::env::var_os("NCCL_WIN_ENABLE").is_none_or(|value| value != "0"),
+        stride: largest.next_multiple_of(STRIDE_UNIT),
+    });
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! The library's state in a world: what handles mean.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nccl_sys::ncclComm_t;
+
+use super::bootstrap::{Root, UniqueId, local::Meetings};
+use super::comm::Comm;
+use super::error::{Failure, Result};
+use crate::sched::Scheduler;
+use crate::world::{Leak, Machine, Part};
+
+/// Handles are numbers that look like addresses; none is used twice and none can be followed.
+const FIRST_HANDLE: usize = 0x6ecc_1000;
+const HANDLE_STEP: usize = 0x40;
+
+/// Everything that NCCL keeps in a world.
+#[derive(Debug)]
+pub(crate) struct Library {
+    next: AtomicUsize,
+    comms: Mutex<BTreeMap<usize, Arc<Comm>>>,
+    roots: Mutex<Vec<Root>>,
+    pub(crate) meetings: Meetings,
+    /// What `ncclMemAlloc` gave out.
+    pub(crate) allocations: Mutex<BTreeSet<u64>>,
+}
+
+impl Default for Library {
+    fn default() -> Self {
+        Self {
+            next: AtomicUsize::new(FIRST_HANDLE),
+            comms: Mutex::default(),
+            roots: Mutex::default(),
+            meetings: Meetings::default(),
+            allocations: Mutex::default(),
+        }
+    }
+}
+
+impl Library {
+    fn comms(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<Comm>>> {
+        self.comms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A handle that nothing else has.
+    pub(crate) fn handle(&self) -> usize {
+        self.next.fetch_add(HANDLE_STEP, Ordering::SeqCst)
+    }
+
+    /// The communicator of a handle.
+    pub(crate) fn comm(&self, handle: ncclComm_t) -> Result<Arc<Comm>> {
+        if handle.is_null() {
+            return Err(Failure::argument("the communicator is NULL"));
+        }
+        let found = self.comms().get(&(handle as usize)).cloned();
+        found.ok_or_else(|| {
+            Failure::argument(format!("{handle:p} is no communicator, or one that was destroyed or aborted"))
+        })
+    }
+
+    pub(crate) fn insert(&self, comm: &Arc<Comm>) {
+        self.comms().insert(comm.handle, comm.clone());
+    }
+
+    pub(crate) fn remove(&self, comm: &Comm) {
+        self.comms().remove(&comm.handle);
+    }
+
+    /// Opens a meeting and returns its name.
+    pub(crate) fn open_meeting(&self, machine: &Machine) -> Result<UniqueId> {
+        if let Scheduler::Seeded(_) = machine.sched {
+            return Ok(self.meetings.open());
+        }
+        let failed = |error| Failure::system(format!("opening the bootstrap's root failed: {error}"));
+        let id = UniqueId::random().map_err(failed)?;
+        let root = Root::start(id).map_err(failed)?;
+        let mut roots = self.roots.lock().unwrap_or_else(PoisonError::into_inner);
+        roots.retain(|root| !root.is_over());
+        roots.push(root);
+        Ok(id)
+    }
+}
+
+impl Part for Library {
+    fn leaks(&self) -> Vec<Leak> {
+        self.comms().values().map(|comm| Leak { kind: "communicator", what: comm.to_string() }).collect()
+    }
+
+    fn stop(&self) {
+        self.roots.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        for comm in std::mem::take(&mut *self.comms()).into_values() {
+            comm.abort();
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What one launch does: the operations that a group queued on one communicator, as one piece of stream work.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use super::collective::{self, Kind, Shape};
+use super::comm::Comm;
+use super::error::{Failure, Interrupted};
+use super::p2p::{self, Direction, Message};
+use super::shm::{CARD_WORDS, Card, Plane};
+use super::ticket::Ticket;
+use super::transport::odd_one;
+use crate::fault::Fault;
+use crate::memory::{Access, View};
+use crate::sched;
+use crate::stream::{Exec, Launched, Work};
+
+/// One `ncclAllReduce` or other collective, with its buffers.
+#[derive(Clone, Debug)]
+pub(crate) struct Collective {
+    pub(crate) shape: Shape,
+    pub(crate) send: u64,
+    pub(crate) recv: u64,
+    binding: Binding,
+}
+
+/// How the call's buffers are registered, looked up when it is enqueued. All ranks must agree.
+#[derive(Clone, Copy, Debug, Default)]
+struct Binding {
+    /// Bit 0: the send buffer; bit 1: the receive buffer.
+    registered: u64,
+    /// Window number from 1, and offset, of the send and the receive buffer; zeros for none.
+    windows: [u64; 4],
+}
+
+impl Collective {
+    pub(crate) fn new(comm: &Comm, shape: Shape, send: u64, recv: u64) -> Self {
+        let lengths = shape.lengths(comm.rank, comm.size);
+        // The side that decides the path, by kind.
+        let (sends, receives) = match shape.kind {
+            Kind::AllReduce => (true, true),
+            Kind::ReduceScatter => (true, false),
+            Kind::AllGather => (false, true),
+            _ => (false, false),
+        };
+        let registrations = comm.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let registered = |wanted: bool, address, len: usize| {
+            u64::from(wanted && registrations.contains(address, len as u64))
+        };
+        let windows = comm.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let window = |wanted: bool, address| if wanted { windows.find(address) } else { (0, 0) };
+        let (from, to) = (window(sends, send), window(receives, recv));
+        let binding = Binding {
+            registered: registered(sends, send, lengths.0) | registered(receives, recv, lengths.1) << 1,
+            windows: [from.0, from.1, to.0, to.1],
+        };
+        Self { shape, send, recv, binding }
+    }
+
+    /// Whether a window that the call was bound to is gone: a graph that outlived it.
+    fn is_stale(&self, comm: &Comm) -> bool {
+        let windows = comm.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        [self.binding.windows[0], self.binding.windows[2]]
+            .into_iter()
+            .any(|number| number != 0 && !windows.is_live(number))
+    }
+}
+
+/// One step of a plan.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Collective(Collective),
+    /// Messages that progress together.
+    Messages(Vec<Message>),
+}
+
+/// The work of one communicator in one launch.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    comm: Arc<Comm>,
+    steps: Arc<Vec<Step>>,
+    captured: bool,
+    join: Option<Arc<Join>>,
+}
+
+impl Plan {
+    pub(crate) fn new(comm: &Arc<Comm>, steps: Vec<Step>, captured: bool, join: Option<Arc<Join>>) -> Self {
+        if captured {
+            comm.graphs.fetch_add(1, Ordering::SeqCst);
+        }
+        Self { comm: comm.clone(), steps: Arc::new(steps), captured, join }
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        if self.captured {
+            self.comm.graphs.fetch_sub(1, Ordering::SeqCst);
+            self.comm.signal().notify();
+        }
+    }
+}
+
+impl Work for Plan {
+    fn describe(&self) -> String {
+        match &self.steps[..] {
+            [Step::Collective(one)] => format!("{} on {}", one.shape, self.comm),
+            [Step::Messages(all)] => format!("{} sends and receives on {}", all.len(), self.comm),
+            steps => format!("{} grouped steps on {}", steps.len(), self.comm),
+        }
+    }
+
+    fn launch(&self) -> Launched {
+        let mut ticket = Ticket::take(&self.comm);
+        let (comm, steps) = (self.comm.clone(), self.steps.clone());
+        let join = self.join.clone().map(Lead);
+        Box::new(move |exec| {
+            let result = ticket
+                .wait()
+                .and_then(|()| join.as_ref().map_or(Ok(()), |join| join.0.wait_for_streams()))
+                .map_err(Stop::from)
+                .and_then(|()| steps.iter().try_for_each(|step| run(&comm, exec, step)));
+            let ended = end(&comm, result);
+            drop(join);
+            drop(ticket);
+            ended
+        })
+    }
+}
+
+/// Why a plan stops before its end.
+enum Stop {
+    Interrupted(Interrupted),
+    Fault(Fault),
+}
+
+impl From<Interrupted> for Stop {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::Interrupted(interrupted)
+    }
+}
+
+/// What the stream makes of it: only a fault of our own, or the end of the world, stops the stream.
+fn end(comm: &Comm, result: Result<(), Stop>) -> Result<(), Fault> {
+    match result {
+        Ok(()) | Err(Stop::Interrupted(Interrupted::Aborted | Interrupted::Revoked)) => Ok(()),
+        Err(Stop::Interrupted(Interrupted::World(error))) => {
+            comm.fail(&Failure::system(error.to_string()));
+            Err(error.into())
+        }
+        Err(Stop::Interrupted(other)) => {
+            comm.fail(&other.into());
+            Ok(())
+        }
+        Err(Stop::Fault(fault)) => {
+            comm.fail(&Failure::cuda(fault.to_string()));
+            comm.report_fault();
+            Err(fault)
+        }
+    }
+}
+
+fn run(comm: &Comm, exec: &Exec, step: &Step) -> Result<(), Stop> {
+    if let Some(interrupted) = comm.interruption(Plane::Stream) {
+        return Err(interrupted.into());
+    }
+    let view = |address, len: usize, access| exec.view(address, len as u64, access).map_err(Stop::Fault);
+    match step {
+        Step::Collective(one) => {
+            let (send, recv) = one.shape.lengths(comm.rank, comm.size);
+            let (send, recv) = (view(one.send, send, Access::READ)?, view(one.recv, recv, Access::WRITE)?);
+            collective(comm, one, &send, &recv)?;
+        }
+        Step::Messages(messages) => {
+            let views: Vec<View> = messages
+                .iter()
+                .map(|message| {
+                    let access = match message.direction {
+                        Direction::Send => Access::READ,
+                        Direction::Recv => Access::WRITE,
+                    };
+                    view(message.buffer, message.bytes(), access)
+                })
+                .collect::<Result<_, _>>()?;
+            if let Some(failure) = p2p::run(comm, messages, &views)? {
+                comm.fail(&failure);
+            }
+        }
+    }
+    Ok(())
+}
+
+const SHAPE: Range<usize> = 1..6;
+const REGISTERED: usize = 6;
+const WINDOWS: Range<usize> = 7..11;
+const STALE: usize = 11;
+
+/// Compares what the ranks are about to do, then does it.
+fn collective(comm: &Comm, one: &Collective, send: &View, recv: &View) -> Result<(), Interrupted> {
+    let number = comm.collectives.fetch_add(1, Ordering::SeqCst);
+    if comm.size > 1 {
+        let mut card: Card = [0; CARD_WORDS];
+        card[0] = number;
+        card[SHAPE].copy_from_slice(&one.shape.words());
+        card[REGISTERED] = one.binding.registered;
+        card[WINDOWS].copy_from_slice(&one.binding.windows);
+        card[STALE] = u64::from(one.is_stale(comm));
+        let cards = comm.exchange(Plane::Stream, one.shape.kind.name(), &card)?;
+        if let Some(text) = divergence(&cards) {
+            let text = format!("collective {number} of communicator {:08x}: {text}", comm.id() as u32);
+            if !comm.strict {
+                return Err(comm.hang(Plane::Stream, &text));
+            }
+            comm.fail(&Failure::usage(text));
+            return Ok(());
+        }
+    }
+    collective::run(comm, &one.shape, send, recv)
+}
+
+/// How the ranks' calls differ, if they do.
+fn divergence(cards: &[Card]) -> Option<String> {
+    if let Some(rank) = cards.iter().position(|card| card[STALE] != 0) {
+        return Some(format!("rank {rank} runs a graph whose window was deregistered"));
+    }
+    let (odd, usual) = odd_one(cards)?;
+    let (a, b) = (&cards[odd], &cards[usual]);
+    let both = |odd_says: String, usual_says: String| {
+        Some(format!("rank {odd} {odd_says}, while rank {usual} {usual_says}"))
+    };
+    if a[SHAPE] != b[SHAPE] {
+        let calls = |card: &Card| {
+            let mut words = [0; 5];
+            words.copy_from_slice(&card[SHAPE]);
+            format!("calls {}", Shape::describe(&words))
+        };
+        return both(calls(a), calls(b));
+    }
+    if a[WINDOWS] != b[WINDOWS] {
+        let place = |number: u64, offset: u64| match number {
+            0 => "no window".to_owned(),
+            _ => format!("window {} at {offset:#x}", number - 1),
+        };
+        let has = |card: &Card| {
+            let w = &card[WINDOWS];
+            format!("sends from {} and receives in {}", place(w[0], w[1]), place(w[2], w[3]))
+        };
+        return both(has(a), has(b));
+    }
+    if a[REGISTERED] != b[REGISTERED] {
+        let has = |card: &Card| {
+            let one = |bit: u64| if card[REGISTERED] & bit != 0 { "registered" } else { "unregistered" };
+            format!("has its send buffer {} and its receive buffer {}", one(1), one(2))
+        };
+        return both(has(a), has(b));
+    }
+    both(format!("is at its collective {}", a[0]), format!("is at {}", b[0]))
+}
+
+/// Several streams of one group: the plan begins when all have come to it, and they go on when it is done.
+#[derive(Debug)]
+pub(crate) struct Join {
+    comm: Arc<Comm>,
+    streams: usize,
+    arrived: AtomicUsize,
+    done: AtomicBool,
+}
+
+impl Join {
+    /// A meeting of the plan's stream with `streams` others.
+    pub(crate) fn new(comm: &Arc<Comm>, streams: usize) -> Arc<Self> {
+        let (arrived, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { comm: comm.clone(), streams, arrived, done })
+    }
+
+    fn wait_for_streams(&self) -> Result<(), Interrupted> {
+        self.comm.wait(
+            Plane::Stream,
+            || format!("{} other streams of a group on {}", self.streams, self.comm),
+            || self.arrived.load(Ordering::SeqCst) == self.streams,
+        )
+    }
+}
+
+/// The plan's hold on the meeting: the streams go on when it ends, however it does.
+struct Lead(Arc<Join>);
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.0.done.store(true, Ordering::SeqCst);
+        self.0.comm.signal().notify();
+    }
+}
+
+/// What another stream of the group does: come, and wait.
+#[derive(Debug)]
+pub(crate) struct Side(pub(crate) Arc<Join>);
+
+impl Work for Side {
+    fn describe(&self) -> String {
+        format!("a stream of a group that joins another, on {}", self.0.comm)
+    }
+
+    fn launch(&self) -> Launched {
+        let arrival = Arrival(self.0.clone());
+        Box::new(move |_| {
+            let join = arrival.0.clone();
+            drop(arrival);
+            let reason = || format!("the group's work on another stream, on {}", join.comm);
+            Ok(sched::wait(join.comm.signal(), reason, None, || join.done.load(Ordering::SeqCst))?)
+        })
+    }
+}
+
+/// A stream that comes to the meeting, or is thrown away on its way.
+struct Arrival(Arc<Join>);
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.0.arrived.fetch_add(1, Ordering::SeqCst);
+        self.0.comm.signal().notify();
+    }
+}

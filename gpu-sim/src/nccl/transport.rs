@@ -1,0 +1,93 @@
+//! How the ranks of a communicator talk: everybody tells everybody a card, or everybody waits for everybody.
+
+use std::sync::atomic::Ordering;
+
+use super::comm::Comm;
+use super::error::Interrupted;
+use super::shm::{CARD_WORDS, Card, Plane};
+
+impl Comm {
+    /// Tells all ranks `card` and returns all ranks' cards, by rank.
+    ///
+    /// The cards of one phase survive until every rank has entered the next but one, and each waits in between for
+    /// all to have come, so nobody overwrites what is still read.
+    pub(crate) fn exchange(&self, plane: Plane, what: &str, card: &Card) -> Result<Vec<Card>, Interrupted> {
+        let shared = self.shared();
+        let layout = shared.layout();
+        let phase = self.phase(plane) + 1;
+        let own = layout.card(plane, self.rank, phase);
+        for (i, word) in card.iter().enumerate() {
+            shared.word(own + 8 * i).store(*word, Ordering::Relaxed);
+        }
+        self.arrive(plane, phase);
+        self.await_all(plane, phase, what)?;
+        Ok((0..self.size)
+            .map(|rank| {
+                let at = layout.card(plane, rank, phase);
+                let mut card = [0; CARD_WORDS];
+                for (i, word) in card.iter_mut().enumerate() {
+                    *word = shared.word(at + 8 * i).load(Ordering::Relaxed);
+                }
+                card
+            })
+            .collect())
+    }
+
+    /// Waits until every rank has come here.
+    pub(crate) fn barrier(&self, plane: Plane, what: &str) -> Result<(), Interrupted> {
+        let phase = self.phase(plane) + 1;
+        self.arrive(plane, phase);
+        self.await_all(plane, phase, what)
+    }
+
+    fn phase(&self, plane: Plane) -> u64 {
+        let shared = self.shared();
+        shared.word(shared.layout().phase(plane, self.rank)).load(Ordering::Relaxed)
+    }
+
+    /// Only the last to arrive wakes the others. Stores and loads are sequentially consistent, so of those who
+    /// arrive at the same time at least one sees all.
+    fn arrive(&self, plane: Plane, phase: u64) {
+        let shared = self.shared();
+        shared.word(shared.layout().phase(plane, self.rank)).store(phase, Ordering::SeqCst);
+        if self.missing(plane, phase).is_none() {
+            shared.signal().notify();
+        }
+    }
+
+    /// The first rank that has not arrived at a phase.
+    fn missing(&self, plane: Plane, phase: u64) -> Option<usize> {
+        let shared = self.shared();
+        let layout = shared.layout();
+        (0..self.size).find(|&rank| shared.word(layout.phase(plane, rank)).load(Ordering::SeqCst) < phase)
+    }
+
+    fn await_all(&self, plane: Plane, phase: u64, what: &str) -> Result<(), Interrupted> {
+        let mut gone = None;
+        self.wait(
+            plane,
+            || {
+                let shared = self.shared();
+                let word = |rank| shared.word(shared.layout().phase(plane, rank));
+                let absent: Vec<usize> =
+                    (0..self.size).filter(|&rank| word(rank).load(Ordering::SeqCst) < phase).collect();
+                format!("ranks {absent:?} to come to {what} of {self}")
+            },
+            || {
+                let missing = self.missing(plane, phase);
+                gone = missing.filter(|&rank| self.has_departed(rank));
+                missing.is_none() || gone.is_some()
+            },
+        )?;
+        gone.map_or(Ok(()), |rank| Err(Interrupted::Departed(rank)))
+    }
+}
+
+/// Finds a rank whose card differs from most others': that rank, and one of the others.
+pub(crate) fn odd_one(cards: &[Card]) -> Option<(usize, usize)> {
+    let like = |card: &Card| cards.iter().filter(|other| *other == card).count();
+    let (usual, card) =
+        cards.iter().enumerate().max_by_key(|(rank, card)| (like(card), usize::MAX - rank))?;
+    let odd = cards.iter().position(|other| other != card)?;
+    Some((odd, usual))
+}
