@@ -263,6 +263,16 @@ impl StreamEvents for HostStreams {
         Ok(())
     }
 
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        let mut state = self.state();
+        if state.streams.values().any(|stream| stream.capturing) {
+            let source = "a stream is being captured".into();
+            return Err(EventError { call: "synchronize_device", source });
+        }
+        state.streams.values_mut().for_each(|stream| stream.completed = stream.enqueued);
+        Ok(())
+    }
+
     fn recycle(&self, event: EventId) {
         self.state().events.remove(&event);
     }

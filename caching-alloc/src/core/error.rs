@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::segment::{PoolId, Segment};
 use super::size::SizeError;
 use super::source::{MemoryInfo, SourceError};
-use super::stream::{EventError, StreamId};
+use super::stream::StreamId;
 use super::tracker::TrackerError;
 
 /// Why a request could not be served.
@@ -49,6 +49,27 @@ pub enum AllocError {
         /// The stream asked for.
         stream: StreamId,
     },
+    /// What a symmetric pool reuses may not depend on when work ends.
+    #[error(
+        "a block of symmetric pool {} cannot be kept back for {stream}: let {bound} wait for {stream} before the block \
+         is dropped, on every rank", pool.0
+    )]
+    SymmetricUse {
+        /// The pool.
+        pool: PoolId,
+        /// Its stream.
+        bound: StreamId,
+        /// The stream that uses the block.
+        stream: StreamId,
+    },
+    /// The source's segments cannot be multiples of 2 MiB only.
+    #[error(
+        "the source makes segments in steps of {granularity} bytes; a symmetric pool needs steps that divide 2 MiB"
+    )]
+    Granularity {
+        /// The source's granularity.
+        granularity: u64,
+    },
     /// The source failed for another reason than want of memory.
     #[error("a segment of {bytes} bytes could not be made")]
     Source {
@@ -57,15 +78,6 @@ pub enum AllocError {
         /// What the source said.
         #[source]
         source: SourceError,
-    },
-    /// A call about a stream or event failed on the way.
-    #[error("ordering {stream} failed")]
-    Stream {
-        /// The stream.
-        stream: StreamId,
-        /// What failed.
-        #[source]
-        source: EventError,
     },
 }
 
@@ -195,14 +207,17 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
-    /// The end of the work on a block or segment cannot be learnt, so its memory is not used again.
-    Stranded {
-        /// The stream whose event failed.
+    /// A stream's work could not be marked. What it uses stays pending until it can be.
+    Unordered {
+        /// The stream.
         stream: StreamId,
-        /// The memory's address.
-        address: u64,
-        /// Its length in bytes.
-        bytes: u64,
+        /// The error, with its causes.
+        message: String,
+    },
+    /// The end of the work on a segment could not be awaited, so it stays where it is.
+    Stranded {
+        /// The segment.
+        segment: Segment,
         /// The error, with its causes.
         message: String,
     },

@@ -1,26 +1,41 @@
 //! The allocator: pure safe code over [`SegmentSource`] and [`StreamEvents`].
 
 #![forbid(unsafe_code)]
-#![allow(dead_code)]
 
+mod allocator;
+mod block;
+mod device;
 mod entry;
 mod error;
+mod front;
 mod heap;
+mod lock;
+mod miss;
+mod pending;
+mod pool;
+mod release;
+mod ring;
 mod segment;
 mod settings;
+mod shard;
 mod size;
 mod snapshot;
 mod source;
+mod stats;
 mod stream;
 pub mod symmetric;
 mod tracker;
 
+pub use allocator::{Allocator, Found};
+pub use block::Block;
 pub use entry::{Action, ActionKind, BlockSpan, Entry};
 pub use error::{AllocError, Fault, OutOfMemory, TrackError};
+pub use pool::{Freeze, Pool};
 pub use segment::{Hold, PoolId, Segment, SegmentId, SegmentReleased, SizeClass};
 pub use settings::{PoolKind, PoolSettings, Reuse, Settings};
 pub use size::{MAX_BLOCK, SMALL, SizeError, UNIT};
 pub use snapshot::{BlockState, SegmentState, Snapshot, Usage};
 pub use source::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+pub use stats::{Gauge, Stats, Usages};
 pub use stream::{EventError, EventId, StreamEvents, StreamId};
-pub use tracker::{Filter, Tracker, TrackerError};
+pub use tracker::{Attachment, Filter, Tracker, TrackerError};

@@ -1,7 +1,8 @@
 //! A segment as others see it, and the holds they take on it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::source::{SegmentMemory, SegmentSource};
 use super::stream::StreamId;
@@ -34,7 +35,7 @@ struct Inner {
     id: SegmentId,
     device: u32,
     pool: PoolId,
-    stream: StreamId,
+    stream: AtomicU64,
     class: SizeClass,
     memory: SegmentMemory,
     source: Arc<dyn SegmentSource>,
@@ -43,9 +44,21 @@ struct Inner {
 
 #[derive(Default)]
 struct Holds {
-    released: bool,
+    fate: Fate,
     next: u64,
     holders: Vec<(u64, Arc<str>)>,
+}
+
+/// What has become of a segment's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    /// It is the allocator's.
+    #[default]
+    Live,
+    /// It should have gone back, but is held. Nothing runs on it.
+    Quarantined,
+    /// It has gone back.
+    Released,
 }
 
 /// What a [`Segment`] is made of.
@@ -62,6 +75,7 @@ pub(super) struct SegmentParts {
 impl Segment {
     pub(super) fn new(parts: SegmentParts) -> Self {
         let SegmentParts { id, device, pool, stream, class, memory, source } = parts;
+        let stream = AtomicU64::new(stream.0);
         Self(Arc::new(Inner { id, device, pool, stream, class, memory, source, holds: Mutex::default() }))
     }
 
@@ -101,10 +115,15 @@ impl Segment {
         self.0.pool
     }
 
-    /// The stream on which its blocks are freed and reused without further order.
+    /// The stream on which its blocks are freed and reused without further order. A segment without blocks can
+    /// be moved to another stream.
     #[must_use]
     pub fn stream(&self) -> StreamId {
-        self.0.stream
+        StreamId(self.0.stream.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_stream(&self, stream: StreamId) {
+        self.0.stream.store(stream.0, Ordering::Relaxed);
     }
 
     /// Which requests it serves.
@@ -129,7 +148,7 @@ impl Segment {
     /// [`SegmentReleased`] when the memory has gone back already.
     pub fn hold(&self, holder: &str) -> Result<Hold, SegmentReleased> {
         let mut holds = self.holds();
-        if holds.released {
+        if holds.fate == Fate::Released {
             return Err(SegmentReleased { id: self.id(), address: self.address(), holder: holder.into() });
         }
         let key = holds.next;
@@ -145,17 +164,26 @@ impl Segment {
         self.holds().holders.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Marks the memory as given back, unless somebody holds it; from then on nobody can.
+    /// Marks the memory as given back, so that nobody can hold it any more; or, if somebody does, as quarantined.
     pub(super) fn try_release(&self) -> bool {
         let mut holds = self.holds();
-        if holds.holders.is_empty() {
-            holds.released = true;
-        }
-        holds.released
+        holds.fate = if holds.holders.is_empty() { Fate::Released } else { Fate::Quarantined };
+        holds.fate == Fate::Released
     }
 
-    fn holds(&self) -> std::sync::MutexGuard<'_, Holds> {
+    fn holds(&self) -> MutexGuard<'_, Holds> {
         self.0.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    /// A quarantined segment can outlive its allocator, in its holds. The last of them gives the memory back.
+    fn drop(&mut self) {
+        let holds = self.holds.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if holds.fate == Fate::Quarantined {
+            // Nobody is left who could be told of a failure.
+            let _ = self.source.release(&self.memory);
+        }
     }
 }
 
@@ -175,14 +203,14 @@ impl fmt::Debug for Segment {
             .field("bytes", &self.bytes())
             .field("device", &self.0.device)
             .field("pool", &self.0.pool.0)
-            .field("stream", &self.0.stream)
+            .field("stream", &self.stream())
             .field("class", &self.0.class)
             .finish_non_exhaustive()
     }
 }
 
 /// Keeps a segment's memory where it is. Dropping it lets go and calls nobody: memory that waited for it goes
-/// back to its source at the allocator's next growth, trim or [`reap`](super::Allocator::reap).
+/// back to its source when the allocator next grows, trims or [reaps](super::Allocator::reap).
 #[derive(Debug)]
 pub struct Hold {
     segment: Segment,

@@ -12,7 +12,7 @@ use super::size::UNIT;
 pub struct SegmentMemory {
     /// First byte, a device address; a multiple of 512.
     pub address: u64,
-    /// Length in bytes, at least what was asked for.
+    /// Length in bytes: what was asked for.
     pub bytes: u64,
     /// The source's own name for it; the allocator does not look at it.
     pub token: u64,
@@ -69,8 +69,8 @@ pub enum SourceError {
 /// Asks `source` for `bytes` and checks what it gives.
 pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<SegmentMemory, SourceError> {
     let given = source.allocate(bytes)?;
-    let what = if given.bytes < bytes {
-        "is too short"
+    let what = if given.bytes != bytes {
+        "is of another length"
     } else if given.address == 0 || !given.address.is_multiple_of(UNIT) {
         "is not a multiple of 512"
     } else if given.address.checked_add(given.bytes).is_none() {

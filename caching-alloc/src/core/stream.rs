@@ -57,6 +57,12 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Whatever the driver says.
     fn synchronize(&self, event: EventId) -> Result<(), EventError>;
 
+    /// Blocks the host until all work of the device has ended: for streams that no longer take events.
+    ///
+    /// # Errors
+    /// Whatever the driver says, for instance that something is being captured.
+    fn synchronize_device(&self) -> Result<(), EventError>;
+
     /// Gives an event back, done or not.
     fn recycle(&self, event: EventId);
 

@@ -1,8 +1,16 @@
 //! Trackers: observers that are told of everything, exactly once and in order.
 
+use std::any::Any;
+use std::cell::Cell;
 use std::error::Error;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::entry::ActionKind;
+use super::device::Device;
+use super::entry::{ActionKind, Entry};
+use super::error::{Fault, TrackError, chain};
 use super::snapshot::Snapshot;
 
 /// What a tracker may fail with.
@@ -34,7 +42,7 @@ pub trait Tracker: Send + Sync {
     ///
     /// # Errors
     /// An error is recorded as a fault; the tracker stays attached.
-    fn observe(&self, entries: &[super::Entry]) -> Result<(), TrackerError>;
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError>;
 }
 
 /// Which entries a tracker wants.
@@ -74,4 +82,107 @@ impl Filter {
             .iter()
             .any(|k| self.passes(*k))
     }
+}
+
+/// A tracker's attachment. Dropping it detaches.
+#[derive(Debug)]
+#[must_use = "dropping an attachment detaches its tracker"]
+pub struct Attachment {
+    pub(super) device: Arc<Device>,
+    pub(super) slot: Arc<Slot>,
+}
+
+impl Attachment {
+    /// Detaches: once this returns, the tracker is not called any more.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker. It is detached all the same; entries that are under way on
+    /// other threads may still reach it.
+    pub fn detach(self) -> Result<(), TrackError> {
+        self.slot.attached.store(false, Ordering::Release);
+        self.device.detach()
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if self.slot.attached.swap(false, Ordering::AcqRel) {
+            // Inside a tracker the slot is dead already, and is swept with the next attachment.
+            let _ = self.device.detach();
+        }
+    }
+}
+
+/// An attached tracker.
+pub(super) struct Slot {
+    pub(super) tracker: Arc<dyn Tracker>,
+    pub(super) filter: Filter,
+    pub(super) attached: AtomicBool,
+}
+
+/// The attached trackers, or those that want block entries.
+pub(super) type Slots = Arc<[Arc<Slot>]>;
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("tracker", &self.tracker.name()).field("filter", &self.filter).finish()
+    }
+}
+
+impl Slot {
+    /// Delivers what passes the filter; what goes wrong is returned.
+    pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
+        if !self.attached.load(Ordering::Acquire) {
+            return None;
+        }
+        let passes = |entry: &Entry| self.filter.passes(entry.action.kind());
+        let passed: Vec<Entry>;
+        let entries = if entries.iter().all(passes) {
+            entries
+        } else {
+            passed = entries.iter().filter(|entry| passes(entry)).cloned().collect();
+            &passed
+        };
+        let entry = entries.first()?.number;
+        let tracker = || self.tracker.name().to_owned();
+        match enter(|| self.tracker.observe(entries)) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                Some(Fault::TrackerFailed { tracker: tracker(), entry, message: chain(&*error) })
+            }
+            Err(message) => Some(Fault::TrackerPanicked { tracker: tracker(), entry, message }),
+        }
+    }
+
+    /// Delivers the snapshot from which the entries go on.
+    pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
+        let tracker = || self.tracker.name().to_owned();
+        match enter(|| self.tracker.attached(snapshot)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(source)) => Err(TrackError::Refused { tracker: tracker(), source }),
+            Err(message) => Err(TrackError::Panicked { tracker: tracker(), message }),
+        }
+    }
+}
+
+thread_local! {
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether this thread is inside a tracker, of whatever allocator.
+pub(super) fn inside() -> bool {
+    INSIDE.get() > 0
+}
+
+/// Runs a tracker's code; a panic ends here, as its message.
+fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
+    INSIDE.set(INSIDE.get() + 1);
+    let result = catch_unwind(AssertUnwindSafe(call));
+    INSIDE.set(INSIDE.get() - 1);
+    result.map_err(|panic| message(&*panic))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

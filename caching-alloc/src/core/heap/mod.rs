@@ -161,6 +161,13 @@ impl Heap {
         span.starts.get(offset as usize)?.checked_sub(1)
     }
 
+    /// The block that has that place inside it.
+    pub(super) fn block_over(&self, segment: u32, offset: Units) -> Option<BlockId> {
+        let span = self.segments.get(segment as usize)?.as_ref()?;
+        let upto = span.starts.get(..=offset as usize)?;
+        upto.iter().rev().find(|start| **start != 0)?.checked_sub(1)
+    }
+
     /// A segment's blocks, first to last.
     pub(super) fn blocks(&self, segment: u32) -> impl Iterator<Item = (BlockId, &Record)> {
         let first =

@@ -4,38 +4,21 @@ use std::borrow::Cow;
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::log::{Log, LogState, NewOperation, OperationKind};
+use super::journal::{Journal, SymmetricSegment};
+use super::log::{Log, OperationKind};
 use super::{Geometry, Placement, SEGMENT_STEP};
 use crate::core::heap::{Heap, State};
 use crate::core::segment::SizeClass;
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
 
-/// Operations that a log keeps in full.
-const LOG_OPERATIONS: usize = 1 << 12;
-
 /// A symmetric pool's placement, over memory of one source.
 #[derive(Debug)]
 pub struct SymmetricArena {
     heap: Heap,
-    log: Log,
-    geometry: Geometry,
+    journal: Journal,
     source: Arc<dyn SegmentSource>,
-    segments: Vec<SymmetricSegment>,
     frozen: bool,
-}
-
-/// A segment, as the arena's journal has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SymmetricSegment {
-    /// Its number: 0, 1, 2… in order of creation.
-    pub ordinal: u32,
-    /// Its length in bytes, the same on every rank; a multiple of [`SEGMENT_STEP`].
-    pub bytes: u64,
-    /// The log with the request that made it.
-    pub log: LogState,
-    /// Its memory on this rank, of at least `bytes`.
-    pub memory: SegmentMemory,
 }
 
 /// A block that was placed.
@@ -105,14 +88,7 @@ impl SymmetricArena {
         if granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity) {
             return Err(SymmetricError::Granularity { granularity });
         }
-        Ok(Self {
-            heap: Heap::default(),
-            log: Log::new(geometry, LOG_OPERATIONS),
-            geometry,
-            source,
-            segments: Vec::new(),
-            frozen: false,
-        })
+        Ok(Self { heap: Heap::default(), journal: Journal::new(geometry), source, frozen: false })
     }
 
     /// Places a block of `bytes`.
@@ -155,7 +131,7 @@ impl SymmetricArena {
             .ok_or(SymmetricError::NotAllocated { placement })?;
         let bytes = self.heap.block(block).requested;
         self.heap.free(block);
-        self.record(OperationKind::Free, bytes, Some(placement), None, Location::caller());
+        self.journal.log(OperationKind::Free, bytes, Some(placement), None, Location::caller());
         Ok(())
     }
 
@@ -178,19 +154,19 @@ impl SymmetricArena {
     /// All segments, by ordinal. Only ever appended to.
     #[must_use]
     pub fn segments(&self) -> &[SymmetricSegment] {
-        &self.segments
+        self.journal.segments()
     }
 
     /// What was asked so far.
     #[must_use]
     pub fn log(&self) -> &Log {
-        &self.log
+        self.journal.state()
     }
 
     /// How segments grow.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
-        self.geometry
+        self.journal.geometry()
     }
 
     /// Where the memory comes from.
@@ -202,16 +178,18 @@ impl SymmetricArena {
     /// The address of a place on this rank, if it lies inside a segment.
     #[must_use]
     pub fn address(&self, placement: Placement) -> Option<u64> {
-        let segment = self.segments.get(placement.ordinal as usize)?;
+        let segment = self.segments().get(placement.ordinal as usize)?;
         (placement.offset < segment.bytes).then(|| segment.memory.address + placement.offset)
     }
 
     /// Blocks that are placed, by place, with the bytes that were asked for.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
-        self.segments.iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(|(_, block)| {
-            let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
-            (block.state == State::Used).then_some((placement, block.requested))
-        })
+        self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
+            |(_, block)| {
+                let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
+                (block.state == State::Used).then_some((placement, block.requested))
+            },
+        )
     }
 
     /// Gives every segment back. The caller has made sure that nothing reaches them: no window, no peer, no work
@@ -221,7 +199,7 @@ impl SymmetricArena {
     /// The segments that their source did not take, with what it said; the others have gone back.
     pub fn release(self) -> Result<(), Vec<(SymmetricSegment, SourceError)>> {
         let failed: Vec<_> = self
-            .segments
+            .segments()
             .iter()
             .filter_map(|segment| self.source.release(&segment.memory).err().map(|error| (*segment, error)))
             .collect();
@@ -240,56 +218,38 @@ impl SymmetricArena {
         let (block, grown) = match placed {
             Some(block) => (block, None),
             None => {
-                let (segment_bytes, memory) = match self.grow(bytes) {
+                let memory = match self.grow(bytes) {
                     Ok(grown) => grown,
                     Err(error) => {
-                        self.record(OperationKind::Refuse, bytes, None, tag, site);
+                        self.journal.log(OperationKind::Refuse, bytes, None, tag, site);
                         return Err(error);
                     }
                 };
-                // Not the memory's own length: that may differ between ranks.
-                self.heap.add_segment(units_for(segment_bytes)?, SizeClass::Large);
+                self.heap.add_segment(units_for(memory.bytes)?, SizeClass::Large);
                 let block = self.heap.allocate(units, SizeClass::Large, true);
-                (
-                    block.expect("a new segment has room for what it was made for"),
-                    Some((segment_bytes, memory)),
-                )
+                (block.expect("a new segment has room for what it was made for"), Some(memory))
             }
         };
         let record = self.heap.block_mut(block);
         record.requested = bytes;
         let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
-        self.record(OperationKind::Allocate, bytes, Some(placement), tag, site);
-        if let Some((bytes, memory)) = grown {
-            let log = self.log.state();
-            self.segments.push(SymmetricSegment { ordinal: placement.ordinal, bytes, log, memory });
+        self.journal.log(OperationKind::Allocate, bytes, Some(placement), tag, site);
+        if let Some(memory) = grown {
+            self.journal.enter(memory);
         }
-        let base = self.segments[placement.ordinal as usize].memory.address;
+        let base = self.segments()[placement.ordinal as usize].memory.address;
         Ok(Placed { placement, address: base + placement.offset, bytes: bytes_of(units) })
     }
 
-    fn grow(&self, bytes: u64) -> Result<(u64, SegmentMemory), SymmetricError> {
-        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        let segment = self.geometry.segment_bytes(ordinal, bytes);
+    fn grow(&self, bytes: u64) -> Result<SegmentMemory, SymmetricError> {
+        let (ordinal, segment) = self.journal.next_segment(bytes);
         if self.frozen {
             return Err(SymmetricError::PoolWouldGrowDuringCapture { wanted: bytes, missing: segment });
         }
-        let memory = source::allocate(&*self.source, segment).map_err(|source| SymmetricError::Source {
+        source::allocate(&*self.source, segment).map_err(|source| SymmetricError::Source {
             ordinal,
             bytes: segment,
             source,
-        })?;
-        Ok((segment, memory))
-    }
-
-    fn record(
-        &mut self,
-        kind: OperationKind,
-        bytes: u64,
-        placement: Option<Placement>,
-        tag: Option<Cow<'static, str>>,
-        site: &'static Location<'static>,
-    ) {
-        self.log.push(NewOperation { kind, bytes, placement, tag, site });
+        })
     }
 }

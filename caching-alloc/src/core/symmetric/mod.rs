@@ -26,11 +26,14 @@
 //! ```
 
 mod arena;
+mod journal;
 mod log;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Placed, SymmetricArena, SymmetricError, SymmetricSegment};
+pub use arena::{Placed, SymmetricArena, SymmetricError};
+pub(super) use journal::Journal;
+pub use journal::SymmetricSegment;
 pub use log::{Divergence, Log, LogDigest, LogState, Operation, OperationKind, first_divergence};
 use serde::{Deserialize, Serialize};
 

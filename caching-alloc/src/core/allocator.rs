@@ -1,0 +1,208 @@
+//! The allocator's handle.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::block::Block;
+use super::device::Device;
+use super::entry::Action;
+use super::error::{AllocError, Fault, TrackError};
+use super::pool::Pool;
+use super::segment::{PoolId, Segment};
+use super::settings::{PoolSettings, Settings};
+use super::snapshot::{BlockState, Snapshot};
+use super::source::SegmentSource;
+use super::stats::Stats;
+use super::stream::{StreamEvents, StreamId};
+use super::tracker::{Attachment, Filter, Tracker};
+
+/// A caching allocator of one device's memory: a cheap handle, for use from any thread.
+///
+/// ```
+/// use std::sync::Arc;
+/// use caching_alloc::core::{Allocator, Settings, StreamId};
+/// use caching_alloc::host::{HostSource, HostStreams};
+///
+/// # fn main() -> Result<(), caching_alloc::core::AllocError> {
+/// let source = Arc::new(HostSource::new(1 << 30));
+/// let streams = Arc::new(HostStreams::new());
+/// let allocator = Allocator::new(source, streams, Settings::default());
+///
+/// let stream = StreamId(1);
+/// let block = allocator.allocate(1000, stream)?;
+/// assert_eq!(block.bytes(), 1024);
+/// let address = block.address();
+/// drop(block); // freed on its stream: the next request there may have it at once
+/// assert_eq!(allocator.allocate(1000, stream)?.address(), address);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Allocator {
+    device: Arc<Device>,
+    default: Pool,
+}
+
+/// What an address is part of; see [`Allocator::find`].
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// The segment.
+    pub segment: Segment,
+    /// The block.
+    pub block: BlockState,
+}
+
+impl Allocator {
+    /// An allocator over `source`, whose streams are ordered by `events`. It has nothing until it is asked.
+    #[must_use]
+    pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
+        let device = Device::new(source, events, settings);
+        let default = Pool::default_of(&device);
+        Self { device, default }
+    }
+
+    /// Ordinal of the device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.device.ordinal()
+    }
+
+    /// Its settings, as it was made with them.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.device.settings
+    }
+
+    /// A block of at least `bytes` from the default pool, for use on `stream` from now on.
+    ///
+    /// # Errors
+    /// See [`AllocError`]. Nothing is changed then.
+    #[track_caller]
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
+        self.default.allocate(bytes, stream)
+    }
+
+    /// The pool that [`allocate`](Self::allocate) uses.
+    #[must_use]
+    pub fn default_pool(&self) -> &Pool {
+        &self.default
+    }
+
+    /// A new private pool.
+    ///
+    /// # Errors
+    /// [`AllocError::ReentrantTracker`] inside a tracker; [`AllocError::Granularity`] if a symmetric pool's source does
+    /// not make segments in steps that divide 2 MiB.
+    pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
+        Pool::new(&self.device, settings)
+    }
+
+    /// Says that `stream` carries collectives: it never waits for another stream's memory, nor another for its.
+    pub fn mark_collective(&self, stream: StreamId) {
+        self.device.mark_collective(stream);
+    }
+
+    /// Sets the most that all segments together may have, in bytes; `None`: what the source gives. What there is
+    /// already stays.
+    pub fn set_memory_limit(&self, limit: Option<u64>) {
+        self.device.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Statistics of all pools.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.device.stats()
+    }
+
+    /// Number of the last structural entry: as long as it stays, no segment has come or gone.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.device.generation()
+    }
+
+    /// Attaches a tracker: it gets a snapshot, then every entry from there on that `filter` lets through.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the tracker is not attached then.
+    pub fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Attachment, TrackError> {
+        let slot = self.device.attach(tracker, filter)?;
+        Ok(Attachment { device: self.device.clone(), slot })
+    }
+
+    /// The state of everything, with the entries that are still kept.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn snapshot(&self) -> Result<Snapshot, TrackError> {
+        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "a snapshot" })?;
+        self.device.emit(&mut growth, PoolId::default(), StreamId::default(), Action::Snapshot);
+        Ok(self.device.capture(&growth))
+    }
+
+    /// Places a word of the program among the entries.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn annotate(&self, text: &str) -> Result<(), TrackError> {
+        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "an annotation" })?;
+        self.device.emit(
+            &mut growth,
+            PoolId::default(),
+            StreamId::default(),
+            Action::Annotation(text.into()),
+        );
+        Ok(())
+    }
+
+    /// Gives back every segment that no block is handed out of; returns how many bytes went. Waits for the work of
+    /// the streams concerned. Frozen, captured and symmetric memory stays.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn empty_cache(&self) -> Result<u64, TrackError> {
+        self.trim_to(0)
+    }
+
+    /// Gives back segments that no block is handed out of until all together have at most `bytes`; returns how
+    /// many bytes went.
+    ///
+    /// # Errors
+    /// As [`empty_cache`](Self::empty_cache).
+    pub fn trim_to(&self, bytes: u64) -> Result<u64, TrackError> {
+        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "a trim" })?;
+        let before = self.stats().reserved.current;
+        self.device.reap(&mut growth);
+        let reserved = self.stats().reserved.current;
+        if reserved > bytes {
+            for shard in self.device.shards().iter().filter(|shard| !shard.pool.is_frozen()) {
+                shard.synchronize_pending();
+            }
+            self.device.release_cached(&mut growth, reserved - bytes);
+        }
+        Ok(before - self.stats().reserved.current)
+    }
+
+    /// Gives back what waited in quarantine and is not held any longer, and what dropped pools left; returns how
+    /// many bytes went.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn reap(&self) -> Result<u64, TrackError> {
+        let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "reaping" })?;
+        let before = self.stats().reserved.current;
+        self.device.reap(&mut growth);
+        Ok(before - self.stats().reserved.current)
+    }
+
+    /// The last things that went wrong where no caller could be told, oldest first.
+    #[must_use]
+    pub fn faults(&self) -> Vec<Fault> {
+        self.device.faults()
+    }
+
+    /// The segment and block that an address lies in.
+    #[must_use]
+    pub fn find(&self, address: u64) -> Option<Found> {
+        self.device.shards().iter().find_map(|shard| shard.find(address))
+    }
+}

@@ -1,0 +1,135 @@
+//! A block: memory that somebody owns.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::Arc;
+
+use super::error::AllocError;
+use super::heap::BlockId;
+use super::segment::{PoolId, Segment};
+use super::shard::Shard;
+use super::stream::StreamId;
+use super::symmetric::Placement;
+
+/// Memory of one owner. Dropping it frees it, on its stream: work enqueued there before may still use it, work
+/// enqueued after must not.
+///
+/// It keeps its pool's memory alive, whatever becomes of the pool and the allocator.
+pub struct Block {
+    shard: Arc<Shard>,
+    site: &'static Location<'static>,
+    address: u64,
+    bytes: u64,
+    requested: u64,
+    stream: StreamId,
+    id: BlockId,
+}
+
+impl Block {
+    pub(super) fn new(
+        shard: Arc<Shard>,
+        id: BlockId,
+        address: u64,
+        bytes: u64,
+        stream: StreamId,
+        request: super::shard::Request,
+    ) -> Self {
+        Self { shard, site: request.site, address, bytes, requested: request.bytes, stream, id }
+    }
+
+    /// First byte, a device address; a multiple of 512.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its length in bytes, at least what was asked for.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was asked for, in bytes.
+    #[must_use]
+    pub fn requested(&self) -> u64 {
+        self.requested
+    }
+
+    /// The stream on which it is used and freed.
+    #[must_use]
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// Ordinal of its device.
+    #[must_use]
+    pub fn device(&self) -> u32 {
+        self.shard.device.ordinal()
+    }
+
+    /// Its pool.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.shard.pool.id
+    }
+
+    /// Where it was asked for.
+    #[must_use]
+    pub fn call_site(&self) -> &'static Location<'static> {
+        self.site
+    }
+
+    /// The segment that it lies in.
+    #[must_use]
+    pub fn segment(&self) -> Segment {
+        let state = self.shard.state.lock();
+        let ordinal = state.heap.block(self.id).segment as usize;
+        state.segments[ordinal].clone().expect("a block's segment stays while the block is handed out")
+    }
+
+    /// Its place in its pool and stream; in a symmetric pool the same on every rank.
+    #[must_use]
+    pub fn placement(&self) -> Placement {
+        self.shard.state.lock().placement(self.id)
+    }
+
+    /// Says that work on `stream` uses the block, now or from work that is enqueued before the block is dropped.
+    /// Its memory is used again only after that.
+    ///
+    /// # Errors
+    /// [`AllocError::SymmetricUse`] if the block is of a symmetric pool: what is reused when may not depend on
+    /// when work ends.
+    #[doc(alias = "recordStream")]
+    pub fn record_stream(&self, stream: StreamId) -> Result<(), AllocError> {
+        if stream == self.stream {
+            return Ok(());
+        }
+        if self.shard.pool.is_symmetric() {
+            let pool = self.pool();
+            return Err(AllocError::SymmetricUse { pool, bound: self.stream, stream });
+        }
+        if stream != self.shard.stream {
+            self.shard.state.lock().add_use(self.id, stream);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.shard.free(self.id, self.site);
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("bytes", &self.bytes)
+            .field("requested", &self.requested)
+            .field("stream", &self.stream)
+            .field("pool", &self.pool().0)
+            .field("asked_for_at", &format_args!("{}", self.site))
+            .finish()
+    }
+}

@@ -1,0 +1,452 @@
+//! One device: what all pools and streams of an allocator share.
+//!
+//! Structure (segments and trackers) changes only under the growth lock. That lock is held while the source and
+//! trackers are called; a shard's lock never is.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+use super::block::Block;
+use super::entry::{Action, Entry};
+use super::error::{AllocError, Fault, TrackError};
+use super::lock::{Guard, Rank, Ranked};
+use super::pending::Pending;
+use super::pool::PoolCore;
+use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
+use super::settings::Settings;
+use super::shard::{Request, Shard};
+use super::snapshot::Snapshot;
+use super::source::{self, SegmentSource, SourceError};
+use super::stats::Stats;
+use super::stream::{StreamEvents, StreamId};
+use super::tracker::{self, Filter, Slot, Slots, Tracker};
+
+/// Structural entries that are kept.
+const ENTRIES: usize = 1 << 14;
+/// Faults that are kept.
+const FAULTS: usize = 1 << 10;
+
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) source: Arc<dyn SegmentSource>,
+    pub(super) events: Arc<dyn StreamEvents>,
+    pub(super) settings: Settings,
+    pub(super) growth: Ranked<Growth>,
+    /// Number of the last structural entry.
+    generation: AtomicU64,
+    pools: Mutex<Vec<Weak<PoolCore>>>,
+    collective: RwLock<Vec<StreamId>>,
+    faults: Mutex<VecDeque<Fault>>,
+    graves: Mutex<Vec<Grave>>,
+    /// The most that all segments may have; `u64::MAX`: no limit.
+    pub(super) limit: AtomicU64,
+    /// Segments' statistics; those of blocks are with the shards.
+    totals: Mutex<Stats>,
+    born: Instant,
+}
+
+/// What changes under the growth lock.
+#[derive(Debug)]
+pub(super) struct Growth {
+    trackers: Slots,
+    ring: VecDeque<Entry>,
+    last_time: u64,
+    next_segment: u64,
+    next_pool: u32,
+    pub(super) quarantine: Vec<Segment>,
+}
+
+/// What a shard left behind.
+#[derive(Debug)]
+struct Grave {
+    stream: StreamId,
+    segments: Vec<Segment>,
+    pending: Vec<Pending>,
+}
+
+impl Device {
+    pub(super) fn new(
+        source: Arc<dyn SegmentSource>,
+        events: Arc<dyn StreamEvents>,
+        settings: Settings,
+    ) -> Arc<Self> {
+        let growth = Growth {
+            trackers: Arc::new([]),
+            ring: VecDeque::new(),
+            last_time: 0,
+            next_segment: 0,
+            next_pool: 0,
+            quarantine: Vec::new(),
+        };
+        Arc::new(Self {
+            limit: AtomicU64::new(settings.memory_limit.unwrap_or(u64::MAX)),
+            totals: Mutex::default(),
+            source,
+            events,
+            settings,
+            growth: Ranked::new(Rank::Growth, growth),
+            generation: AtomicU64::new(0),
+            pools: Mutex::default(),
+            collective: RwLock::default(),
+            faults: Mutex::default(),
+            graves: Mutex::default(),
+            born: Instant::now(),
+        })
+    }
+
+    pub(super) fn ordinal(&self) -> u32 {
+        self.source.device()
+    }
+
+    /// Nanoseconds since it was made.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The most that all segments may have.
+    pub(super) fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
+    }
+
+    pub(super) fn totals(&self) -> MutexGuard<'_, Stats> {
+        locked(&self.totals)
+    }
+
+    /// The growth lock, unless this is a tracker: it would wait for itself.
+    pub(super) fn grow(&self) -> Option<Guard<'_, Growth>> {
+        (!tracker::inside()).then(|| self.growth.lock())
+    }
+
+    pub(super) fn fault(&self, fault: Fault) {
+        let mut faults = locked(&self.faults);
+        if faults.len() == FAULTS {
+            faults.pop_front();
+        }
+        faults.push_back(fault);
+    }
+
+    pub(super) fn faults(&self) -> Vec<Fault> {
+        locked(&self.faults).iter().cloned().collect()
+    }
+
+    pub(super) fn mark_collective(&self, stream: StreamId) {
+        let mut streams = self.collective.write().unwrap_or_else(PoisonError::into_inner);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+
+    /// Whether a stream may wait for others, and others for it, as only this rank's memory demands: not if it
+    /// carries collectives, or is being captured.
+    pub(super) fn may_wait(&self, stream: StreamId) -> bool {
+        let streams = self.collective.read().unwrap_or_else(PoisonError::into_inner);
+        !streams.contains(&stream) && !self.events.is_capturing(stream).unwrap_or(true)
+    }
+
+    /// The pools that are in use, in order of creation.
+    pub(super) fn pools(&self) -> Vec<Arc<PoolCore>> {
+        let mut pools = locked(&self.pools);
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// All shards, by pool and in order of creation.
+    pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
+        self.pools().iter().flat_map(|pool| pool.shards()).collect()
+    }
+
+    pub(super) fn add_pool(
+        &self,
+        growth: &mut Growth,
+        make: impl FnOnce(PoolId) -> PoolCore,
+    ) -> Arc<PoolCore> {
+        let pool = Arc::new(make(PoolId(growth.next_pool)));
+        growth.next_pool += 1;
+        locked(&self.pools).push(Arc::downgrade(&pool));
+        pool
+    }
+
+    /// Trackers that want block entries.
+    pub(super) fn block_trackers(growth: &Growth) -> Slots {
+        growth.trackers.iter().filter(|slot| slot.filter.passes_blocks()).cloned().collect()
+    }
+
+    /// Delivers entries to trackers and keeps what goes wrong.
+    pub(super) fn tell(&self, slots: &[Arc<Slot>], entries: &[Entry]) {
+        if !entries.is_empty() {
+            slots.iter().filter_map(|slot| slot.deliver(entries)).for_each(|fault| self.fault(fault));
+        }
+    }
+
+    /// Numbers a structural entry, keeps it and delivers it.
+    pub(super) fn emit(&self, growth: &mut Growth, pool: PoolId, stream: StreamId, action: Action) -> u64 {
+        growth.last_time = self.now().max(growth.last_time + 1);
+        let number = self.generation() + 1;
+        let time_ns = growth.last_time;
+        let entry = Entry { number, time_ns, device: self.ordinal(), pool, stream, action };
+        if growth.ring.len() == ENTRIES {
+            growth.ring.pop_front();
+        }
+        growth.ring.push_back(entry.clone());
+        self.generation.store(number, Ordering::Release);
+        let trackers = growth.trackers.clone();
+        self.tell(&trackers, &[entry]);
+        time_ns
+    }
+
+    /// Gets a segment of `bytes` for the shard, tells every tracker, and only then publishes it there; the block that
+    /// was asked for is the first one out of it.
+    pub(super) fn add_segment(
+        &self,
+        growth: &mut Growth,
+        shard: &Arc<Shard>,
+        class: SizeClass,
+        bytes: u64,
+        request: Request,
+    ) -> Result<Block, SourceError> {
+        if self.totals().reserved.current.saturating_add(bytes) > self.limit.load(Ordering::Relaxed) {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        let source = &shard.pool.source;
+        self.totals().source_allocations += 1;
+        let units = super::size::units_for(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })?;
+        let memory = source::allocate(&**source, bytes)?;
+        let segment = Segment::new(SegmentParts {
+            id: SegmentId(growth.next_segment),
+            device: source.device(),
+            pool: shard.pool.id,
+            stream: shard.stream,
+            class,
+            memory,
+            source: source.clone(),
+        });
+        growth.next_segment += 1;
+        self.totals().reserved.add(bytes);
+        self.totals().segments.add(1);
+        shard.pool.reserved().add(bytes);
+        let now = self.emit(growth, shard.pool.id, shard.stream, Action::SegmentAlloc(segment.clone()));
+        let mut state = shard.state.lock();
+        state.publish(segment, units, now);
+        let id =
+            state.reserve(request.units, class).expect("a new segment has room for what it was made for");
+        Ok(shard.hand_out(state, id, request, shard.stream))
+    }
+
+    /// Tells trackers that a segment goes, and gives it back if nobody holds it. No block of it is used, no work on
+    /// it is left, and no shard has it.
+    pub(super) fn remove_segment(&self, growth: &mut Growth, segment: Segment) {
+        self.emit(growth, segment.pool(), segment.stream(), Action::SegmentFree(segment.clone()));
+        if segment.try_release() {
+            self.give_back(&segment);
+        } else {
+            self.totals().quarantined += segment.bytes();
+            self.fault(Fault::Quarantined { holders: segment.holders(), segment: segment.clone() });
+            growth.quarantine.push(segment);
+        }
+    }
+
+    /// Gives back what dead shards left, and what nobody holds any longer.
+    pub(super) fn reap(&self, growth: &mut Growth) {
+        let graves = std::mem::take(&mut *locked(&self.graves));
+        for grave in graves {
+            self.empty(growth, grave);
+        }
+        for segment in std::mem::take(&mut growth.quarantine) {
+            if segment.try_release() {
+                self.totals().quarantined -= segment.bytes();
+                self.give_back(&segment);
+            } else {
+                growth.quarantine.push(segment);
+            }
+        }
+    }
+
+    /// Blocks the host until `stream` is done with what it has. Nothing to do with its memory otherwise.
+    pub(super) fn drain_stream(&self, stream: StreamId) -> Result<(), super::stream::EventError> {
+        let ended = self.events.record(stream).and_then(|event| {
+            let ended = self.events.synchronize(event);
+            self.events.recycle(event);
+            ended
+        });
+        // A stream that is gone takes no event; its work may still run.
+        ended.or_else(|_| self.events.synchronize_device())
+    }
+
+    /// Takes over the memory of a shard that is gone.
+    pub(super) fn bury(&self, stream: StreamId, segments: Vec<Segment>, pending: Vec<Pending>) {
+        if segments.is_empty() {
+            return;
+        }
+        locked(&self.graves).push(Grave { stream, segments, pending });
+        // If the growth lock is taken (perhaps by this very thread, in a tracker), whoever grows next does it.
+        if !tracker::inside()
+            && let Some(mut growth) = self.growth.try_lock()
+        {
+            self.reap(&mut growth);
+        }
+    }
+
+    fn empty(&self, growth: &mut Growth, grave: Grave) {
+        let Grave { stream, segments, pending } = grave;
+        let capturing = self.events.is_capturing(stream).unwrap_or(false);
+        let left: Vec<Pending> = pending
+            .into_iter()
+            .filter_map(|mut pending| {
+                pending.waits.retain(|wait| !self.wait_for(wait));
+                (!pending.waits.is_empty()).then_some(pending)
+            })
+            .collect();
+        if capturing || !left.is_empty() {
+            locked(&self.graves).push(Grave { stream, segments, pending: left });
+            return;
+        }
+        match self.drain_stream(stream) {
+            Ok(()) => segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
+            Err(error) => {
+                let message = super::error::chain(&error);
+                for segment in &segments {
+                    self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
+                }
+                locked(&self.graves).push(Grave { stream, segments, pending: left });
+            }
+        }
+    }
+
+    fn give_back(&self, segment: &Segment) {
+        self.totals().source_releases += 1;
+        let bytes = segment.bytes();
+        self.totals().reserved.sub(bytes);
+        self.totals().segments.sub(1);
+        if let Some(pool) = self.pools().iter().find(|pool| pool.id == segment.pool()) {
+            pool.reserved().sub(bytes);
+        }
+        if let Err(error) = segment.source().release(&segment.memory()) {
+            let message = super::error::chain(&error);
+            self.fault(Fault::ReleaseFailed { segment: segment.clone(), message });
+        }
+    }
+
+    /// The state of everything; each shard's at one moment.
+    pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
+        let mut segments = Vec::new();
+        let mut trace: Vec<Entry> = growth.ring.iter().cloned().collect();
+        for shard in self.shards() {
+            let state = shard.state.lock();
+            segments.extend(shard.capture(&state));
+            trace.extend(state.ring.entries(shard.origin()));
+        }
+        self.assemble(growth, segments, trace)
+    }
+
+    fn assemble(
+        &self,
+        growth: &Growth,
+        mut segments: Vec<super::snapshot::SegmentState>,
+        mut trace: Vec<Entry>,
+    ) -> Snapshot {
+        segments.sort_by_key(|state| state.segment.address());
+        // Stable: equal stamps keep their order, structure first.
+        trace.sort_by_key(|entry| entry.time_ns);
+        Snapshot {
+            generation: self.generation(),
+            time_ns: self.now(),
+            device: self.ordinal(),
+            segments,
+            quarantined: growth.quarantine.clone(),
+            trace,
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Attaches a tracker: it gets the state of now, and every entry from now on.
+    pub(super) fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Arc<Slot>, TrackError> {
+        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
+        let slot = Arc::new(Slot { tracker, filter, attached: true.into() });
+        let others = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        growth.trackers = others.chain([slot.clone()]).collect();
+        let for_blocks = Self::block_trackers(&growth);
+        let shards = self.shards();
+        // All deliveries wait, so that no block entry overtakes the snapshot.
+        let turns: Vec<_> = shards.iter().map(|shard| shard.delivery.lock()).collect();
+        let mut segments = Vec::new();
+        let mut before = Vec::new();
+        for shard in &shards {
+            let mut state = shard.state.lock();
+            before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
+            segments.extend(shard.capture(&state));
+            state.ring.subscribed = !for_blocks.is_empty();
+            state.slots = for_blocks.clone();
+        }
+        for (slots, entries) in before {
+            self.tell(&slots, &entries);
+        }
+        let greeted = slot.greet(&self.assemble(&growth, segments, Vec::new()));
+        drop(turns);
+        if let Err(error) = greeted {
+            slot.attached.store(false, Ordering::Release);
+            self.sweep(&mut growth);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Forgets a tracker and waits for deliveries to it that are under way.
+    pub(super) fn detach(&self) -> Result<(), TrackError> {
+        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "detaching a tracker" })?;
+        self.sweep(&mut growth);
+        Ok(())
+    }
+
+    /// Forgets trackers that are detached.
+    fn sweep(&self, growth: &mut Growth) {
+        let attached = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        growth.trackers = attached.collect();
+        let for_blocks = Self::block_trackers(growth);
+        for shard in self.shards() {
+            let turn = shard.delivery.lock();
+            shard.flush(&turn);
+            let mut state = shard.state.lock();
+            let rest = state.ring.take_outbox(shard.origin());
+            let slots = std::mem::replace(&mut state.slots, for_blocks.clone());
+            state.ring.subscribed = !for_blocks.is_empty();
+            drop(state);
+            self.tell(&slots, &rest);
+        }
+    }
+
+    /// The allocator's statistics.
+    pub(super) fn stats(&self) -> Stats {
+        let mut stats = *self.totals();
+        for shard in self.shards() {
+            let (all, [small, large]) = shard.state.lock().usages();
+            stats.all.merge(&all);
+            stats.small.merge(&small);
+            stats.large.merge(&large);
+        }
+        stats
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Whoever dropped the last handle may be a tracker; the locks are free all the same, since nobody is left.
+        if let Some(mut growth) = self.growth.try_lock() {
+            self.reap(&mut growth);
+        }
+    }
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a miss inside a tracker is.
+pub(super) fn reentrant() -> AllocError {
+    AllocError::ReentrantTracker { operation: "a request that needs more memory" }
+}

@@ -1,0 +1,92 @@
+//! Freed blocks, kept whole for the next request of the same length: the quick way in and out.
+//!
+//! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
+//! the blocks of it go to the heap. Bounded in bytes; over the bound everything goes to the heap, so that the
+//! lengths kept are those in use.
+
+use super::heap::{BlockId, Heap, NONE, State};
+use super::size::{Units, bytes_of};
+
+const SLOTS: usize = 1024;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    units: Units,
+    head: BlockId,
+}
+
+#[derive(Debug)]
+pub(super) struct Front {
+    slots: Box<[Slot]>,
+    kept: u64,
+    limit: u64,
+}
+
+impl Front {
+    /// A front that keeps at most `limit` bytes.
+    pub(super) fn new(limit: u64) -> Self {
+        Self { slots: vec![Slot { units: 0, head: NONE }; SLOTS].into_boxed_slice(), kept: 0, limit }
+    }
+
+    /// A block of exactly that length, handed out.
+    pub(super) fn take(&mut self, heap: &mut Heap, units: Units) -> Option<BlockId> {
+        let slot = self.slot_of(units)?;
+        let id = slot.head;
+        let block = heap.block_mut(id);
+        slot.head = std::mem::replace(&mut block.link, NONE);
+        block.state = State::Used;
+        self.kept -= bytes_of(units);
+        Some(id)
+    }
+
+    /// Takes a block that is not used any more; merges it into the heap if it is not to be kept.
+    pub(super) fn put(&mut self, heap: &mut Heap, id: BlockId) {
+        let units = heap.block(id).units;
+        let bytes = bytes_of(units);
+        if self.kept + bytes > self.limit {
+            self.drain(heap);
+        }
+        let [first, second] = places(units);
+        let found = [first, second].into_iter().find(|at| self.slots[*at].units == units);
+        let place = found.or_else(|| [first, second].into_iter().find(|at| self.slots[*at].head == NONE));
+        let Some(place) = place.filter(|_| bytes <= self.limit) else {
+            heap.free(id);
+            return;
+        };
+        let slot = &mut self.slots[place];
+        let block = heap.block_mut(id);
+        block.link = slot.head;
+        block.state = State::Kept;
+        block.requested = 0;
+        *slot = Slot { units, head: id };
+        self.kept += bytes;
+    }
+
+    /// Merges everything into the heap. Returns whether there was anything.
+    pub(super) fn drain(&mut self, heap: &mut Heap) -> bool {
+        if self.kept == 0 {
+            return false;
+        }
+        for slot in &mut self.slots {
+            while slot.head != NONE {
+                let id = slot.head;
+                slot.head = std::mem::replace(&mut heap.block_mut(id).link, NONE);
+                heap.free(id);
+            }
+        }
+        self.kept = 0;
+        true
+    }
+
+    fn slot_of(&mut self, units: Units) -> Option<&mut Slot> {
+        let [first, second] = places(units);
+        let holds = |slot: &Slot| slot.units == units && slot.head != NONE;
+        let place = if holds(&self.slots[first]) { first } else { second };
+        Some(&mut self.slots[place]).filter(|slot| holds(slot))
+    }
+}
+
+fn places(units: Units) -> [usize; 2] {
+    let first = (units.wrapping_mul(0x9e37_79b1) >> 22) as usize;
+    [first, first ^ 1]
+}

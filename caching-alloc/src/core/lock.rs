@@ -1,0 +1,118 @@
+//! A mutex with a rank: locks are taken in ascending order only, which debug builds check.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// The order in which locks are taken. Trackers run under the first two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rank {
+    /// Structure: segments, trackers, the order of structural entries. No hit takes it.
+    Growth = 1,
+    /// Delivery of a shard's block entries.
+    Delivery,
+    /// A shard: what every hit takes.
+    Shard,
+}
+
+#[derive(Debug)]
+pub(super) struct Ranked<T> {
+    rank: Rank,
+    mutex: Mutex<T>,
+}
+
+/// The lock, held.
+pub(super) struct Guard<'a, T> {
+    inner: MutexGuard<'a, T>,
+    _held: held::Held,
+}
+
+impl<T> Ranked<T> {
+    pub(super) fn new(rank: Rank, value: T) -> Self {
+        Self { rank, mutex: Mutex::new(value) }
+    }
+
+    pub(super) fn lock(&self) -> Guard<'_, T> {
+        let _held = held::Held::take(self.rank);
+        // A panic under one of these locks is a bug of ours; what it guards stays usable all the same.
+        Guard { inner: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _held }
+    }
+
+    pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let inner = match self.mutex.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Guard { inner, _held: held::Held::take(self.rank) })
+    }
+
+    pub(super) fn get_mut(&mut self) -> &mut T {
+        self.mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> std::ops::Deref for Guard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> std::ops::DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[cfg(debug_assertions)]
+mod held {
+    use std::cell::Cell;
+
+    use super::Rank;
+
+    thread_local! {
+        /// How many locks of each rank this thread holds.
+        static HELD: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
+    }
+
+    pub(super) struct Held(Rank);
+
+    impl Held {
+        pub(super) fn take(rank: Rank) -> Self {
+            HELD.with(|held| {
+                let mut counts = held.get();
+                // Delivery locks of several shards are taken together, under the growth lock.
+                let from = if rank == Rank::Delivery { rank as usize + 1 } else { rank as usize };
+                debug_assert!(
+                    counts[from..].iter().all(|count| *count == 0),
+                    "{rank:?} is taken under {counts:?}"
+                );
+                counts[rank as usize] += 1;
+                held.set(counts);
+            });
+            Self(rank)
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HELD.with(|held| {
+                let mut counts = held.get();
+                counts[self.0 as usize] -= 1;
+                held.set(counts);
+            });
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod held {
+    use super::Rank;
+
+    pub(super) struct Held;
+
+    impl Held {
+        pub(super) fn take(_rank: Rank) -> Self {
+            Self
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What a request does that finds no block: the attempts, in order.
+//!
+//! 1. Take back pending blocks whose other uses the host can see ended.
+//! 2. Move over a segment that another stream of the pool has idle.
+//! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
+//! 4. Make a segment: generously, then as small as will do.
+//! 5. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
+//! 6. Release what is cached, everywhere, and make a segment.
+//! 7. Wait on the host for pending blocks; release; make a segment.
+//! 8. Out of memory.
+//!
+//! From 2 on under the growth lock. A symmetric pool does only 4, and 6 and 7 for what other pools have cached:
+//! nothing there can change its placement.
+
+use std::sync::Arc;
+
+use super::block::Block;
+use super::device::{Growth, reentrant};
+use super::entry::Action;
+use super::error::{AllocError, OutOfMemory};
+use super::heap::BlockId;
+use super::segment::{Segment, SizeClass};
+use super::settings::{PoolKind, Reuse};
+use super::shard::{Request, Shard};
+use super::size::{bytes_of, units_for};
+use super::source::SourceError;
+use super::symmetric::{OperationKind, SEGMENT_STEP};
+use super::tracker;
+
+impl Shard {
+    pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+        let outcome = if tracker::inside() { Err(reentrant()) } else { self.attempts(request) };
+        if outcome.is_err()
+            && let Some(journal) = &mut self.state.lock().symmetric
+        {
+            journal.log(OperationKind::Refuse, request.bytes, None, None, request.site);
+        }
+        outcome
+    }
+
+    fn attempts(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+        let class = self.class(request.units);
+        let (generous, least) = self.segment_sizes(request, class);
+        if self.pool.is_frozen() {
+            let (pool, wanted) = (self.pool.id, request.bytes);
+            return Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing: least });
+        }
+        // What a symmetric pool may never do.
+        let reuse = if self.pool.is_symmetric() { None } else { Some(self.device.settings.reuse) };
+
+        if reuse.is_some()
+            && self.poll_pending()
+            && let Some(block) = self.hit(request)
+        {
+            return Ok(block);
+        }
+        let growth = &mut *self.device.growth.lock();
+        // Another thread may have grown meanwhile.
+        if let Some(block) = self.hit(request) {
+            return Ok(block);
+        }
+        self.device.reap(growth);
+        if reuse >= Some(Reuse::HostSeen)
+            && self.adopt(class, request, false)
+            && let Some(block) = self.hit(request)
+        {
+            return Ok(block);
+        }
+        if reuse >= Some(Reuse::DeviceWait)
+            && self.order_pending(|shard| shard.state.lock().longest(class) >= request.units)
+            && let Some(block) = self.hit(request)
+        {
+            return Ok(block);
+        }
+        if let Some(block) = self.grow(growth, request, class, generous)? {
+            return Ok(block);
+        }
+        if least < generous
+            && let Some(block) = self.grow(growth, request, class, least)?
+        {
+            return Ok(block);
+        }
+        if let Some(block) = reuse.and_then(|reuse| self.take_from_others(class, request, reuse)) {
+            return Ok(block);
+        }
+        self.device.totals().retries += 1;
+        if self.device.release_cached(growth, u64::MAX) > 0
+            && let Some(block) = self.grow(growth, request, class, least)?
+        {
+            return Ok(block);
+        }
+        for shard in self.device.shards() {
+            shard.synchronize_pending();
+        }
+        if reuse.is_some()
+            && let Some(block) = self.hit(request)
+        {
+            return Ok(block);
+        }
+        if self.device.release_cached(growth, u64::MAX) > 0
+            && let Some(block) = self.grow(growth, request, class, least)?
+        {
+            return Ok(block);
+        }
+        Err(self.out_of_memory(growth, request, least))
+    }
+
+    /// Makes a segment and takes the block out of it. `None`: there is not enough memory.
+    fn grow(
+        self: &Arc<Self>,
+        growth: &mut Growth,
+        request: Request,
+        class: SizeClass,
+        bytes: u64,
+    ) -> Result<Option<Block>, AllocError> {
+        match self.device.add_segment(growth, self, class, bytes, request) {
+            Ok(block) => Ok(Some(block)),
+            Err(SourceError::OutOfMemory { .. }) => Ok(None),
+            Err(source) => Err(AllocError::Source { bytes, source }),
+        }
+    }
+
+    /// Sizes of a new segment: what would serve further requests too, and the least that serves this one.
+    fn segment_sizes(&self, request: Request, class: SizeClass) -> (u64, u64) {
+        let settings = &self.device.settings;
+        let step = self.pool.source.granularity().max(1);
+        if let Some(journal) = &self.state.lock().symmetric {
+            let (_, bytes) = journal.next_segment(request.bytes);
+            return (bytes, bytes);
+        }
+        let block = bytes_of(request.units);
+        if matches!(self.pool.kind, PoolKind::NoSplit) {
+            let bytes = block.next_multiple_of(step);
+            return (bytes, bytes);
+        }
+        if class == SizeClass::Small {
+            let bytes = settings.small_segment.max(block).next_multiple_of(step);
+            return (bytes, bytes);
+        }
+        let step = step.max(SEGMENT_STEP);
+        let least = block.next_multiple_of(step);
+        let share = self.state.lock().reserved(class) / settings.growth_divisor.max(1);
+        (least.max(settings.large_segment).max(share).next_multiple_of(step), least)
+    }
+
+    /// Moves over an idle segment of another stream that has room for the request. Under the growth lock, as
+    /// segments move only there.
+    fn adopt(&self, class: SizeClass, request: Request, wait: bool) -> bool {
+        for other in self.others() {
+            let withdrawn = other.state.lock().withdraw_idle(class, request.units);
+            let Some(segment) = withdrawn else { continue };
+            let to = if self.is_ordered_after(&other, wait) { self } else { &*other };
+            segment.set_stream(to.stream);
+            to.put_back(segment);
+            if to.stream == self.stream {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Memory of other streams, after waiting for it where that is allowed.
+    fn take_from_others(self: &Arc<Self>, class: SizeClass, request: Request, reuse: Reuse) -> Option<Block> {
+        let wait = reuse >= Reuse::DeviceWait;
+        if reuse < Reuse::HostSeen {
+            return None;
+        }
+        if wait
+            && self.adopt(class, request, true)
+            && let Some(block) = self.hit(request)
+        {
+            return Some(block);
+        }
+        self.borrow(class, request, false)
+            .or_else(|| wait.then(|| self.borrow(class, request, true)).flatten())
+    }
+
+    /// Hands out a block of another stream's memory. When it is freed it goes back there, once its uses here have
+    /// ended.
+    fn borrow(&self, class: SizeClass, request: Request, wait: bool) -> Option<Block> {
+        for other in self.others() {
+            other.poll_pending();
+            let reserved: Option<BlockId> = other.state.lock().reserve(request.units, class);
+            let Some(id) = reserved else { continue };
+            let ordered = self.is_ordered_after(&other, wait);
+            let mut state = other.state.lock();
+            if ordered {
+                self.device.totals().borrowed += 1;
+                return Some(other.hand_out(state, id, request, self.stream));
+            }
+            state.unreserve(id);
+        }
+        None
+    }
+
+    /// Whether work enqueued on this stream from now on comes after all that was enqueued on the other's: the host
+    /// can see that it has ended, or this stream waits for it if it may.
+    fn is_ordered_after(&self, other: &Self, wait: bool) -> bool {
+        let device = &self.device;
+        let Some(event) = device.mark(other.stream) else { return false };
+        if device.events.query(event).unwrap_or(false) {
+            device.events.recycle(event);
+            return true;
+        }
+        let ordered = wait
+            && device.may_wait(self.stream)
+            && device.may_wait(other.stream)
+            && device.order(self.stream, event);
+        if !ordered {
+            device.events.recycle(event);
+        }
+        ordered
+    }
+
+    fn others(&self) -> impl Iterator<Item = Arc<Self>> {
+        self.pool.shards().into_iter().filter(|other| other.stream != self.stream)
+    }
+
+    /// Adds a segment that a shard had before.
+    pub(super) fn put_back(&self, segment: Segment) {
+        if let Ok(units) = units_for(segment.bytes()) {
+            let now = self.device.now();
+            self.state.lock().publish(segment, units, now);
+        }
+    }
+
+    fn out_of_memory(&self, growth: &mut Growth, request: Request, least: u64) -> AllocError {
+        let device = &self.device;
+        device.totals().out_of_memory += 1;
+        let info = self.pool.source.memory_info().ok();
+        let (all, pool) = (device.stats(), self.pool.stats());
+        let wanted = request.bytes;
+        let action = Action::OutOfMemory { wanted, free: info.map(|info| info.free) };
+        device.emit(growth, self.pool.id, self.stream, action);
+        AllocError::OutOfMemory(Box::new(OutOfMemory {
+            device: device.ordinal(),
+            pool: self.pool.id,
+            pool_name: self.pool.name.clone(),
+            stream: self.stream,
+            wanted,
+            segment: least,
+            info,
+            reserved: all.reserved.current,
+            allocated: all.all.allocated.current,
+            pending: all.all.active.current - all.all.allocated.current,
+            quarantined: all.quarantined,
+            pool_reserved: pool.reserved.current,
+            pool_allocated: pool.all.allocated.current,
+            limit: device.limit(),
+        }))
+    }
+}

@@ -1,0 +1,196 @@
+//! Blocks whose owners let go while other streams still use them.
+//!
+//! Freeing such a block records an event on each of those streams. Whether it has come to pass is asked only when
+//! a request would otherwise miss.
+
+use std::sync::Arc;
+
+use super::device::Device;
+use super::error::{Fault, chain};
+use super::heap::{BlockId, NONE};
+use super::shard::Shard;
+use super::stream::{EventId, StreamId};
+
+/// A block in use by other streams.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) id: BlockId,
+    pub(super) waits: Vec<Wait>,
+}
+
+/// A stream's last use. Without an event as long as none could be recorded: while the stream is being captured.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wait {
+    pub(super) stream: StreamId,
+    pub(super) event: Option<EventId>,
+}
+
+/// The streams that use blocks besides their own: short lists in one table.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    nodes: Vec<(StreamId, u32)>,
+    spare: Vec<u32>,
+}
+
+impl Uses {
+    /// Adds `stream` to the list that begins at `head`, once; returns the new head.
+    pub(super) fn add(&mut self, head: u32, stream: StreamId) -> u32 {
+        let mut at = head;
+        while at != NONE {
+            let (other, next) = self.nodes[at as usize];
+            if other == stream {
+                return head;
+            }
+            at = next;
+        }
+        if let Some(at) = self.spare.pop() {
+            self.nodes[at as usize] = (stream, head);
+            return at;
+        }
+        self.nodes.push((stream, head));
+        u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
+    }
+
+    /// Empties the list that begins at `head`.
+    pub(super) fn take(&mut self, mut head: u32) -> Vec<StreamId> {
+        let mut streams = Vec::new();
+        while head != NONE {
+            let (stream, next) = self.nodes[head as usize];
+            streams.push(stream);
+            self.spare.push(head);
+            head = next;
+        }
+        streams
+    }
+}
+
+impl Shard {
+    /// Records the last uses of a block that was let go.
+    pub(super) fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
+        let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.device.mark(*stream) });
+        let pending = Pending { id, waits: waits.collect() };
+        self.state.lock().pending.push_back(pending);
+    }
+
+    /// Takes back every pending block whose uses the host has seen end. Returns whether there was one.
+    pub(super) fn poll_pending(&self) -> bool {
+        let mut busy = Vec::new();
+        self.settle(|device, waits| {
+            waits.retain_mut(|wait| {
+                // A stream's events end in order: after the first that has not, the others need no look.
+                let ended = !busy.contains(&wait.stream) && device.has_ended(wait);
+                if !ended {
+                    busy.push(wait.stream);
+                }
+                !ended
+            });
+            waits.is_empty()
+        })
+    }
+
+    /// Lets this shard's stream wait for the uses of pending blocks, oldest first, until `enough` is met.
+    pub(super) fn order_pending(&self, mut enough: impl FnMut(&Self) -> bool) -> bool {
+        if !self.device.may_wait(self.stream) {
+            return false;
+        }
+        let mut met = false;
+        self.settle(|device, waits| {
+            met = met || enough(self);
+            if met || !waits.iter().all(|wait| wait.event.is_some() && device.may_wait(wait.stream)) {
+                return false;
+            }
+            waits.retain(|wait| !wait.event.is_some_and(|event| device.order(self.stream, event)));
+            waits.is_empty()
+        })
+    }
+
+    /// Blocks the host until no block is pending, but for those that no event can be had for.
+    pub(super) fn synchronize_pending(&self) -> bool {
+        self.settle(|device, waits| {
+            waits.retain_mut(|wait| !device.wait_for(wait));
+            waits.is_empty()
+        })
+    }
+
+    /// Runs `settled` over the pending blocks and takes back those for which it returns true. No lock of the shard
+    /// is held meanwhile; another thread sees no pending blocks then.
+    fn settle(&self, mut settled: impl FnMut(&Arc<Device>, &mut Vec<Wait>) -> bool) -> bool {
+        let list = std::mem::take(&mut self.state.lock().pending);
+        let mut any = false;
+        let mut left = Vec::new();
+        for mut pending in list {
+            if settled(&self.device, &mut pending.waits) {
+                self.state.lock().complete(pending.id);
+                any = true;
+            } else {
+                left.push(pending);
+            }
+        }
+        if !left.is_empty() {
+            let mut state = self.state.lock();
+            for pending in left.into_iter().rev() {
+                state.pending.push_front(pending);
+            }
+        }
+        any
+    }
+}
+
+impl Device {
+    /// Marks the end of a stream's work so far; nothing while that cannot be had.
+    pub(super) fn mark(&self, stream: StreamId) -> Option<EventId> {
+        match self.events.is_capturing(stream) {
+            Ok(false) => {}
+            Ok(true) => return None,
+            Err(error) => return self.unmarked(stream, &error),
+        }
+        self.events.record(stream).map_or_else(|error| self.unmarked(stream, &error), Some)
+    }
+
+    fn unmarked(&self, stream: StreamId, error: &super::stream::EventError) -> Option<EventId> {
+        self.fault(Fault::Unordered { stream, message: chain(error) });
+        None
+    }
+
+    /// Whether the host can see that a use has ended.
+    fn has_ended(&self, wait: &mut Wait) -> bool {
+        let Some(event) = wait.event else {
+            // Work that was captured runs in the order of whoever launches the graph; what follows the capture on
+            // the stream is marked now.
+            wait.event = self.mark(wait.stream);
+            return wait.event.is_some() && self.has_ended(wait);
+        };
+        // No event of a stream that is being captured can be queried.
+        if self.events.is_capturing(wait.stream).unwrap_or(true) {
+            return false;
+        }
+        let ended = self.events.query(event).unwrap_or(false);
+        if ended {
+            self.events.recycle(event);
+        }
+        ended
+    }
+
+    /// Blocks the host until a use has ended. Returns whether it has.
+    pub(super) fn wait_for(&self, wait: &Wait) -> bool {
+        if self.events.is_capturing(wait.stream).unwrap_or(false) {
+            return false;
+        }
+        let event = wait.event.or_else(|| self.events.record(wait.stream).ok());
+        let ended = event.is_some_and(|event| self.events.synchronize(event).is_ok())
+            || self.events.synchronize_device().is_ok();
+        if let Some(event) = event.filter(|_| ended || wait.event.is_none()) {
+            self.events.recycle(event);
+        }
+        ended
+    }
+
+    /// Lets `stream` wait for the event, which is used up. Returns whether it does.
+    pub(super) fn order(&self, stream: StreamId, event: EventId) -> bool {
+        let ordered = self.events.wait(stream, event).is_ok();
+        if ordered {
+            self.events.recycle(event);
+        }
+        ordered
+    }
+}

@@ -1,0 +1,239 @@
+//! Pools, and how a request finds its shard.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+
+use super::block::Block;
+use super::device::{Device, Growth, locked, reentrant};
+use super::error::AllocError;
+use super::segment::PoolId;
+use super::settings::{PoolKind, PoolSettings};
+use super::shard::{Request, Shard};
+use super::size::units_for;
+use super::source::SegmentSource;
+use super::stats::{Gauge, Stats};
+use super::stream::StreamId;
+use super::symmetric::{Log, SEGMENT_STEP, SymmetricSegment};
+
+/// Memory that is kept apart from all other pools: a cheap handle.
+///
+/// When the last handle and the last block are gone, its segments go back to their source.
+#[derive(Debug, Clone)]
+pub struct Pool(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    core: Arc<PoolCore>,
+    shards: ShardTable,
+}
+
+/// What a pool's shards know of it.
+#[derive(Debug)]
+pub(super) struct PoolCore {
+    pub(super) id: PoolId,
+    pub(super) name: Arc<str>,
+    pub(super) kind: PoolKind,
+    pub(super) source: Arc<dyn SegmentSource>,
+    pub(super) device: Arc<Device>,
+    freezes: AtomicUsize,
+    shards: Mutex<Vec<Weak<Shard>>>,
+    reserved: Mutex<Gauge>,
+}
+
+/// Keeps a pool from growing, and from asking the driver anything, while it is alive: for capture.
+#[derive(Debug)]
+#[must_use = "the pool thaws when this is dropped"]
+pub struct Freeze(Arc<PoolCore>);
+
+impl Pool {
+    pub(super) fn new(device: &Arc<Device>, settings: PoolSettings) -> Result<Self, AllocError> {
+        let granularity = settings.source.as_ref().unwrap_or(&device.source).granularity();
+        if matches!(settings.kind, PoolKind::Symmetric { .. })
+            && (granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity))
+        {
+            return Err(AllocError::Granularity { granularity });
+        }
+        let mut growth = device.grow().ok_or_else(reentrant)?;
+        Ok(Self::add(device, &mut growth, settings))
+    }
+
+    /// The pool that a new allocator has.
+    pub(super) fn default_of(device: &Arc<Device>) -> Self {
+        let settings = PoolSettings { name: "default".into(), ..PoolSettings::default() };
+        Self::add(device, &mut device.growth.lock(), settings)
+    }
+
+    fn add(device: &Arc<Device>, growth: &mut Growth, settings: PoolSettings) -> Self {
+        let PoolSettings { name, source, kind } = settings;
+        let source = source.unwrap_or_else(|| device.source.clone());
+        let core = device.add_pool(growth, |id| PoolCore {
+            id,
+            name: name.into(),
+            kind,
+            source,
+            device: device.clone(),
+            freezes: AtomicUsize::new(0),
+            shards: Mutex::default(),
+            reserved: Mutex::default(),
+        });
+        Self(Arc::new(Handle { core, shards: ShardTable::default() }))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> PoolId {
+        self.0.core.id
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.core.name
+    }
+
+    /// What it is for.
+    #[must_use]
+    pub fn kind(&self) -> PoolKind {
+        self.0.core.kind
+    }
+
+    /// A block of at least `bytes`, for use on `stream` from now on.
+    ///
+    /// # Errors
+    /// See [`AllocError`]. Nothing is changed then.
+    #[track_caller]
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
+        let request = Request { units: units_for(bytes)?, bytes, site: std::panic::Location::caller() };
+        let shard = match self.0.shards.find(stream) {
+            Some(shard) => shard,
+            None => self.add_shard(stream)?,
+        };
+        match shard.hit(request) {
+            Some(block) => Ok(block),
+            None => shard.miss(request),
+        }
+    }
+
+    /// Until the guard is dropped, a request that needs a new segment is
+    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), and nothing of the pool is trimmed
+    /// or lent.
+    pub fn freeze(&self) -> Freeze {
+        self.0.core.freezes.fetch_add(1, Ordering::AcqRel);
+        Freeze(self.0.core.clone())
+    }
+
+    /// The pool's statistics.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.0.core.stats()
+    }
+
+    /// A symmetric pool's segments, with its allocation log at the creation of each; of another pool: none.
+    #[must_use]
+    pub fn symmetric_segments(&self) -> Vec<SymmetricSegment> {
+        let PoolKind::Symmetric { stream, .. } = self.kind() else { return Vec::new() };
+        let Some(shard) = self.0.shards.find(stream) else { return Vec::new() };
+        shard.state.lock().symmetric.as_ref().map(|journal| journal.segments().to_vec()).unwrap_or_default()
+    }
+
+    /// A symmetric pool's allocation log; of another pool, or before the first request: nothing.
+    #[must_use]
+    pub fn log(&self) -> Option<Log> {
+        let PoolKind::Symmetric { stream, .. } = self.kind() else { return None };
+        self.0.shards.find(stream)?.state.lock().symmetric.as_ref().map(|journal| journal.state().clone())
+    }
+
+    fn add_shard(&self, stream: StreamId) -> Result<&Arc<Shard>, AllocError> {
+        let core = &self.0.core;
+        if let PoolKind::Symmetric { stream: bound, .. } = core.kind
+            && bound != stream
+        {
+            return Err(AllocError::StreamNotOfPool { pool: core.id, bound, stream });
+        }
+        // Trackers and their snapshots see every shard: none is added while one attaches.
+        let growth = core.device.grow().ok_or_else(reentrant)?;
+        Ok(self.0.shards.add(stream, || core.make_shard(&growth, stream)))
+    }
+}
+
+impl PoolCore {
+    /// Its shards, in order of creation.
+    pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
+        let mut shards = locked(&self.shards);
+        shards.retain(|shard| shard.strong_count() > 0);
+        shards.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn is_frozen(&self) -> bool {
+        self.freezes.load(Ordering::Acquire) > 0
+    }
+
+    pub(super) fn is_symmetric(&self) -> bool {
+        matches!(self.kind, PoolKind::Symmetric { .. })
+    }
+
+    pub(super) fn reserved(&self) -> MutexGuard<'_, Gauge> {
+        locked(&self.reserved)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let mut stats = Stats { reserved: *self.reserved(), ..Stats::default() };
+        for shard in self.shards() {
+            let state = shard.state.lock();
+            let (all, [small, large]) = state.usages();
+            stats.all.merge(&all);
+            stats.small.merge(&small);
+            stats.large.merge(&large);
+        }
+        stats
+    }
+
+    fn make_shard(self: &Arc<Self>, growth: &Growth, stream: StreamId) -> Arc<Shard> {
+        let shard = Arc::new(Shard::new(self.clone(), stream, Device::block_trackers(growth)));
+        locked(&self.shards).push(Arc::downgrade(&shard));
+        shard
+    }
+}
+
+impl Drop for Freeze {
+    fn drop(&mut self) {
+        self.0.freezes.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A pool's shards by stream: only ever added to, read without a lock.
+#[derive(Debug, Default)]
+struct ShardTable {
+    slots: [OnceLock<(StreamId, Arc<Shard>)>; 16],
+    more: OnceLock<Box<ShardTable>>,
+}
+
+impl ShardTable {
+    fn find(&self, stream: StreamId) -> Option<&Arc<Shard>> {
+        for at in Self::probes(stream) {
+            let (key, shard) = self.slots[at].get()?;
+            if *key == stream {
+                return Some(shard);
+            }
+        }
+        self.more.get()?.find(stream)
+    }
+
+    /// Adds a shard, unless there is one. The caller holds the growth lock: one at a time.
+    fn add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Shard>) -> &Arc<Shard> {
+        for at in Self::probes(stream) {
+            match self.slots[at].get() {
+                Some((key, shard)) if *key == stream => return shard,
+                Some(_) => {}
+                None => return &self.slots[at].get_or_init(|| (stream, make())).1,
+            }
+        }
+        self.more.get_or_init(Box::default).add(stream, make)
+    }
+
+    /// Where a stream may be, in order.
+    fn probes(stream: StreamId) -> impl Iterator<Item = usize> {
+        let first = (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize;
+        (0..16).map(move |step| (first + step) % 16)
+    }
+}

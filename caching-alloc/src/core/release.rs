@@ -1,0 +1,65 @@
+//! Giving memory back: cached segments, and what the last block of a dropped pool leaves.
+
+use std::sync::Arc;
+
+use super::device::{Device, Growth};
+use super::error::{Fault, chain};
+use super::segment::Segment;
+use super::shard::Shard;
+
+impl Device {
+    /// Gives back segments without blocks, newest first, until `wanted` bytes have gone or none are left; returns
+    /// how many bytes went. Held ones go into quarantine and do not count.
+    pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64) -> u64 {
+        let before = self.totals().reserved.current;
+        let gone = |device: &Self| before - device.totals().reserved.current;
+        for shard in self.shards() {
+            let left = wanted.saturating_sub(gone(self));
+            if left == 0 {
+                break;
+            }
+            self.release_shard(growth, &shard, left);
+        }
+        gone(self)
+    }
+
+    fn release_shard(&self, growth: &mut Growth, shard: &Arc<Shard>, wanted: u64) {
+        let stays = shard.pool.is_symmetric() || shard.pool.is_frozen();
+        if stays || self.events.is_capturing(shard.stream).unwrap_or(false) {
+            return;
+        }
+        let segments = shard.state.lock().withdraw_all(wanted);
+        if segments.is_empty() {
+            return;
+        }
+        match self.drain_stream(shard.stream) {
+            Ok(()) => segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
+            Err(error) => {
+                let message = chain(&error);
+                for segment in segments {
+                    self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
+                    shard.put_back(segment);
+                }
+            }
+        }
+    }
+}
+
+impl super::shard::ShardState {
+    /// Takes out segments that are free, newest first, until they have `wanted` bytes.
+    fn withdraw_all(&mut self, wanted: u64) -> Vec<Segment> {
+        self.drain();
+        let mut bytes = 0;
+        let mut segments = Vec::new();
+        for ordinal in (0..self.segments.len()).rev() {
+            if bytes >= wanted {
+                break;
+            }
+            if let Some(segment) = self.withdraw(ordinal) {
+                bytes += segment.bytes();
+                segments.push(segment);
+            }
+        }
+        segments
+    }
+}

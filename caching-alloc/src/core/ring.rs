@@ -1,0 +1,133 @@
+//! The last block entries of a shard, and those that trackers have still to get.
+//!
+//! An entry is 32 bytes and costs no clock: it carries the shard's stamp, renewed every [`STAMP`] entries and on
+//! every miss.
+
+use std::collections::VecDeque;
+
+use super::entry::{Action, BlockSpan, Entry};
+use super::segment::PoolId;
+use super::size::{Units, bytes_of};
+use super::stream::StreamId;
+
+/// Entries between two looks at the clock.
+pub(super) const STAMP: u64 = 64;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RawEntry {
+    pub(super) address: u64,
+    pub(super) requested: u64,
+    pub(super) time_ns: u64,
+    pub(super) units: Units,
+    pub(super) event: BlockEvent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockEvent {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    /// Requested and completed at once: two entries.
+    Free,
+}
+
+impl BlockEvent {
+    fn count(self) -> u64 {
+        if self == Self::Free { 2 } else { 1 }
+    }
+}
+
+/// Where a shard's entries come from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) device: u32,
+    pub(super) pool: PoolId,
+    pub(super) stream: StreamId,
+}
+
+#[derive(Debug)]
+pub(super) struct Ring {
+    entries: Vec<RawEntry>,
+    capacity: usize,
+    /// Raw entries so far.
+    pushed: u64,
+    /// Entries so far, a free counting twice.
+    pub(super) number: u64,
+    /// Time of the entries now made.
+    pub(super) clock: u64,
+    /// Entries that block trackers have still to get, if there are any such trackers.
+    outbox: VecDeque<RawEntry>,
+    pub(super) subscribed: bool,
+}
+
+impl Ring {
+    pub(super) fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(1).next_power_of_two();
+        Self {
+            // All of it now: a hit never allocates.
+            entries: Vec::with_capacity(capacity),
+            capacity,
+            pushed: 0,
+            number: 0,
+            clock: 0,
+            outbox: VecDeque::new(),
+            subscribed: false,
+        }
+    }
+
+    /// Adds an entry. Returns whether the clock is due to be read.
+    pub(super) fn push(&mut self, event: BlockEvent, address: u64, units: Units, requested: u64) -> bool {
+        let entry = RawEntry { address, requested, time_ns: self.clock, units, event };
+        if self.entries.len() < self.capacity {
+            self.entries.push(entry);
+        } else {
+            let at = self.pushed as usize & (self.capacity - 1);
+            self.entries[at] = entry;
+        }
+        self.pushed += 1;
+        self.number += event.count();
+        if self.subscribed {
+            self.outbox.push_back(entry);
+        }
+        self.pushed.is_multiple_of(STAMP)
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// The entries that trackers have still to get, oldest first.
+    pub(super) fn take_outbox(&mut self, origin: Origin) -> Vec<Entry> {
+        let raw = std::mem::take(&mut self.outbox);
+        let count: u64 = raw.iter().map(|entry| entry.event.count()).sum();
+        expand(raw.iter(), self.number - count, origin)
+    }
+
+    /// Everything that the ring still has, oldest first.
+    pub(super) fn entries(&self, origin: Origin) -> Vec<Entry> {
+        let split =
+            if self.entries.len() < self.capacity { 0 } else { self.pushed as usize & (self.capacity - 1) };
+        let (newer, older) = self.entries.split_at(split);
+        let count: u64 = self.entries.iter().map(|entry| entry.event.count()).sum();
+        expand(older.iter().chain(newer), self.number - count, origin)
+    }
+}
+
+fn expand<'a>(raw: impl Iterator<Item = &'a RawEntry>, mut number: u64, origin: Origin) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for raw in raw {
+        let span = BlockSpan { address: raw.address, bytes: bytes_of(raw.units), requested: raw.requested };
+        let (first, second) = match raw.event {
+            BlockEvent::Alloc => (Action::Alloc(span), None),
+            BlockEvent::FreeRequested => (Action::FreeRequested(span), None),
+            BlockEvent::FreeCompleted => (Action::FreeCompleted(span), None),
+            BlockEvent::Free => (Action::FreeRequested(span), Some(Action::FreeCompleted(span))),
+        };
+        for action in [Some(first), second].into_iter().flatten() {
+            number += 1;
+            let Origin { device, pool, stream } = origin;
+            entries.push(Entry { number, time_ns: raw.time_ns, device, pool, stream, action });
+        }
+    }
+    entries
+}

@@ -1,0 +1,73 @@
+//! What a symmetric pool keeps beside its heap: the log, and its segments with the log at the creation of each.
+
+use std::borrow::Cow;
+use std::panic::Location;
+
+use super::log::{Log, LogState, NewOperation, OperationKind};
+use super::{Geometry, Placement};
+use crate::core::source::SegmentMemory;
+
+/// Operations that a log keeps in full.
+const LOG_OPERATIONS: usize = 1 << 12;
+
+/// A segment, as the journal has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SymmetricSegment {
+    /// Its number: 0, 1, 2… in order of creation.
+    pub ordinal: u32,
+    /// Its length in bytes, the same on every rank; a multiple of [`SEGMENT_STEP`](super::SEGMENT_STEP).
+    pub bytes: u64,
+    /// The log with the request that made it.
+    pub log: LogState,
+    /// Its memory on this rank.
+    pub memory: SegmentMemory,
+}
+
+#[derive(Debug)]
+pub(in crate::core) struct Journal {
+    geometry: Geometry,
+    log: Log,
+    segments: Vec<SymmetricSegment>,
+}
+
+impl Journal {
+    pub(in crate::core) fn new(geometry: Geometry) -> Self {
+        Self { geometry, log: Log::new(geometry, LOG_OPERATIONS), segments: Vec::new() }
+    }
+
+    pub(in crate::core) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    pub(in crate::core) fn state(&self) -> &Log {
+        &self.log
+    }
+
+    pub(in crate::core) fn segments(&self) -> &[SymmetricSegment] {
+        &self.segments
+    }
+
+    /// Ordinal and size of the next segment if it must hold `bytes`.
+    pub(in crate::core) fn next_segment(&self, bytes: u64) -> (u32, u64) {
+        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        (ordinal, self.geometry.segment_bytes(ordinal, bytes))
+    }
+
+    /// Logs an operation.
+    pub(in crate::core) fn log(
+        &mut self,
+        kind: OperationKind,
+        bytes: u64,
+        placement: Option<Placement>,
+        tag: Option<Cow<'static, str>>,
+        site: &'static Location<'static>,
+    ) {
+        self.log.push(NewOperation { kind, bytes, placement, tag, site });
+    }
+
+    /// Enters a segment, after the request that made it was logged.
+    pub(in crate::core) fn enter(&mut self, memory: SegmentMemory) {
+        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        self.segments.push(SymmetricSegment { ordinal, bytes: memory.bytes, log: self.log.state(), memory });
+    }
+}
