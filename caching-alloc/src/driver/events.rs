@@ -100,6 +100,12 @@ impl StreamEvents for DriverEvents {
         event.synchronize().map_err(failed(CALL))
     }
 
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        const CALL: &str = "cuCtxSynchronize";
+        let _relaxed = RelaxedCapture::enter(self.context.driver()).map_err(failed(CALL))?;
+        self.context.synchronize().map_err(failed(CALL))
+    }
+
     fn recycle(&self, event: EventId) {
         let event = lock(&self.events).remove(&event);
         lock(&self.idle).extend(event);
