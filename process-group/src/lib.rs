@@ -1,5 +1,23 @@
-//! NCCL process groups: stores, communicators, collectives, registration of cached memory
+//! NCCL process groups: stores, communicators, collectives, registration of cached memory.
+//!
+//! For: the ranks of a job that find each other, agree, and communicate. Not for: memory that all ranks place alike
+//! (symm-mem builds it on this crate), or kernels.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`store`] | the small shared table through which ranks find each other |
+//! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
+//! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
+//!
+//! Each may be used without the next.
+//!
+//! Invariants: every wait has a deadline, and its error names what was waited for; what decides how ranks call NCCL
+//! follows from records that all of them have; no memory that NCCL may still write to is freed; `Drop` calls no
+//! collective and does not panic.
 
 pub mod comm;
+pub mod group;
 mod hash;
 pub mod store;
+
+pub use group::ProcessGroup;

@@ -50,6 +50,14 @@ impl AbortHandle {
         together(&shared, "aborted", deadline)
     }
 
+    /// What went wrong in the background; see [`Communicator::async_error`](super::Communicator::async_error).
+    ///
+    /// # Errors
+    /// Those of [`Communicator::async_error`](super::Communicator::async_error).
+    pub fn async_error(&self) -> Result<()> {
+        self.shared.async_error()
+    }
+
     /// How errors call the communicator.
     #[must_use]
     pub fn communicator(&self) -> &str {

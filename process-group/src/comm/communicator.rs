@@ -78,6 +78,16 @@ impl Shared {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What went wrong in the background.
+    pub(crate) fn async_error(&self) -> Result<()> {
+        const CALL: &str = "ncclCommGetAsyncError";
+        let _observer = self.gate.observe(CALL)?;
+        let mut state = ncclResult_t::ncclSuccess;
+        // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
+        unsafe { call!(&self.nccl, self.name(), ncclCommGetAsyncError(self.raw(), &mut state)) }?;
+        self.judge(super::call::check(self.nccl.api(), CALL, self.name(), state))
+    }
+
     /// Passes a result on, and closes the communicator for further calls if the error left it in an unknown state.
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
@@ -303,13 +313,7 @@ impl Communicator {
     /// [`CommError::Nccl`] with the error that happened, which poisons the communicator; [`CommError::Closed`].
     #[doc(alias = "ncclCommGetAsyncError")]
     pub fn async_error(&self) -> Result<()> {
-        const CALL: &str = "ncclCommGetAsyncError";
-        let shared = &*self.shared;
-        let _observer = shared.gate.observe(CALL)?;
-        let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
-        unsafe { call!(&shared.nccl, shared.name(), ncclCommGetAsyncError(shared.raw(), &mut state)) }?;
-        shared.judge(super::call::check(shared.nccl.api(), CALL, shared.name(), state))
+        self.shared.async_error()
     }
 
     /// Ends the communicator when all enqueued work is done. Collective: every rank destroys it. Windows and local

@@ -21,11 +21,11 @@ pub enum CommError {
 
     /// The loaded library lacks a function or a feature.
     #[error(transparent)]
-    Missing(#[from] nccl_sys::Missing),
+    Missing(Box<nccl_sys::Missing>),
 
     /// The CUDA driver failed.
     #[error(transparent)]
-    Driver(#[from] cuda_driver::Error),
+    Driver(Box<cuda_driver::Error>),
 
     /// An argument was refused before anything was launched.
     #[error(transparent)]
@@ -156,6 +156,18 @@ pub enum CommError {
         /// What the operating system said.
         source: io::Error,
     },
+}
+
+impl From<nccl_sys::Missing> for CommError {
+    fn from(missing: nccl_sys::Missing) -> Self {
+        Self::Missing(Box::new(missing))
+    }
+}
+
+impl From<cuda_driver::Error> for CommError {
+    fn from(error: cuda_driver::Error) -> Self {
+        Self::Driver(Box::new(error))
+    }
 }
 
 impl CommError {

@@ -43,6 +43,7 @@ pub use communicator::Communicator;
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
+pub(crate) use group::refuse_inside as refuse_inside_group;
 pub use nccl::Nccl;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;

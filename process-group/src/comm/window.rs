@@ -504,7 +504,7 @@ fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) 
 impl From<WindowsUnsupported> for CommError {
     fn from(reason: WindowsUnsupported) -> Self {
         match reason {
-            WindowsUnsupported::Release(missing) => Self::Missing(missing),
+            WindowsUnsupported::Release(missing) => missing.into(),
             other => Self::Setting { setting: "windows", problem: other.to_string() },
         }
     }

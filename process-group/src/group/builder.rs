@@ -1,0 +1,306 @@
+//! How the ranks of a job become a group.
+
+use std::{
+    fmt,
+    net::{IpAddr, ToSocketAddrs},
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use cuda_driver::{Context, Driver};
+
+use super::{
+    Environment, GroupError, GroupId, Member, ProcessGroup, Result, member,
+    process_group::{Counter, SharedStore, explain},
+    work::{EventPool, Outstanding},
+};
+use crate::{
+    comm::{Communicator, Config, Nccl, UniqueId},
+    store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
+};
+
+/// What makes a [`ProcessGroup`]. What it is not told comes from the [environment](Environment).
+///
+/// ```
+/// use process_group::{ProcessGroup, store::HashStore};
+/// use std::{sync::Arc, time::Duration};
+///
+/// // A rank of threads: everything is told, nothing is looked up.
+/// let store = Arc::new(HashStore::new());
+/// let builder = ProcessGroup::builder().store(store).rank(0).world_size(4).timeout(Duration::from_secs(30));
+/// # drop(builder);
+/// ```
+#[derive(Clone)]
+#[must_use = "a builder makes nothing until build is called"]
+pub struct Builder {
+    name: String,
+    epoch: u64,
+    rank: Option<usize>,
+    world_size: Option<usize>,
+    store: Option<SharedStore>,
+    context: Option<Context>,
+    nccl: Option<Nccl>,
+    config: Config,
+    timeout: Duration,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("name", &self.name)
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Builder {
+    pub(super) fn new() -> Self {
+        Self {
+            name: "world".into(),
+            epoch: 0,
+            rank: None,
+            world_size: None,
+            store: None,
+            context: None,
+            nccl: None,
+            config: Config::new(),
+            timeout: Duration::from_secs(600),
+        }
+    }
+
+    /// What the group is called (default `world`). A name serves one group of a store and epoch.
+    pub fn name(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The generation of the job (default 0): a job that begins anew on the same store gives the next one.
+    pub fn epoch(self, epoch: u64) -> Self {
+        Self { epoch, ..self }
+    }
+
+    /// This rank (default `RANK`).
+    pub fn rank(self, rank: usize) -> Self {
+        Self { rank: Some(rank), ..self }
+    }
+
+    /// How many ranks there are (default `WORLD_SIZE`).
+    pub fn world_size(self, size: usize) -> Self {
+        Self { world_size: Some(size), ..self }
+    }
+
+    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts).
+    pub fn store(self, store: SharedStore) -> Self {
+        Self { store: Some(store), ..self }
+    }
+
+    /// The device (default: the one whose ordinal is `LOCAL_RANK`, of the system's driver).
+    pub fn context(self, context: &Context) -> Self {
+        Self { context: Some(context.clone()), ..self }
+    }
+
+    /// The library (default: [`Nccl::load`]).
+    pub fn nccl(self, nccl: &Nccl) -> Self {
+        Self { nccl: Some(nccl.clone()), ..self }
+    }
+
+    /// Settings of the communicator. Its name is the group's, and its window facts are the members'.
+    pub fn config(self, config: Config) -> Self {
+        Self { config, ..self }
+    }
+
+    /// How long [`build`](Self::build) waits for the other ranks, and what the group gives where no deadline is
+    /// given (default 10 minutes).
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// Meets the other ranks and makes the communicator. Collective.
+    ///
+    /// # Errors
+    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`]: this rank does not know where it stands;
+    /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`], the same on
+    ///   every rank that came;
+    /// - [`GroupError::Store`]: no store there, its port in use, another process under this rank;
+    /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
+    pub fn build(self) -> Result<ProcessGroup> {
+        let deadline = Deadline::after(self.timeout);
+        let environment = Environment::read()?;
+        let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;
+        let size = self
+            .world_size
+            .or(environment.world_size)
+            .ok_or_else(|| Environment::missing("WORLD_SIZE", "a world size"))?;
+        if rank >= size {
+            return Err(GroupError::NoSuchRank { rank, size });
+        }
+        let store = match self.store {
+            Some(store) => store,
+            None => tcp_store(&environment, rank, deadline)?,
+        };
+        let nccl = match self.nccl {
+            Some(nccl) => nccl,
+            None => Nccl::load()?,
+        };
+        let context = match self.context {
+            Some(context) => context,
+            None => {
+                let ordinal =
+                    environment.local_rank.ok_or_else(|| Environment::missing("LOCAL_RANK", "a context"))?;
+                let ordinal = u32::try_from(ordinal).unwrap_or(u32::MAX);
+                Driver::load()?.device(ordinal)?.retain_primary()?
+            }
+        };
+        let name: Arc<str> = self.name.into();
+        let root = PrefixStore::new("process-group", store);
+        let store = PrefixStore::new(&format!("{name}/{}", self.epoch), Arc::new(root.clone()));
+
+        let card = Member::here(rank, size, &nccl, &context)?.encode();
+        let ranks: Vec<_> = (0..size).collect();
+        let cards = rendezvous(&store, "join", rank, size, card.as_bytes(), deadline)
+            .map_err(|error| explain(&name, &ranks, error, "the start of the group"))?;
+        let members: Arc<[Member]> = member::agree(&cards)
+            .map_err(|source| GroupError::Disagreement { group: name.to_string(), source })?
+            .into();
+
+        let numbers = PrefixStore::new("numbers", Arc::new(root));
+        let start = Start { store: &store, name: &name, nccl: &nccl, leader: 0 };
+        let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
+        let id = (GroupId { uid, epoch: self.epoch }, id);
+        let seat = Seat { name, rank, members, numbers, store, timeout: self.timeout };
+        seat.init(id, &nccl, &context, self.config, deadline)
+    }
+}
+
+/// What the leader of a new group gives its members: a number, and a unique id.
+pub(super) struct Start<'a> {
+    pub(super) store: &'a PrefixStore,
+    pub(super) name: &'a str,
+    pub(super) nccl: &'a Nccl,
+    /// The leader's rank of the job.
+    pub(super) leader: usize,
+}
+
+impl Start<'_> {
+    const KEY: &'static str = "start";
+
+    /// Makes both and publishes them; a failure is published too, so that nobody waits for nothing.
+    fn lead(&self, numbers: &PrefixStore) -> Result<(u64, UniqueId)> {
+        let number = numbers.add("groups", 1)?.unsigned_abs();
+        self.publish(number)
+    }
+
+    /// Publishes a unique id for the group of this number.
+    pub(super) fn publish(&self, number: u64) -> Result<(u64, UniqueId)> {
+        match self.nccl.unique_id() {
+            Ok(id) => {
+                let card = [b"id", &number.to_le_bytes()[..], id.as_bytes()].concat();
+                self.store.set(Self::KEY, &card)?;
+                Ok((number, id))
+            }
+            Err(error) => {
+                self.store.set(Self::KEY, format!("no{error}").as_bytes())?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Waits for what the leader publishes.
+    pub(super) fn follow(&self, deadline: Deadline) -> Result<(u64, UniqueId)> {
+        let failed =
+            |problem: String| GroupError::UniqueId { group: self.name.into(), rank: self.leader, problem };
+        let card = self.store.get(Self::KEY, deadline)?;
+        match card.split_at_checked(2) {
+            Some((b"id", card)) => {
+                let (number, id) = card
+                    .split_first_chunk::<8>()
+                    .ok_or_else(|| failed(format!("it published {} bytes", card.len())))?;
+                Ok((u64::from_le_bytes(*number), UniqueId::try_from(id)?))
+            }
+            Some((b"no", problem)) => Err(failed(String::from_utf8_lossy(problem).into_owned())),
+            _ => Err(failed(format!("it published {:?}", String::from_utf8_lossy(&card)))),
+        }
+    }
+}
+
+/// A rank's place in a group that is being made.
+pub(super) struct Seat {
+    pub(super) name: Arc<str>,
+    pub(super) rank: usize,
+    pub(super) members: Arc<[Member]>,
+    pub(super) numbers: PrefixStore,
+    pub(super) store: PrefixStore,
+    pub(super) timeout: Duration,
+}
+
+impl Seat {
+    /// The communicator's settings in this group.
+    pub(super) fn config(&self, config: Config) -> Config {
+        let members: Vec<_> = self.members.iter().collect();
+        Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
+    }
+
+    /// Joins with a unique id.
+    pub(super) fn init(
+        self,
+        (group, id): (GroupId, UniqueId),
+        nccl: &Nccl,
+        context: &Context,
+        config: Config,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        let config = self.config(config);
+        let size = self.members.len();
+        let communicator = Communicator::init(nccl, context, &id, self.rank, size, &config, deadline)?;
+        Ok(self.take(group, communicator))
+    }
+
+    /// The group, with a communicator that is made.
+    pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
+        let Self { name, rank, members, numbers, store, timeout } = self;
+        let context = communicator.context();
+        let counter = Counter::new(id, name.clone(), context.device());
+        let events = EventPool::new(context);
+        let outstanding = Outstanding::default();
+        let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
+        ProcessGroup {
+            name,
+            rank,
+            members,
+            communicator,
+            numbers,
+            store,
+            timeout,
+            counter,
+            splits,
+            barriers,
+            events,
+            outstanding,
+        }
+    }
+}
+
+/// The store that the environment names.
+fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Result<SharedStore> {
+    let host = environment
+        .master_address
+        .as_deref()
+        .ok_or_else(|| Environment::missing("MASTER_ADDR", "a store"))?;
+    let port = environment.master_port.ok_or_else(|| Environment::missing("MASTER_PORT", "a store"))?;
+    let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    if rank != 0 || environment.agent_store {
+        return Ok(Arc::new(TcpStore::connect(&address, deadline)?));
+    }
+    // The interface that the name means; a name that has no address is told by the store itself.
+    let interface =
+        (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
+    let options = match interface {
+        Some(interface) if !is_loopback(interface) => TcpStore::options().listen(interface),
+        _ => TcpStore::options(),
+    };
+    Ok(Arc::new(options.host(port, deadline)?))
+}
+
+fn is_loopback(interface: IpAddr) -> bool {
+    interface.to_canonical().is_loopback()
+}

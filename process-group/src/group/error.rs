@@ -1,0 +1,164 @@
+//! What can go wrong with a process group.
+
+use std::time::Duration;
+
+use super::{Disagreement, SplitError};
+use crate::{
+    comm::{ArgumentError, CommError, DataType},
+    store::StoreError,
+};
+
+/// The result of the calls of this module.
+pub type Result<T, E = GroupError> = std::result::Result<T, E>;
+
+/// Why a call of a process group failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// An environment variable that is needed is not there, or is not what it should be.
+    #[error("{variable} {problem}; set it (torchrun does), or give the builder {instead}")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// What is wrong with it.
+        problem: String,
+        /// What the builder can be told instead.
+        instead: &'static str,
+    },
+
+    /// A rank that is not below the world size.
+    #[error("rank {rank} is not below the world size {size}")]
+    NoSuchRank {
+        /// The rank.
+        rank: usize,
+        /// The world size.
+        size: usize,
+    },
+
+    /// Ranks that did not come. Every rank that came gets the same list.
+    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:?})", list(.ranks))]
+    Absent {
+        /// The group's name.
+        group: String,
+        /// The ranks of the job that are missing.
+        ranks: Vec<usize>,
+        /// How many ranks the group has.
+        size: usize,
+        /// What they should have come to.
+        meeting: &'static str,
+        /// How long this rank waited.
+        waited: Duration,
+    },
+
+    /// The members are not what a group needs them to be. Every member gets the same error.
+    #[error("{group}: {source}")]
+    Disagreement {
+        /// The group's name.
+        group: String,
+        /// What does not fit.
+        source: Disagreement,
+    },
+
+    /// The members asked for splits that do not fit together. Every member gets the same error.
+    #[error("{group}: {source}")]
+    Split {
+        /// The name of the group that was to be split.
+        group: String,
+        /// What does not fit.
+        source: SplitError,
+    },
+
+    /// The rank that makes a unique id could not.
+    #[error("{group}: rank {rank}, which makes the unique id for all, failed: {problem}")]
+    UniqueId {
+        /// The group's name.
+        group: String,
+        /// The rank of the job.
+        rank: usize,
+        /// What it met.
+        problem: String,
+    },
+
+    /// Two buffers of an operation do not fit together.
+    #[error(
+        "{operation} in {group} of {size} ranks: send has {send} elements of {send_type}, receive {receive} of \
+         {receive_type}; {rule}"
+    )]
+    Lengths {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// How many ranks the group has.
+        size: usize,
+        /// Elements to send.
+        send: usize,
+        /// Their type.
+        send_type: DataType,
+        /// Elements to receive.
+        receive: usize,
+        /// Their type.
+        receive_type: DataType,
+        /// How they must relate.
+        rule: &'static str,
+    },
+
+    /// Work was not done by the deadline.
+    #[error(
+        "{operation} (number {sequence} of {group}) is not done after {waited:?}: a member has not enqueued it, or \
+         the stream holds work before it that is not done"
+    )]
+    WorkTimeout {
+        /// The operation.
+        operation: &'static str,
+        /// Its number in the group.
+        sequence: u64,
+        /// The group's name.
+        group: String,
+        /// How long the caller waited.
+        waited: Duration,
+    },
+
+    /// Captured work runs when its graph is launched, each time anew, so it is never done by itself.
+    #[error(
+        "{operation} (number {sequence} of {group}) was captured into a graph; wait for the stream that the graph is \
+         launched on instead"
+    )]
+    Captured {
+        /// The operation.
+        operation: &'static str,
+        /// Its number in the group.
+        sequence: u64,
+        /// The group's name.
+        group: String,
+    },
+
+    /// NCCL, or the layer over it.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+
+    /// The CUDA driver.
+    #[error(transparent)]
+    Driver(Box<cuda_driver::Error>),
+}
+
+impl From<cuda_driver::Error> for GroupError {
+    fn from(error: cuda_driver::Error) -> Self {
+        Self::Driver(Box::new(error))
+    }
+}
+
+impl From<ArgumentError> for GroupError {
+    fn from(error: ArgumentError) -> Self {
+        Self::Comm(error.into())
+    }
+}
+
+/// Writes numbers as `0, 2, 5`.
+pub(super) fn list(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}

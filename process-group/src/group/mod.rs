@@ -1,0 +1,34 @@
+//! Process groups: ranks that found each other, agreed on what they are, and communicate.
+//!
+//! For: the ranks of a job, and groups of some of them. Not for: NCCL without a store ([`crate::comm`]); windows
+//! that are agreed on (symm-mem).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `builder`, `environment` | how ranks become a group |
+//! | `member` | what each rank says of itself, and what follows from it for all |
+//! | `process_group` | the group: who is in it, its end |
+//! | `plan`, `split` | groups of some of the ranks |
+//! | `collective`, `work` | operations, and waiting for them |
+//!
+//! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
+//! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
+
+mod builder;
+mod collective;
+mod environment;
+mod error;
+mod member;
+mod plan;
+mod process_group;
+mod split;
+mod work;
+
+pub use builder::Builder;
+pub use collective::{Batch, Buffer};
+pub use environment::Environment;
+pub use error::{GroupError, Result};
+pub use member::{Disagreement, Member};
+pub use plan::{Placement, Request, SplitError, SplitPlan};
+pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
+pub use work::Work;

@@ -1,0 +1,337 @@
+//! Which rank comes into which subgroup: decided from what all members asked for, alike on every member.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt::Write as _,
+};
+
+/// What one member asks of a split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Ranks that give one color become one subgroup, ordered by key and then by rank; who gives none comes into
+    /// none. Subgroups are numbered by ascending color.
+    Color {
+        /// The color, if any.
+        color: Option<u32>,
+        /// The place among those of the color.
+        key: i64,
+    },
+    /// Every subgroup with its ranks of the job, in the order that they shall have; the same lists on every member.
+    Lists(Vec<Vec<usize>>),
+}
+
+/// Where a member comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Which subgroup.
+    pub group: usize,
+    /// Its rank there.
+    pub rank: usize,
+}
+
+/// The subgroups of a split, each with its members' places in the parent, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SplitPlan {
+    groups: Vec<Vec<usize>>,
+}
+
+/// Requests that make no split. Ranks are ranks of the job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// A request that cannot be read.
+    #[error(
+        "the request of rank {rank} cannot be read ({problem}); does it run another version of this program?"
+    )]
+    Unreadable {
+        /// Whose request.
+        rank: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Two members asked for different things where all must ask for the same.
+    #[error(
+        "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
+    )]
+    Different {
+        /// One rank.
+        rank: usize,
+        /// What it asked for.
+        asked: String,
+        /// The other.
+        other: usize,
+        /// What that one asked for.
+        other_asked: String,
+    },
+    /// A list names a rank that is not in the group that is split.
+    #[error("split: list {list} names rank {rank}, which is not in the group (its ranks: {})", super::error::list(.members))]
+    NotAMember {
+        /// Which list.
+        list: usize,
+        /// The rank.
+        rank: usize,
+        /// The group's ranks.
+        members: Vec<usize>,
+    },
+    /// A rank is named twice; one split makes groups without common members.
+    #[error(
+        "split: rank {rank} is in list {first} and in list {second}; split twice for groups that overlap"
+    )]
+    Twice {
+        /// The rank.
+        rank: usize,
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        second: usize,
+    },
+    /// A list without ranks.
+    #[error("split: list {list} is empty")]
+    Empty {
+        /// Which list.
+        list: usize,
+    },
+}
+
+impl SplitPlan {
+    /// The plan that follows from what the members asked for, in the order of their places in the parent.
+    /// `members` are their ranks of the job.
+    ///
+    /// # Errors
+    /// Why the requests make no split; the same on every member.
+    pub fn new(requests: &[Request], members: &[usize]) -> Result<Self, SplitError> {
+        let Some(first) = requests.first() else { return Ok(Self { groups: Vec::new() }) };
+        let mut colors = Vec::new();
+        for (request, rank) in requests.iter().zip(members) {
+            match request {
+                Request::Color { color, key } if matches!(first, Request::Color { .. }) => {
+                    colors.push((*color, *key))
+                }
+                request if request == first => {}
+                other => {
+                    return Err(SplitError::Different {
+                        rank: *rank,
+                        asked: other.describe(),
+                        other: members[0],
+                        other_asked: first.describe(),
+                    });
+                }
+            }
+        }
+        match first {
+            Request::Color { .. } => Ok(Self::from_colors(&colors)),
+            Request::Lists(lists) => Self::from_lists(lists, members),
+        }
+    }
+
+    /// The subgroups of members that give one color, ordered by key and then by place; ascending color.
+    #[must_use]
+    pub fn from_colors(colors: &[(Option<u32>, i64)]) -> Self {
+        let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
+        for (place, (color, key)) in colors.iter().enumerate() {
+            if let Some(color) = color {
+                groups.entry(*color).or_default().push((*key, place));
+            }
+        }
+        let ordered = |mut group: Vec<(i64, usize)>| {
+            group.sort_unstable();
+            group.into_iter().map(|(_, place)| place).collect()
+        };
+        Self { groups: groups.into_values().map(ordered).collect() }
+    }
+
+    /// The subgroups that `lists` name by ranks of the job; `members` are those of the parent.
+    ///
+    /// # Errors
+    /// A rank that is no member, or is named twice; an empty list.
+    pub fn from_lists(lists: &[Vec<usize>], members: &[usize]) -> Result<Self, SplitError> {
+        let places: HashMap<usize, usize> =
+            members.iter().enumerate().map(|(place, rank)| (*rank, place)).collect();
+        let mut seen = HashMap::new();
+        let mut groups = Vec::new();
+        for (list, ranks) in lists.iter().enumerate() {
+            if ranks.is_empty() {
+                return Err(SplitError::Empty { list });
+            }
+            let mut group = Vec::new();
+            for rank in ranks {
+                let not_a_member = || SplitError::NotAMember { list, rank: *rank, members: members.to_vec() };
+                group.push(*places.get(rank).ok_or_else(not_a_member)?);
+                if let Some(first) = seen.insert(*rank, list) {
+                    return Err(SplitError::Twice { rank: *rank, first, second: list });
+                }
+            }
+            groups.push(group);
+        }
+        Ok(Self { groups })
+    }
+
+    /// The subgroups: each its members' places in the parent, in order.
+    #[must_use]
+    pub fn groups(&self) -> &[Vec<usize>] {
+        &self.groups
+    }
+
+    /// Where the member at `place` of the parent comes to, if anywhere.
+    #[must_use]
+    pub fn placement(&self, place: usize) -> Option<Placement> {
+        self.groups.iter().enumerate().find_map(|(group, places)| {
+            places.iter().position(|member| *member == place).map(|rank| Placement { group, rank })
+        })
+    }
+}
+
+impl Request {
+    fn describe(&self) -> String {
+        match self {
+            Self::Color { .. } => "a split by color".into(),
+            Self::Lists(lists) => format!("the lists {lists:?}"),
+        }
+    }
+
+    /// As text, for the store, with the name that the subgroups shall have.
+    pub(super) fn encode(&self, name: &str) -> String {
+        let mut text = match self {
+            Self::Color { color: Some(color), key } => format!("color {color} {key}"),
+            Self::Color { color: None, key } => format!("color - {key}"),
+            Self::Lists(lists) => lists.iter().fold("lists".to_owned(), |mut text, list| {
+                let ranks: Vec<_> = list.iter().map(usize::to_string).collect();
+                let _ = write!(text, " {}", if ranks.is_empty() { "-".to_owned() } else { ranks.join(",") });
+                text
+            }),
+        };
+        let _ = write!(text, "\n{name}");
+        text
+    }
+
+    /// From text that [`encode`](Self::encode) wrote; with the name.
+    pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<(Self, String), SplitError> {
+        let wrong = || {
+            let problem = format!("it is {:?}", String::from_utf8_lossy(bytes));
+            SplitError::Unreadable { rank, problem }
+        };
+        let (request, name) =
+            std::str::from_utf8(bytes).ok().and_then(|text| text.split_once('\n')).ok_or_else(wrong)?;
+        let mut words = request.split(' ');
+        let request = match words.next() {
+            Some("color") => {
+                let color = match words.next().ok_or_else(wrong)? {
+                    "-" => None,
+                    color => Some(color.parse().map_err(|_| wrong())?),
+                };
+                let key = words.next().and_then(|key| key.parse().ok()).ok_or_else(wrong)?;
+                Self::Color { color, key }
+            }
+            Some("lists") => {
+                let list = |word: &str| match word {
+                    "-" => Some(Vec::new()),
+                    ranks => ranks.split(',').map(|rank| rank.parse().ok()).collect(),
+                };
+                Self::Lists(words.map(list).collect::<Option<_>>().ok_or_else(wrong)?)
+            }
+            _ => return Err(wrong()),
+        };
+        Ok((request, name.to_owned()))
+    }
+}
+
+/// The plan and the name from what all members posted; the same on every member.
+pub(super) fn agree(records: &[Vec<u8>], members: &[usize]) -> Result<(SplitPlan, String), SplitError> {
+    let read = |(record, rank): (&Vec<u8>, &usize)| Request::decode(*rank, record);
+    let (requests, names): (Vec<_>, Vec<_>) =
+        records.iter().zip(members).map(read).collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    if let Some(place) = names.iter().position(|name| *name != names[0]) {
+        let asked = |place: usize| format!("subgroups named {:?}", names[place]);
+        let (rank, other) = (members[place], members[0]);
+        return Err(SplitError::Different { rank, asked: asked(place), other, other_asked: asked(0) });
+    }
+    let name = names.into_iter().next().unwrap_or_default();
+    Ok((SplitPlan::new(&requests, members)?, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn colors() -> impl Strategy<Value = Vec<(Option<u32>, i64)>> {
+        prop::collection::vec((prop::option::of(0u32..4), -3i64..4), 1..12)
+    }
+
+    proptest! {
+        /// Every member with a color is in exactly one subgroup, with the others of its color, in order.
+        #[test]
+        fn colors_partition_the_members(colors in colors()) {
+            let plan = SplitPlan::from_colors(&colors);
+            for (place, (color, key)) in colors.iter().enumerate() {
+                let placement = plan.placement(place);
+                prop_assert_eq!(placement.is_some(), color.is_some());
+                let Some(Placement { group, rank }) = placement else { continue };
+                prop_assert_eq!(plan.groups()[group][rank], place);
+                for (other, (other_color, other_key)) in colors.iter().enumerate() {
+                    let together = plan.placement(other).filter(|found| found.group == group);
+                    prop_assert_eq!(together.is_some(), other_color == color);
+                    if let Some(found) = together {
+                        prop_assert_eq!(found.rank.cmp(&rank), (*other_key, other).cmp(&(*key, place)));
+                    }
+                }
+            }
+            let mut distinct: Vec<_> = colors.iter().filter_map(|(color, _)| *color).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            prop_assert_eq!(plan.groups().len(), distinct.len());
+        }
+
+        /// Lists are kept as they are, or refused.
+        #[test]
+        fn lists_are_kept_or_refused(
+            lists in prop::collection::vec(prop::collection::vec(0usize..10, 0..4), 0..4),
+            mut members in prop::collection::hash_set(0usize..10, 1..10).prop_map(Vec::from_iter),
+        ) {
+            members.sort_unstable();
+            let all: Vec<_> = lists.concat();
+            let distinct: std::collections::HashSet<_> = all.iter().collect();
+            let good = distinct.len() == all.len()
+                && lists.iter().all(|list| !list.is_empty())
+                && all.iter().all(|rank| members.contains(rank));
+            match SplitPlan::from_lists(&lists, &members) {
+                Err(_) => prop_assert!(!good),
+                Ok(plan) => {
+                    prop_assert!(good);
+                    let ranks = |group: &Vec<usize>| group.iter().map(|place| members[*place]).collect::<Vec<_>>();
+                    prop_assert_eq!(plan.groups().iter().map(ranks).collect::<Vec<_>>(), lists);
+                }
+            }
+        }
+
+        #[test]
+        fn requests_survive_the_store(
+            color in prop::option::of(any::<u32>()), key: i64, name in "[a-z /{},0-9]{0,12}",
+            lists in prop::collection::vec(prop::collection::vec(any::<usize>(), 0..4), 0..4),
+        ) {
+            for request in [Request::Color { color, key }, Request::Lists(lists.clone())] {
+                let text = request.encode(&name);
+                prop_assert_eq!(Request::decode(1, text.as_bytes()), Ok((request, name.clone())));
+            }
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+            prop_assert!(Request::decode(0, &bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn who_asks_for_something_else_is_named() {
+        let members = [4, 5, 6];
+        let lists = |last: usize| Request::Lists(vec![vec![4, 5], vec![last]]).encode("tp").into_bytes();
+        let error = agree(&[lists(6), lists(6), lists(7)], &members).unwrap_err();
+        assert!(matches!(error, SplitError::Different { rank: 6, other: 4, .. }), "{error}");
+        let color = Request::Color { color: Some(1), key: 0 }.encode("tp").into_bytes();
+        let error = agree(&[lists(6), color, lists(6)], &members).unwrap_err();
+        assert!(error.to_string().contains("rank 5 asked for a split by color"), "{error}");
+        let other = Request::Lists(vec![vec![4, 5], vec![6]]).encode("dp").into_bytes();
+        let error = agree(&[lists(6), lists(6), other], &members).unwrap_err();
+        assert!(error.to_string().contains("named \"dp\""), "{error}");
+    }
+}

@@ -1,0 +1,309 @@
+//! A group: who is in it, what it is known by, and its end.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cuda_driver::{Context, Device};
+
+use super::{
+    Builder, GroupError, Member, Result, member,
+    work::{EventPool, Outstanding},
+};
+use crate::{
+    comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    store::{Deadline, PrefixStore, Store, StoreError},
+};
+
+/// What a group is known by: equal on all its members, and never given to another group of the store.
+///
+/// Groups of one store have ascending uids in the order of their making, so a program that takes its groups in the
+/// order of their ids takes them in one order on every rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId {
+    /// The group's number in the store.
+    pub uid: u64,
+    /// The generation of the job that made it; see [`Builder::epoch`].
+    pub epoch: u64,
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.uid, self.epoch)
+    }
+}
+
+/// One rank's member of a group.
+///
+/// ```no_run
+/// # use process_group::{ProcessGroup, comm::{DataType, ReduceOp}, group::Buffer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Started by a launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+/// let world = ProcessGroup::builder().build()?;
+/// let stream = cuda_driver::Stream::new(world.context(), cuda_driver::StreamFlags::NON_BLOCKING)?;
+/// let memory = cuda_driver::memory::DeviceMemory::new(world.context(), 4096)?;
+/// let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
+/// // SAFETY: the memory holds 1024 elements and outlives the work.
+/// let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
+/// work.wait_timeout(world.timeout())?;
+/// # Ok(()) }
+/// ```
+pub struct ProcessGroup {
+    pub(super) name: Arc<str>,
+    pub(super) rank: usize,
+    pub(super) members: Arc<[Member]>,
+    pub(super) communicator: Communicator,
+    /// Where groups get their numbers: the same for a group and its subgroups.
+    pub(super) numbers: PrefixStore,
+    /// This group's own part of the store.
+    pub(super) store: PrefixStore,
+    pub(super) timeout: Duration,
+    pub(super) counter: Arc<Counter>,
+    pub(super) splits: AtomicU64,
+    pub(super) barriers: AtomicU64,
+    pub(super) events: Arc<EventPool>,
+    pub(super) outstanding: Outstanding,
+}
+
+impl ProcessGroup {
+    /// Begins to make a group; what the builder is not told comes from the environment.
+    pub fn builder() -> Builder {
+        Builder::new()
+    }
+
+    /// What it is known by.
+    #[must_use]
+    pub fn id(&self) -> GroupId {
+        self.counter.id
+    }
+
+    /// What it is called, in messages and in the store.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This rank, below [`size`](Self::size).
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks it has.
+    #[must_use]
+    #[doc(alias = "world_size")]
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// This rank's rank of the job.
+    #[must_use]
+    pub fn global_rank(&self) -> usize {
+        self.members[self.rank].rank
+    }
+
+    /// The ranks of the job that are members, in the order of their ranks here.
+    #[must_use]
+    pub fn global_ranks(&self) -> Vec<usize> {
+        self.members.iter().map(|member| member.rank).collect()
+    }
+
+    /// What the members said of themselves, in the order of their ranks here; the same on every member.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The context of this rank's device.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.communicator.context()
+    }
+
+    /// The library.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        self.communicator.nccl()
+    }
+
+    /// The group's communicator. Work that is enqueued on it directly is in no [`sequence`](Self::sequence).
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// The group's own part of the store, for its members' agreements.
+    #[must_use]
+    pub fn store(&self) -> PrefixStore {
+        PrefixStore::new("user", Arc::new(self.store.clone()))
+    }
+
+    /// How long the group waits for its members where no deadline is given.
+    #[must_use]
+    pub fn timeout(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// How many collectives and messages were enqueued on this rank: equal on all members whenever none has
+    /// enqueued what another has not. Calls that a graph captured count once, when they were captured.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.counter.enqueued.load(Ordering::Acquire)
+    }
+
+    /// Whether the group can have windows: decided from what the members said of themselves, so every member comes
+    /// to the same answer.
+    ///
+    /// # Errors
+    /// The reason why not.
+    pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
+        // The oldest driver speaks for all.
+        let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
+        let members: Vec<_> = self.members.iter().collect();
+        member::window_facts(&members).decide(self.nccl(), driver, self.size())
+    }
+
+    /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
+    ///
+    /// # Errors
+    /// [`GroupError::Absent`] with who did not come, the same on every member that came.
+    pub fn barrier(&self, deadline: Deadline) -> Result<()> {
+        let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
+        let met = crate::store::barrier(&self.store, &name, self.rank, self.size(), deadline);
+        met.map_err(|error| self.explain(error, "the barrier"))
+    }
+
+    /// Waits until everything that this rank enqueued through the group is done.
+    ///
+    /// # Errors
+    /// [`GroupError::WorkTimeout`] with the first operation that is not; [`GroupError::Comm`] for what went wrong
+    /// in the background.
+    pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
+        for work in self.outstanding.all() {
+            match work.wait_timeout(deadline) {
+                Ok(()) | Err(GroupError::Captured { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// What aborts the group's communicator from any thread, whatever it is blocked in.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.communicator.abort_handle()
+    }
+
+    /// Ends the group when its work is done. Collective: every member destroys it.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::destroy`].
+    pub fn destroy(self, deadline: Deadline) -> Result<()> {
+        Ok(self.communicator.destroy(deadline)?)
+    }
+
+    /// Ends the group at once. Every member must abort it too.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::abort`].
+    pub fn abort(self, deadline: Deadline) -> Result<()> {
+        Ok(self.communicator.abort(deadline)?)
+    }
+
+    /// Gives an error of a meeting of members the names that the job knows.
+    pub(super) fn explain(&self, error: StoreError, meeting: &'static str) -> GroupError {
+        explain(&self.name, &self.global_ranks(), error, meeting)
+    }
+}
+
+/// Gives an error of a meeting the ranks of the job; `ranks` are those of the group.
+pub(super) fn explain(group: &str, ranks: &[usize], error: StoreError, meeting: &'static str) -> GroupError {
+    match error {
+        StoreError::Absent { ranks: absent, waited, .. } => GroupError::Absent {
+            group: group.into(),
+            ranks: absent.into_iter().filter_map(|place| ranks.get(place).copied()).collect(),
+            size: ranks.len(),
+            meeting,
+            waited,
+        },
+        other => other.into(),
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessGroup({} {}: rank {} of {})", self.id(), self.name, self.rank, self.size())
+    }
+}
+
+/// What a group has enqueued on its device.
+#[derive(Debug)]
+pub(super) struct Counter {
+    pub(super) id: GroupId,
+    pub(super) name: Arc<str>,
+    /// Tells devices of two drivers apart, which one process may hold in tests.
+    device: (usize, u32),
+    pub(super) enqueued: AtomicU64,
+}
+
+/// What one group of this process has enqueued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Enqueued {
+    /// The group.
+    pub id: GroupId,
+    /// What it is called.
+    pub name: String,
+    /// How many operations; see [`ProcessGroup::sequence`].
+    pub sequence: u64,
+}
+
+static COUNTERS: Mutex<Vec<Weak<Counter>>> = Mutex::new(Vec::new());
+
+fn counters() -> MutexGuard<'static, Vec<Weak<Counter>>> {
+    COUNTERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn key(device: &Device) -> (usize, u32) {
+    (std::ptr::from_ref(device.driver().api().table()).addr(), device.ordinal())
+}
+
+impl Counter {
+    /// A counter that [`enqueued_on`] knows of.
+    pub(super) fn new(id: GroupId, name: Arc<str>, device: &Device) -> Arc<Self> {
+        let counter = Arc::new(Self { id, name, device: key(device), enqueued: AtomicU64::new(0) });
+        let mut counters = counters();
+        counters.retain(|counter| counter.strong_count() > 0);
+        counters.push(Arc::downgrade(&counter));
+        counter
+    }
+}
+
+/// What every group of this process has enqueued on `device`, in the order of their ids.
+///
+/// Registering windows maps memory and synchronises under kernels that may wait for a peer; members that have
+/// enqueued unequal numbers of operations must not begin it.
+#[must_use]
+pub fn enqueued_on(device: &Device) -> Vec<Enqueued> {
+    let wanted = key(device);
+    let mut found: Vec<_> = counters()
+        .iter()
+        .filter_map(Weak::upgrade)
+        .filter(|counter| counter.device == wanted)
+        .map(|counter| Enqueued {
+            id: counter.id,
+            name: counter.name.to_string(),
+            sequence: counter.enqueued.load(Ordering::Acquire),
+        })
+        .collect();
+    found.sort_unstable_by_key(|counter| counter.id);
+    found
+}
+
+/// The store as the group sees it: shared with the user's other keys.
+pub(super) type SharedStore = Arc<dyn Store>;

@@ -1,0 +1,117 @@
+//! Groups of some of a group's ranks.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use nccl_sys::Feature;
+
+use super::{
+    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan,
+    builder::{Seat, Start},
+    plan,
+};
+use crate::{
+    comm::Config,
+    store::{Deadline, PrefixStore, Store, rendezvous},
+};
+
+impl ProcessGroup {
+    /// Splits off subgroups, called `name[0]`, `name[1]` and so on. Collective: every member asks, all with the
+    /// same name, and for the same lists or each for its color; what they ask is compared before NCCL is called.
+    /// Members of no subgroup get `None`.
+    ///
+    /// The subgroups' ids follow each other in the order of the subgroups, and are above those of all groups that
+    /// were made before. From 2.18 the communicator is split from this group's, after this rank's work in it is
+    /// done; before that each subgroup makes a new one over the store.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, group::Request};
+    /// # fn main() -> Result<(), process_group::group::GroupError> {
+    /// # let world: ProcessGroup = ProcessGroup::builder().build()?;
+    /// // Neighbouring pairs, and those of the same place in their pair.
+    /// let pairs = world.split("tp", &Request::Color { color: Some(world.rank() as u32 / 2), key: 0 })?;
+    /// let rows = world.split("dp", &Request::Lists(vec![vec![0, 2], vec![1, 3]]))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came, and nothing has
+    /// changed; [`GroupError::WorkTimeout`]; [`GroupError::Comm`], after which this group may be poisoned.
+    pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
+        self.split_with(name, request, self.communicator.config().clone(), self.timeout())
+    }
+
+    /// [`split`](Self::split) with settings for the new communicator and a deadline.
+    ///
+    /// # Errors
+    /// As for [`split`](Self::split).
+    pub fn split_with(
+        &self,
+        name: &str,
+        request: &Request,
+        config: Config,
+        deadline: Deadline,
+    ) -> Result<Option<Self>> {
+        let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
+        let card = request.encode(name);
+        let cards = rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
+            .map_err(|error| self.explain(error, "the split"))?;
+        let (plan, name) = plan::agree(&cards, &self.global_ranks())
+            .map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
+        let first = self.number(&meeting, plan.groups().len(), deadline)?;
+        self.quiesce(deadline)?;
+        let placement = plan.placement(self.rank);
+        let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting));
+        let id =
+            |placement: Placement| GroupId { uid: first + placement.group as u64, epoch: self.id().epoch };
+        if self.nccl().has(Feature::SPLIT) {
+            let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
+            let config = seat.as_ref().map_or_else(|| config.clone(), |seat| seat.config(config.clone()));
+            let communicator = self.communicator.split(color, key, &config, deadline)?;
+            return Ok(match (seat, placement, communicator) {
+                (Some(seat), Some(placement), Some(communicator)) => {
+                    Some(seat.take(id(placement), communicator))
+                }
+                _ => None,
+            });
+        }
+        let (Some(seat), Some(placement)) = (seat, placement) else { return Ok(None) };
+        let leader = seat.members[0].rank;
+        let start = Start { store: &seat.store, name: &seat.name, nccl: self.nccl(), leader };
+        let group = id(placement);
+        let (_, unique) =
+            if placement.rank == 0 { start.publish(group.uid)? } else { start.follow(deadline)? };
+        seat.init((group, unique), self.nccl(), self.context(), config, deadline).map(Some)
+    }
+
+    /// The first of `count` numbers for new groups: rank 0 takes them, and tells the others.
+    fn number(&self, meeting: &str, count: usize, deadline: Deadline) -> Result<u64> {
+        let key = format!("{meeting}/number");
+        if self.rank == 0 {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            let first = (self.numbers.add("groups", count)? - count + 1).unsigned_abs();
+            self.store.set(&key, &first.to_le_bytes())?;
+            return Ok(first);
+        }
+        let bytes = self.store.get(&key, deadline)?;
+        let bytes = bytes.try_into().map_err(|bytes: Vec<u8>| GroupError::UniqueId {
+            group: self.name.to_string(),
+            rank: self.members[0].rank,
+            problem: format!("it published {} bytes for the number of a group", bytes.len()),
+        })?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// This rank's place in a subgroup.
+    fn seat(&self, plan: &SplitPlan, placement: Placement, name: &str, meeting: &str) -> Seat {
+        let members = plan.groups()[placement.group].iter().map(|place| self.members[*place].clone());
+        let store = PrefixStore::new(&format!("{meeting}/{}", placement.group), Arc::new(self.store.clone()));
+        Seat {
+            name: format!("{name}[{}]", placement.group).into(),
+            rank: placement.rank,
+            members: members.collect(),
+            numbers: self.numbers.clone(),
+            store,
+            timeout: self.timeout,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Waiting for enqueued operations.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::{
+    Context, Event, EventFlags, Stream,
+    graph::RelaxedCapture,
+    sys::{CUresult, CUstream},
+};
+
+use super::{GroupError, Result, process_group::Counter};
+use crate::{comm::AbortHandle, store::Deadline};
+
+/// An operation that was enqueued.
+///
+/// It holds no memory: buffers stay good until it is done because their owners keep them so. Dropping it changes
+/// nothing.
+#[derive(Clone)]
+pub struct Work {
+    operation: &'static str,
+    sequence: u64,
+    counter: Arc<Counter>,
+    communicator: AbortHandle,
+    stream: StreamKey,
+    done: Arc<Lease>,
+}
+
+impl Work {
+    /// Marks the place after the operation on its stream.
+    pub(super) fn record(
+        operation: &'static str,
+        sequence: u64,
+        counter: &Arc<Counter>,
+        communicator: AbortHandle,
+        events: &Arc<EventPool>,
+        stream: &Stream,
+    ) -> Result<Self> {
+        let done = events.lease()?;
+        stream.record(done.event())?;
+        let stream = StreamKey(stream.raw());
+        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, done: Arc::new(done) })
+    }
+
+    /// Its number among the group's operations, beginning with 1.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// Has `stream` wait until the operation is done; the host does not wait. Nothing for the stream that it was
+    /// enqueued on.
+    ///
+    /// # Errors
+    /// [`GroupError::Driver`].
+    pub fn wait(&self, stream: &Stream) -> Result<()> {
+        if stream.raw() == self.stream.0 {
+            return Ok(());
+        }
+        Ok(stream.wait(self.done.event())?)
+    }
+
+    /// Waits on the host until the operation is done.
+    ///
+    /// # Errors
+    /// [`GroupError::WorkTimeout`] past the deadline; [`GroupError::Comm`] for what went wrong in the background;
+    /// [`GroupError::Captured`]; [`GroupError::Driver`].
+    pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
+        const LONGEST: Duration = Duration::from_millis(1);
+        let mut pause = Duration::from_micros(2);
+        loop {
+            if self.is_completed()? {
+                return Ok(());
+            }
+            if deadline.expired() {
+                return Err(GroupError::WorkTimeout {
+                    operation: self.operation,
+                    sequence: self.sequence,
+                    group: self.counter.name.to_string(),
+                    waited: deadline.waited(),
+                });
+            }
+            if pause >= LONGEST {
+                self.communicator.async_error()?;
+            }
+            thread::sleep(pause.min(deadline.remaining()));
+            pause = (pause * 2).min(LONGEST);
+        }
+    }
+
+    /// Whether the operation is done.
+    ///
+    /// # Errors
+    /// [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
+    /// on the device did wrong.
+    pub fn is_completed(&self) -> Result<bool> {
+        let event = self.done.event();
+        // Another thread may be capturing in global mode, whose capture a query would end.
+        let _relaxed = RelaxedCapture::enter(event.context().driver())?;
+        match event.query() {
+            Err(error) if error.code() == Some(CUresult::CUDA_ERROR_CAPTURED_EVENT) => {
+                Err(GroupError::Captured {
+                    operation: self.operation,
+                    sequence: self.sequence,
+                    group: self.counter.name.to_string(),
+                })
+            }
+            answer => Ok(answer?),
+        }
+    }
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Work({} {} of {})", self.operation, self.sequence, self.counter.name)
+    }
+}
+
+/// A stream's handle, only ever compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct StreamKey(CUstream);
+
+// SAFETY: the handle is compared and never given to the driver.
+unsafe impl Send for StreamKey {}
+// SAFETY: as above.
+unsafe impl Sync for StreamKey {}
+
+/// Events without timing that are used again: making one costs more than recording it.
+pub(super) struct EventPool {
+    context: Context,
+    free: Mutex<Vec<Event>>,
+}
+
+impl EventPool {
+    /// How many are kept.
+    const KEPT: usize = 256;
+
+    pub(super) fn new(context: &Context) -> Arc<Self> {
+        Arc::new(Self { context: context.clone(), free: Mutex::default() })
+    }
+
+    fn lease(self: &Arc<Self>) -> Result<Lease> {
+        let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = match kept {
+            Some(event) => event,
+            None => Event::new(&self.context, EventFlags::DISABLE_TIMING)?,
+        };
+        Ok(Lease { event: Some(event), pool: self.clone() })
+    }
+}
+
+/// An event on loan. A stream that waits for it waits for what was recorded then, so it may be used again at once.
+struct Lease {
+    /// There until the lease ends.
+    event: Option<Event>,
+    pool: Arc<EventPool>,
+}
+
+impl Lease {
+    fn event(&self) -> &Event {
+        self.event.as_ref().unwrap_or_else(|| unreachable!("a lease holds its event until it is dropped"))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < EventPool::KEPT {
+            free.extend(self.event.take());
+        }
+    }
+}
+
+/// The last work of every stream: when it is done, so is everything before it there.
+#[derive(Default)]
+pub(super) struct Outstanding {
+    last: Mutex<Vec<Work>>,
+}
+
+impl Outstanding {
+    /// Takes the place of the stream's former work.
+    pub(super) fn put(&self, work: &Work) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.iter_mut().find(|former| former.stream == work.stream) {
+            Some(former) => *former = work.clone(),
+            None => last.push(work.clone()),
+        }
+    }
+
+    /// The last work of every stream.
+    pub(super) fn all(&self) -> Vec<Work> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
