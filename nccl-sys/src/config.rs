@@ -1,8 +1,8 @@
 //! NCCL's configuration structures: initialised as the header's macros do, and compared with the library at hand.
 //!
 //! One structure suits every release: it says its own size and version, an older library reads as much of it as
-//! it knows, and a newer one takes the rest as undefined. But an older library does not say that it has dropped
-//! a field; [`Api::ignored`] does.
+//! it knows, and a newer one takes the rest as undefined. [`Api::config`] makes it. But an older library does not
+//! say that it has dropped a field; [`Api::ignored`] does.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::mem::offset_of;
@@ -105,13 +105,21 @@ fields! {
 }
 
 impl Default for ncclConfig_t {
-    /// Every field left to NCCL: `NCCL_CONFIG_INITIALIZER`.
+    /// Every field left to NCCL: `NCCL_CONFIG_INITIALIZER` from 2.17 on; [`ncclConfig_t::for_release`] knows the
+    /// others.
     fn default() -> Self {
         UNDEFINED
     }
 }
 
 impl ncclConfig_t {
+    /// As the header of `release` initialises it. Before 2.17 the library takes no undefined `blocking`: there it
+    /// is 1, which is everywhere the default.
+    pub fn for_release(release: Version) -> Self {
+        let blocking = if release < Version::new(2, 17, 1) { 1 } else { NCCL_CONFIG_UNDEF_INT };
+        Self { blocking, ..UNDEFINED }
+    }
+
     /// The size in bytes that the structure has in the header of `release`; `None` before 2.14, which has none.
     pub fn size_in(release: Version) -> Option<usize> {
         let known = CONFIG_FIELDS.iter().filter(|field| field.since <= release);
@@ -126,6 +134,11 @@ impl ncclConfig_t {
 }
 
 impl Api {
+    /// A configuration for this library, in which everything is left to it.
+    pub fn config(&self) -> ncclConfig_t {
+        ncclConfig_t::for_release(self.version())
+    }
+
     /// The fields set in `config` that this library drops without a word, being older than they are.
     pub fn ignored(&self, config: &ncclConfig_t) -> Vec<Missing> {
         let ignored = config.ignored_by(self.version());
@@ -210,6 +223,8 @@ mod tests {
             config.ignored_by(release).map(|field| field.name).collect()
         };
         assert!(ignored(&config, Version::new(2, 13, 4)).is_empty());
+        assert_eq!(ncclConfig_t::for_release(Version::new(2, 16, 5)).blocking, 1);
+        assert_eq!(ncclConfig_t::for_release(Version::new(2, 17, 1)).blocking, config.blocking);
         config.blocking = 0;
         config.trafficClass = 3;
         config.commName = c"world".as_ptr();

@@ -1,12 +1,13 @@
 //! Development tasks of the workspace; `cargo xtask help` lists them.
 //!
 //! - [`run_tests`], [`ci`]: what a change has to pass
+//! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
+mod abi;
 mod bundle;
 mod ci;
 mod codegen;
-#[cfg_attr(not(feature = "codegen"), allow(dead_code))]
 mod headers;
 mod run_tests;
 mod shell;
@@ -30,7 +31,10 @@ enum Task {
     Ci(ci::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
+    /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
     Codegen(codegen::Args),
+    /// Compare nccl-sys with real releases of NCCL, without a GPU
+    Abi(abi::Options),
 }
 
 fn main() -> ExitCode {
@@ -38,7 +42,8 @@ fn main() -> ExitCode {
         Task::Test(options) => run_tests::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
-        Task::Codegen(options) => codegen::run(options),
+        Task::Abi(options) => abi::run(&options),
+        Task::Codegen(options) => codegen::run(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,6 +14,10 @@ macro_rules! enumeration {
                 pub const $constant: Self = Self($value);
             )*
 
+            /// Every constant by its name in C, in the header's order.
+            pub const CONSTANTS: &'static [(&'static str, Self)] =
+                &[$((stringify!($constant), Self::$constant),)*];
+
             /// The constant's name as C spells it; `None` for a value unknown to this crate. Of several names
             /// for one value the first in the header is taken.
             #[allow(unreachable_patterns)]

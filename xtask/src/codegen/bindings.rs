@@ -8,7 +8,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Expr, ForeignItem, Ident, ImplItem, Item, ReturnType, Type};
 
-use crate::headers;
+use crate::headers::{self, Part};
 
 /// One C function.
 #[derive(Clone)]
@@ -18,6 +18,13 @@ pub(crate) struct Function {
     pub(crate) parameters: String,
     /// The result, `-> type`, or nothing.
     pub(crate) result: String,
+}
+
+impl Function {
+    /// The parameters' types, without their names.
+    pub(crate) fn types(&self) -> Vec<&str> {
+        self.parameters.split(", ").filter_map(|parameter| Some(parameter.split_once(": ")?.1)).collect()
+    }
 }
 
 /// One C enumeration.
@@ -40,12 +47,14 @@ pub(crate) struct Bindings {
     /// Structures whose default is all bytes zero.
     pub(crate) zeroed: Vec<String>,
     /// Assertions on sizes and offsets.
-    pub(crate) layouts: Vec<Item>,
+    pub(crate) assertions: Vec<Item>,
+    /// What they assert: `Size of CUuuid_st` is 16.
+    pub(crate) layouts: BTreeMap<String, u64>,
 }
 
 /// Points bindgen to the pinned libclang.
 pub(crate) fn load_libclang() -> Result<()> {
-    let folder = headers::extract(&headers::LIBCLANG, "libclang", |name| name.ends_with("libclang.so"))?;
+    let [folder] = headers::fetch(&headers::LIBCLANG, [Part::Library])?;
     let library = headers::find(&folder, "libclang.so")?;
     // SAFETY: `codegen` has started no other thread that could read the environment.
     unsafe { std::env::set_var("LIBCLANG_PATH", library.parent().context("libclang lies in a folder")?) };
@@ -68,7 +77,7 @@ pub(crate) fn read(recipe: &Recipe) -> Result<Bindings> {
     let Recipe { header, file, no_default, arguments } = *recipe;
     let text = bindgen::Builder::default()
         .header(header.to_string_lossy())
-        .clang_args(["-nostdinc".to_owned(), format!("-I{}", headers::standin("c").display())])
+        .clang_args(["-nostdinc".to_owned(), format!("-I{}", headers::standin("c")?.display())])
         .clang_args(arguments)
         .allowlist_file(file)
         .newtype_enum(".*")
@@ -178,7 +187,10 @@ fn sort(items: Vec<Item>) -> Result<Bindings> {
                     repr: integer(&repr)?.to_owned(),
                 });
             }
-            Item::Const(item) if item.ident == "_" => bindings.layouts.push(Item::Const(item)),
+            Item::Const(item) if item.ident == "_" => {
+                bindings.layouts.extend(asserted(&item.expr)?);
+                bindings.assertions.push(Item::Const(item));
+            }
             Item::Const(item) => bindings.constants.push(Item::Const(item)),
             other => match zeroed(&other) {
                 Some(name) => bindings.zeroed.push(name),
@@ -198,6 +210,23 @@ fn alias(item: &syn::ItemUse) -> Result<Option<Item>> {
     let syn::UseTree::Rename(alias) = &*path.tree else { bail!("an import that is no alias") };
     let (name, target) = (&alias.rename, &alias.ident);
     Ok((name != target).then(|| syn::parse_quote!(pub type #name = #target;)))
+}
+
+/// The lines `["Size of X"][size_of::<X>() - 8usize];` of a block, taken apart.
+fn asserted(block: &Expr) -> Result<Vec<(String, u64)>> {
+    let Expr::Block(block) = block else { bail!("an assertion that is no block") };
+    let assertion = |statement: &syn::Stmt| {
+        let syn::Stmt::Expr(Expr::Index(line), _) = statement else { return None };
+        let (Expr::Array(name), Expr::Binary(difference)) = (&*line.expr, &*line.index) else { return None };
+        let Some(Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(name), .. })) = name.elems.first() else {
+            return None;
+        };
+        let Expr::Lit(syn::ExprLit { lit: syn::Lit::Int(value), .. }) = &*difference.right else {
+            return None;
+        };
+        Some((name.value(), value.base10_parse().ok()?))
+    };
+    block.block.stmts.iter().map(|line| assertion(line).context("an assertion in another form")).collect()
 }
 
 /// The type that an item gives a zeroed `Default`.

@@ -4,30 +4,24 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
-use super::bindings::{self, Function, Recipe};
+use super::bindings::{self, Bindings, Function, Recipe};
 use super::render::{self, Entry, Files};
-use crate::headers;
+use crate::headers::{self, Part, Pin};
 
 /// The oldest driver that we support, as `cuDriverGetVersion` reports it.
 const OLDEST: u32 = 11070;
 
 pub(crate) fn generate() -> Result<Files> {
     let pin = headers::CUDA_HEADERS.last().context("a header is pinned")?;
-    let folder = headers::extract(pin, "headers", |name| {
-        name.ends_with("include/cuda.h") || name.ends_with("include/cudaTypedefs.h")
-    })?;
-    let header = headers::find(&folder, "include/cuda.h")?;
+    let [folder] = headers::fetch(pin, [Part::Headers])?;
+    let mut bindings = read(&folder)?;
     let versions = versions(&headers::find(&folder, "include/cudaTypedefs.h")?)?;
-    let arguments = ["-D__CUDA_API_VERSION_INTERNAL".to_owned()];
-    let mut bindings = bindings::read(&Recipe {
-        header: &header,
-        file: r".*/cuda\.h",
-        no_default: "",
-        arguments: &arguments,
-    })?;
     let entries = entries(std::mem::take(&mut bindings.functions), &versions)?;
+    for pin in headers::CUDA_HEADERS {
+        compare(&entries, &bindings.layouts, pin)?;
+    }
 
     let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
     let generated = Path::new("cuda-driver-sys/src/generated");
@@ -45,7 +39,7 @@ pub(crate) fn generate() -> Result<Files> {
         &format!("{ffi}\nuse super::enums::*;"),
         &(render::items(bindings.types) + &render::zeroed(&bindings.zeroed)),
     )?;
-    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.layouts))?;
+    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.assertions))?;
     put(
         "functions.rs",
         "Functions.",
@@ -53,6 +47,53 @@ pub(crate) fn generate() -> Result<Files> {
         &render::functions(&entries),
     )?;
     Ok(files)
+}
+
+fn read(folder: &Path) -> Result<Bindings> {
+    bindings::read(&Recipe {
+        header: &headers::find(folder, "include/cuda.h")?,
+        file: r".*/cuda\.h",
+        no_default: "",
+        // With the revisions that older drivers have.
+        arguments: &["-D__CUDA_API_VERSION_INTERNAL".to_owned()],
+    })
+}
+
+/// Fails if an older header has a function before its release or with another signature, or a field elsewhere.
+fn compare(entries: &[Entry], newest: &BTreeMap<String, u64>, pin: &Pin) -> Result<()> {
+    let [major, minor, _] = headers::release(pin.version)?;
+    let [folder] = headers::fetch(pin, [Part::Headers])?;
+    let older = read(&folder)?;
+    for older in &older.functions {
+        let Some(entry) = entries.iter().find(|entry| entry.function.name == older.name) else { continue };
+        ensure!(
+            entry.since <= [major, minor, 0],
+            "{} is in the header of {}, and dated {:?}",
+            older.name,
+            pin.version,
+            entry.since
+        );
+        // Where a type has several revisions, an older header calls its first by the bare name.
+        let bare =
+            |function: &Function| function.types().iter().map(|name| name.replace("_v1", "")).collect();
+        let (here, there): (Vec<_>, Vec<_>) = (bare(&entry.function), bare(older));
+        ensure!(
+            here == there && entry.function.result == older.result,
+            "{} takes ({}) here and ({}) in the header of {}",
+            older.name,
+            entry.function.parameters,
+            older.parameters,
+            pin.version
+        );
+    }
+    // Structures grow into what was reserved or padding, but nothing in them moves.
+    let fields =
+        older.layouts.iter().filter(|(name, _)| name.starts_with("Offset") && !name.ends_with("::reserved"));
+    for (field, offset) in fields {
+        let now = newest.get(field).unwrap_or(offset);
+        ensure!(now == offset, "{field} is {offset} in the header of {}, and {now} here", pin.version);
+    }
+    Ok(())
 }
 
 /// For each base name the versions of its ABI, ascending: `cuCtxCreate` has 2000, 3020, 11040, 12050.

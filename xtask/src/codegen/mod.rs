@@ -21,23 +21,17 @@ pub(crate) struct Args {
 
 /// Runs the command; without the feature `codegen` it runs cargo again with it.
 #[cfg(not(feature = "codegen"))]
-pub(crate) fn run(args: Args) -> Result<()> {
-    use anyhow::{Context, ensure};
+pub(crate) fn run(args: &Args) -> Result<()> {
+    use crate::shell;
 
-    let mut cargo = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(crate::headers::root());
-    cargo.args(["run", "--quiet", "--package", "xtask", "--features", "codegen", "--", "codegen"]);
-    if args.check {
-        cargo.arg("--check");
-    }
-    let status = cargo.status().context("running cargo with the feature `codegen`")?;
-    ensure!(status.success(), "codegen failed");
-    Ok(())
+    let mut again = vec!["run", "--quiet", "--package", "xtask", "--features", "codegen", "--", "codegen"];
+    again.extend(args.check.then_some("--check"));
+    shell::run(&mut shell::cargo(&shell::workspace()?, &again))
 }
 
 /// Runs the command.
 #[cfg(feature = "codegen")]
-pub(crate) fn run(args: Args) -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     bindings::load_libclang()?;
     let mut files = driver::generate()?;
     files.extend(nccl::generate()?);

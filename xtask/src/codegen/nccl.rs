@@ -7,17 +7,17 @@ use anyhow::{Context, Result};
 
 use super::bindings::{self, Recipe};
 use super::render::{self, Entry, Files};
-use crate::headers;
+use crate::headers::{self, Part};
 
 pub(crate) fn generate() -> Result<Files> {
     let pin = headers::NCCL.last().context("a release is pinned")?;
-    let folder = headers::extract(pin, "headers", |name| name.contains("/include/"))?;
+    let [folder] = headers::fetch(pin, [Part::Headers])?;
     let header = headers::find(&folder, "include/nccl.h")?;
     let mut bindings = bindings::read(&Recipe {
         header: &header,
         file: r".*/nccl\.h",
         no_default: "nccl(Config|CollConfig|SimInfo|EncryptionConfig)_.*",
-        arguments: &[format!("-I{}", headers::standin("cuda").display())],
+        arguments: &[format!("-I{}", headers::standin("cuda")?.display())],
     })?;
     let history = history()?;
     let entries: Vec<_> = std::mem::take(&mut bindings.functions)
@@ -47,7 +47,7 @@ pub(crate) fn generate() -> Result<Files> {
         &format!("{ffi}\nuse super::enums::*;"),
         &(render::items(bindings.types) + &render::zeroed(&bindings.zeroed)),
     )?;
-    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.layouts))?;
+    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.assertions))?;
     put(
         "functions.rs",
         "Functions.",

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use syn::Item;
 
 use super::bindings::{Enumeration, Function, shorten};
-use crate::headers;
+use crate::shell;
 
 /// Path below the repository's root, and text.
 pub(crate) type Files = BTreeMap<PathBuf, String>;
@@ -69,7 +69,7 @@ pub(crate) fn functions(entries: &[Entry]) -> String {
 fn rustfmt(text: &str) -> Result<String> {
     let mut child = Command::new("rustfmt")
         .args(["--edition", "2024", "--config-path"])
-        .arg(headers::root())
+        .arg(shell::workspace()?)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -82,9 +82,10 @@ fn rustfmt(text: &str) -> Result<String> {
 
 /// Writes the files, or with `check` fails if one differs from what is there.
 pub(crate) fn write(files: &Files, check: bool) -> Result<()> {
+    let root = shell::workspace()?;
     let mut differing = Vec::new();
     for (path, text) in files {
-        let place = headers::root().join(path);
+        let place = root.join(path);
         if fs::read_to_string(&place).is_ok_and(|found| found == *text) {
             continue;
         }

@@ -10,7 +10,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
-pub(crate) use pins::{CUDA_HEADERS, LIBCLANG, NCCL, Pin};
+#[cfg(feature = "codegen")]
+pub(crate) use pins::{CUDA_HEADERS, LIBCLANG};
+pub(crate) use pins::{NCCL, Pin};
+
+use crate::shell;
 
 /// Platforms that the pinned wheels were built for.
 const PLATFORMS: [&str; 5] = [
@@ -22,8 +26,8 @@ const PLATFORMS: [&str; 5] = [
 ];
 
 /// The folder of small headers that stand in for others: `c` for the C library's, `cuda` for the CUDA runtime's.
-pub(crate) fn standin(which: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/headers/standin").join(which)
+pub(crate) fn standin(which: &str) -> Result<PathBuf> {
+    Ok(shell::workspace()?.join("xtask/src/headers/standin").join(which))
 }
 
 /// The three numbers of a release.
@@ -32,44 +36,74 @@ pub(crate) fn release(text: &str) -> Result<[u32; 3]> {
     numbers.try_into().map_err(|_| anyhow::anyhow!("{text:?} is no release: three numbers are expected"))
 }
 
-/// The repository's root.
-pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace")
+/// What a wheel holds for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// C headers.
+    Headers,
+    /// Shared libraries.
+    Library,
 }
 
-/// The files of `pin`'s wheel that `wanted` accepts, extracted once; answers the folder they lie in.
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Headers => "headers",
+            Self::Library => "library",
+        }
+    }
+
+    fn holds(self, file: &Path) -> bool {
+        let folder = |name: &str| file.components().any(|part| part.as_os_str() == name);
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        match self {
+            Self::Headers => folder("include") && name.ends_with(".h"),
+            Self::Library => name.ends_with(".so") || name.contains(".so."),
+        }
+    }
+}
+
+/// Where the parts of `pin`'s wheel lie, extracted once into `target/xtask/wheels`.
 ///
 /// # Errors
 /// The download failed (no network, no pip), or what came has another hash than the pinned one.
-pub(crate) fn extract(pin: &Pin, what: &str, wanted: impl Fn(&str) -> bool) -> Result<PathBuf> {
-    let cache = root().join("target/xtask/wheels");
-    let place = cache.join(format!("{}-{}-{what}", pin.package, pin.version));
-    if place.is_dir() {
-        return Ok(place);
+pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[PathBuf; N]> {
+    let cache = shell::workspace()?.join("target/xtask/wheels");
+    let places = parts.map(|part| cache.join(format!("{}-{}-{}", pin.package, pin.version, part.name())));
+    if places.iter().all(|place| place.is_dir()) {
+        return Ok(places);
     }
     fs::create_dir_all(&cache)?;
     let scratch = tempfile::tempdir_in(&cache)?;
     let wheel = download(pin, scratch.path())?;
-    let files = scratch.path().join("files");
-    let mut archive = zip::ZipArchive::new(File::open(&wheel)?)
+    for (part, place) in parts.into_iter().zip(&places) {
+        let files = scratch.path().join(part.name());
+        unpack(&wheel, part, &files)?;
+        ensure!(files.is_dir(), "the wheel of {} {} holds no {}", pin.package, pin.version, part.name());
+        // Another run may have been faster: what is there is the same.
+        if let Err(error) = fs::rename(&files, place)
+            && !place.is_dir()
+        {
+            return Err(error).with_context(|| format!("moving {} to {}", part.name(), place.display()));
+        }
+    }
+    Ok(places)
+}
+
+fn unpack(wheel: &Path, part: Part, target: &Path) -> Result<()> {
+    let mut archive = zip::ZipArchive::new(File::open(wheel)?)
         .with_context(|| format!("{} is not a readable wheel", wheel.display()))?;
     for index in 0..archive.len() {
         let mut entry = archive.by_index(index)?;
         let Some(name) = entry.enclosed_name() else { continue };
-        if !entry.is_file() || !wanted(&name.to_string_lossy()) {
+        if !entry.is_file() || !part.holds(&name) {
             continue;
         }
-        let target = files.join(name);
-        fs::create_dir_all(target.parent().unwrap_or(&files))?;
-        io::copy(&mut entry, &mut File::create(&target)?)?;
+        let file = target.join(name);
+        fs::create_dir_all(file.parent().unwrap_or(target))?;
+        io::copy(&mut entry, &mut File::create(&file)?)?;
     }
-    ensure!(files.is_dir(), "the wheel of {} {} holds no {what}", pin.package, pin.version);
-    match fs::rename(&files, &place) {
-        Ok(()) => Ok(place),
-        // Another run was faster.
-        Err(_) if place.is_dir() => Ok(place),
-        Err(error) => Err(error).with_context(|| format!("moving {what} to {}", place.display())),
-    }
+    Ok(())
 }
 
 /// The one file below `folder` whose path ends in `tail`.

@@ -1,0 +1,93 @@
+//! `cargo xtask abi`: compares `nccl-sys` with real releases of NCCL, without a GPU.
+//!
+//! Each release's library is loaded in a process of its own (two in one process are an error) and asked for every
+//! function of the table; a C program compiled against its header checks sizes, offsets and constants.
+
+mod header;
+mod probe;
+mod report;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use nccl_sys::Version;
+
+use crate::headers::{self, NCCL, Part, Pin};
+
+/// Options of `cargo xtask abi`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Options {
+    /// The releases, separated by commas, or `all`; each is a download of 80 to 350 MB, kept under `target` (of
+    /// `all` only the headers are)
+    #[arg(long, value_delimiter = ',', default_value = "2.18.3,2.21.5,2.32.3")]
+    releases: Vec<String>,
+    /// Load this one library and print what it has, for the process that compares several
+    #[arg(long, hide = true)]
+    probe: Option<PathBuf>,
+}
+
+/// What was found of one release.
+struct Finding {
+    release: Version,
+    probe: probe::Probe,
+    header: header::Checked,
+    /// What contradicts the table.
+    faults: Vec<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(library) = &options.probe {
+        return probe::print(library);
+    }
+    let all = options.releases.iter().any(|release| release == "all");
+    let newest = NCCL.last().context("a release is pinned")?;
+    let [newest] = headers::fetch(newest, [Part::Headers])?;
+    let prototypes = header::prototypes(&headers::find(&newest, "include/nccl.h")?)?;
+    let mut findings = Vec::new();
+    for pin in pins(&options.releases)? {
+        findings.push(examine(pin, &prototypes, !all).with_context(|| format!("NCCL {}", pin.version))?);
+    }
+    report::print(&findings);
+    let faults: Vec<_> = findings
+        .iter()
+        .flat_map(|found| found.faults.iter().map(move |fault| format!("NCCL {}: {fault}", found.release)))
+        .collect();
+    if !faults.is_empty() {
+        bail!("the table and the real releases differ:\n{}", faults.join("\n"));
+    }
+    println!(
+        "Every function is there from its release on and not before; sizes, offsets and constants agree."
+    );
+    Ok(())
+}
+
+/// The pinned releases that are asked for.
+fn pins(releases: &[String]) -> Result<Vec<&'static Pin>> {
+    if releases.iter().any(|release| release == "all") {
+        return Ok(NCCL.iter().collect());
+    }
+    releases
+        .iter()
+        .map(|release| {
+            NCCL.iter().find(|pin| pin.version == release.as_str()).with_context(|| {
+                let known: Vec<_> = NCCL.iter().map(|pin| pin.version).collect();
+                format!("no release {release:?} is pinned; these are: {}", known.join(", "))
+            })
+        })
+        .collect()
+}
+
+fn examine(pin: &Pin, prototypes: &header::Prototypes, keep: bool) -> Result<Finding> {
+    let [major, minor, patch] = headers::release(pin.version)?;
+    let release = Version::new(major, minor, patch);
+    let [include, library] = headers::fetch(pin, [Part::Headers, Part::Library])?;
+    let probe = probe::run(&headers::find(&library, "libnccl.so.2")?)?;
+    if !keep {
+        std::fs::remove_dir_all(&library)?;
+    }
+    let header = header::check(&headers::find(&include, "include/nccl.h")?, release, prototypes)?;
+    let mut faults = probe.faults(release);
+    faults.extend(header.faults.iter().cloned());
+    Ok(Finding { release, probe, header, faults })
+}
