@@ -20,8 +20,6 @@
 //! not modelled is absent from the table or answers not-supported, and never succeeds in silence; no panic leaves
 //! an ABI function.
 
-#![allow(dead_code, unused_imports, reason = "the ABIs that use the seams follow")]
-
 mod abi;
 mod device;
 mod driver;

@@ -1,6 +1,47 @@
-//! The CUDA driver's ABI.
+//! The CUDA driver's ABI, release 13.0, as far as it is modelled.
+//!
+//! Absent from the table, and so not supported: arrays, textures and surfaces, two- and three-dimensional copies,
+//! managed memory, pools of one's own, multicast, fabric handles, events between processes, nodes added to graphs by
+//! hand, child graphs, graph updates, external memory and semaphores, green contexts, kernels in PTX.
+//!
+//! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
+//! notes; no lock is held while it waits.
+
+#[macro_use]
+mod edge;
+
+mod context;
+mod copy;
+mod device;
+mod event;
+mod graph;
+mod init;
+mod ipc;
+mod memory;
+mod pool;
+mod stream;
+mod value;
+mod vmm;
 
 /// The functions that are modelled.
 pub(crate) fn table() -> cuda_driver_sys::Table {
-    cuda_driver_sys::Table::default()
+    let mut table = cuda_driver_sys::Table::default();
+    let installers = [
+        context::install,
+        copy::install,
+        device::install,
+        event::install,
+        graph::install,
+        init::install,
+        ipc::install,
+        memory::install,
+        pool::install,
+        stream::install,
+        value::install,
+        vmm::install,
+    ];
+    for install in installers {
+        install(&mut table);
+    }
+    table
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::{MemoryError, PAGE};
+use crate::sched::Signal;
 use crate::world::Leak;
 
 /// A pinned range. Allocated ones are unmapped when the last reference goes.
@@ -16,6 +17,8 @@ pub(crate) struct Pinned {
     pub(crate) flags: u32,
     /// By `cuMemHostAlloc`, not by `cuMemHostRegister`.
     pub(crate) allocated: bool,
+    /// Notified after writes by executors.
+    pub(crate) written: Signal,
 }
 
 /// The table of pinned ranges.
@@ -37,7 +40,8 @@ impl HostMemory {
             unsafe { mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::READ | ProtFlags::WRITE, flags_) }
                 .map_err(|source| MemoryError::Host { what: "allocating pinned memory", source })?
                 as u64;
-        self.ranges.insert(base, Arc::new(Pinned { base, len, flags, allocated: true }));
+        self.ranges
+            .insert(base, Arc::new(Pinned { base, len, flags, allocated: true, written: Signal::new() }));
         Ok(base)
     }
 
@@ -54,7 +58,8 @@ impl HostMemory {
                 p.len, p.base
             )));
         }
-        self.ranges.insert(base, Arc::new(Pinned { base, len, flags, allocated: false }));
+        self.ranges
+            .insert(base, Arc::new(Pinned { base, len, flags, allocated: false, written: Signal::new() }));
         Ok(())
     }
 

@@ -16,7 +16,7 @@
 mod access;
 mod handles;
 mod host;
-mod ipc;
+pub(crate) mod ipc;
 mod physical;
 mod region;
 mod space;

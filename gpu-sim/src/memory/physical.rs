@@ -1,16 +1,20 @@
 //! Memory of a device, counted against its capacity.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{GRANULARITY, MemoryError};
+use super::{GRANULARITY, MemoryError, PAGE};
+use crate::sched::Signal;
 
 /// Bytes of the file behind a device's plain allocations. Sparse: only what is touched exists.
 const ARENA: u64 = 1 << 50;
+/// What every file has behind its memory: a page with the [`Signal`] of writes to any of it.
+const TAIL: u64 = PAGE;
 /// How the names of our memfds begin; `/proc/self/fd` shows them, so an importer knows what it was given.
 const NAME: &str = "gpu-sim-device-";
 
@@ -22,7 +26,7 @@ pub(crate) struct Arena {
     used: AtomicU64,
     /// The next offset of the file. Offsets are not used twice: there are enough.
     next: AtomicU64,
-    file: std::sync::OnceLock<Arc<OwnedFd>>,
+    file: OnceLock<(Arc<OwnedFd>, Arc<Written>)>,
 }
 
 /// Some of a device's memory; it is free again when the last reference goes.
@@ -32,6 +36,7 @@ pub(crate) struct Physical {
     size: u64,
     file: Arc<OwnedFd>,
     offset: u64,
+    written: Arc<Written>,
     /// The arena it is counted in; `None` for another process's memory.
     arena: Option<Arc<Arena>>,
     /// Whether it has a file of its own, to be exported.
@@ -66,12 +71,13 @@ impl Arena {
         }
     }
 
-    fn file(&self) -> Result<Arc<OwnedFd>, Errno> {
+    fn file(&self) -> Result<(Arc<OwnedFd>, Arc<Written>), Errno> {
         if let Some(file) = self.file.get() {
             return Ok(file.clone());
         }
-        let file = Arc::new(memfd(self.device, ARENA)?);
-        Ok(self.file.get_or_init(|| file).clone())
+        let file = memfd(self.device, ARENA)?;
+        let written = Written::of(&file, ARENA)?;
+        Ok(self.file.get_or_init(|| (Arc::new(file), written)).clone())
     }
 
     /// `size` bytes (a multiple of the page). `exportable` memory gets a file of its own.
@@ -82,16 +88,18 @@ impl Arena {
     ) -> Result<Arc<Physical>, MemoryError> {
         self.take(size)?;
         let made = if exportable {
-            memfd(self.device, size).map(|file| (Arc::new(file), 0))
+            memfd(self.device, size).and_then(|file| Ok((Written::of(&file, size)?, Arc::new(file), 0)))
         } else {
-            self.file().map(|file| (file, self.next.fetch_add(size.next_multiple_of(GRANULARITY), SeqCst)))
+            let offset = || self.next.fetch_add(size.next_multiple_of(GRANULARITY), SeqCst);
+            self.file().map(|(file, written)| (written, file, offset()))
         };
         match made {
-            Ok((file, offset)) => Ok(Arc::new(Physical {
+            Ok((written, file, offset)) => Ok(Arc::new(Physical {
                 device: self.device,
                 size,
                 file,
                 offset,
+                written,
                 arena: Some(self.clone()),
                 exportable,
             })),
@@ -121,14 +129,14 @@ impl Physical {
         self.offset
     }
 
+    /// Notified after writes to this memory by any process's executors.
+    pub(crate) fn written(&self) -> &Arc<Written> {
+        &self.written
+    }
+
     /// Whether it may leave the process as a file descriptor.
     pub(crate) fn is_exportable(&self) -> bool {
         self.exportable
-    }
-
-    /// Whether another process made it.
-    pub(crate) fn is_imported(&self) -> bool {
-        self.arena.is_none()
     }
 
     /// Memory of another process (or of this one), by its file; `part` is the range of it, `None` the whole.
@@ -136,15 +144,17 @@ impl Physical {
         let device = device_of(&file).ok_or_else(|| {
             MemoryError::Invalid("the file descriptor is not exported device memory".into())
         })?;
-        let source = rustix::fs::fstat(&file)
+        let stat = rustix::fs::fstat(&file)
             .map_err(|source| MemoryError::Host { what: "asking for the size of imported memory", source })?;
-        let whole = source.st_size as u64;
+        let whole = (stat.st_size as u64).saturating_sub(TAIL);
         let (offset, size) = part.unwrap_or((0, whole));
         if offset.checked_add(size).is_none_or(|end| end > whole) {
             return Err(MemoryError::Invalid(format!("{size} bytes at {offset} of memory of {whole} bytes")));
         }
+        let written = Written::of(&file, whole)
+            .map_err(|source| MemoryError::Host { what: "mapping the signal of imported memory", source })?;
         let exportable = part.is_none();
-        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, arena: None, exportable }))
+        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, written, arena: None, exportable }))
     }
 }
 
@@ -161,10 +171,47 @@ impl Drop for Physical {
     }
 }
 
+/// The signal in a file's last page, shared by all processes that have the file.
+#[derive(Debug)]
+pub(crate) struct Written(std::ptr::NonNull<Signal>);
+
+// SAFETY: the pointer is to a shared page that lives as long as this; `Signal` is `Sync`.
+unsafe impl Send for Written {}
+// SAFETY: as above.
+unsafe impl Sync for Written {}
+
+impl Written {
+    /// Of a file with `size` bytes before its tail.
+    fn of(file: &OwnedFd, size: u64) -> Result<Arc<Self>, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without `FIXED`, nothing that is mapped is touched.
+        let page = unsafe { mmap(std::ptr::null_mut(), TAIL as usize, prot, MapFlags::SHARED, file, size)? };
+        std::ptr::NonNull::new(page.cast()).map(|p| Arc::new(Self(p))).ok_or(Errno::NOMEM)
+    }
+}
+
+impl std::ops::Deref for Written {
+    type Target = Signal;
+
+    fn deref(&self) -> &Signal {
+        // SAFETY: mapped by `of` until drop; the page begins as zeros, which is a valid signal, and every process
+        // that has it uses it as one.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`; nobody else has the address.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), TAIL as usize) };
+    }
+}
+
+/// A sealed file of `size` bytes and the tail.
 fn memfd(device: usize, size: u64) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(format!("{NAME}{device}"), flags)?;
-    rustix::fs::ftruncate(&file, size)?;
+    rustix::fs::ftruncate(&file, size + TAIL)?;
     // Nobody can make mapped pages vanish under an executor.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)

@@ -1,13 +1,14 @@
 //! The checked way from an address to bytes.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::host::Pinned;
 use super::space::{Kind, Mapped, Refused};
 use super::{Access, Memory};
 use crate::fault::Fault;
-use crate::sched::WaitError;
+use crate::sched::{self, Signal, WaitError};
 use crate::world::{self, Machine};
 
 /// Bytes of device or pinned memory, checked when the view was made and alive as long as it.
@@ -17,8 +18,26 @@ use crate::world::{self, Machine};
 pub struct View {
     pointer: *mut u8,
     len: usize,
+    access: Access,
     /// What keeps the bytes alive.
-    _pins: Vec<Arc<dyn Any + Send + Sync>>,
+    pins: Vec<Pin>,
+}
+
+/// What keeps a part of a view alive.
+#[derive(Clone)]
+enum Pin {
+    Mapped(Arc<Mapped>),
+    Pinned(Arc<Pinned>),
+}
+
+impl Pin {
+    /// Notified after writes to this memory.
+    fn written(&self) -> &Signal {
+        match self {
+            Self::Mapped(mapped) => mapped.physical.written(),
+            Self::Pinned(pinned) => &pinned.written,
+        }
+    }
 }
 
 // SAFETY: a view is an address and what keeps it valid; the bytes are shared memory whatever thread looks.
@@ -55,6 +74,33 @@ impl View {
     #[must_use]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.pointer
+    }
+
+    /// Blocks until `condition`, which looks at these bytes, holds. Woken by writes through views, of other
+    /// processes too, and by nothing else: plain stores by the host into pinned memory are seen within a
+    /// millisecond.
+    ///
+    /// # Errors
+    /// As [`sched::wait`].
+    pub fn wait(
+        &self,
+        reason: impl FnOnce() -> String,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<(), Fault> {
+        let Some(pin) = self.pins.first() else {
+            return Ok(sched::wait(&Signal::new(), reason, None, condition)?);
+        };
+        if matches!(pin, Pin::Mapped(_)) || sched::is_virtual() {
+            return Ok(sched::wait(pin.written(), reason, None, condition)?);
+        }
+        let reason = reason();
+        loop {
+            let soon = sched::now() + Duration::from_millis(1);
+            match sched::wait(pin.written(), || reason.clone(), Some(soon), &mut condition) {
+                Err(WaitError::TimedOut { .. }) => {}
+                other => return Ok(other?),
+            }
+        }
     }
 
     /// Copies its bytes from `offset` into `to`.
@@ -118,6 +164,15 @@ impl View {
     }
 }
 
+impl Drop for View {
+    /// Tells who waits for writes; who drops a view has written what it wanted to.
+    fn drop(&mut self) {
+        if self.access.contains(Access::WRITE) {
+            self.pins.iter().for_each(|pin| pin.written().notify());
+        }
+    }
+}
+
 /// Who looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accessor {
@@ -170,7 +225,12 @@ pub(crate) fn view_as(
     let (Accessor::Kernel(device) | Accessor::Copy(device)) = accessor;
     let memory = &machine.memory;
     if len == 0 {
-        return Ok(View { pointer: std::ptr::NonNull::dangling().as_ptr(), len: 0, _pins: Vec::new() });
+        return Ok(View {
+            pointer: std::ptr::NonNull::dangling().as_ptr(),
+            len: 0,
+            access,
+            pins: Vec::new(),
+        });
     }
     let unmapped = |at, history| Fault::Unmapped { device, access, address, len, at, history };
     if memory.region().contains(address) {
@@ -183,12 +243,13 @@ pub(crate) fn view_as(
                 Fault::AccessDenied { device, access, address, len, mapping, granted }
             }
         })?;
-        let pins = cover.into_iter().map(|m| m as Arc<dyn Any + Send + Sync>).collect();
-        return Ok(View { pointer: memory.region().shadow_of(address), len: len as usize, _pins: pins });
+        let pins = cover.into_iter().map(Pin::Mapped).collect();
+        return Ok(View { pointer: memory.region().shadow_of(address), len: len as usize, access, pins });
     }
     match memory.host().at(address) {
         Some(p) if address.checked_add(len).is_some_and(|end| end <= p.base + p.len) => {
-            Ok(View { pointer: address as *mut u8, len: len as usize, _pins: vec![p.clone()] })
+            let pins = vec![Pin::Pinned(p.clone())];
+            Ok(View { pointer: address as *mut u8, len: len as usize, access, pins })
         }
         Some(p) => Err(unmapped(p.base + p.len, " (the end of pinned host memory)".into())),
         None => Err(unmapped(address, " (neither device nor pinned host memory)".into())),

@@ -113,6 +113,11 @@ pub fn now() -> Duration {
     world::machine().map_or(Duration::ZERO, |m| m.sched.now())
 }
 
+/// Whether time is virtual: in the seeded mode.
+pub(crate) fn is_virtual() -> bool {
+    world::machine().is_some_and(|m| matches!(m.sched, Scheduler::Seeded(_)))
+}
+
 /// Lets `duration` pass on the world's clock.
 ///
 /// # Errors

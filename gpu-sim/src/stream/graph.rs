@@ -237,6 +237,36 @@ impl Streams {
     }
 }
 
+/// The program's own references to user objects.
+impl Streams {
+    pub(crate) fn add_object(&self, object: Arc<UserObject>, references: u32) -> u64 {
+        let id = self.number();
+        self.table().objects.insert(id, (object, references));
+        id
+    }
+
+    pub(crate) fn object(&self, id: u64) -> Answer<Arc<UserObject>> {
+        self.table().objects.get(&id).map(|o| o.0.clone()).ok_or_else(|| gone("user object", id))
+    }
+
+    pub(crate) fn retain_object(&self, id: u64, count: u32) -> Answer {
+        let mut table = self.table();
+        let (_, references) = table.objects.get_mut(&id).ok_or_else(|| gone("user object", id))?;
+        *references = references.saturating_add(count);
+        Ok(())
+    }
+
+    /// The object, if these were the program's last references: to be dropped where its destructor may run.
+    pub(crate) fn release_object(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
+        let mut table = self.table();
+        let (_, references) = table.objects.get_mut(&id).ok_or_else(|| gone("user object", id))?;
+        *references = references.checked_sub(count).ok_or_else(|| {
+            Refusal::invalid(format!("releasing {count} references of {references} to {id:#x}"))
+        })?;
+        Ok(if *references == 0 { table.objects.remove(&id).map(|o| o.0) } else { None })
+    }
+}
+
 fn gone(what: &str, handle: u64) -> Refusal {
     Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{handle:#x} is no live {what}"))
 }

@@ -30,8 +30,9 @@ use crate::world::{self, Leak, Machine};
 
 use capture::Session;
 use event::Event;
-use graph::{Graph, GraphExec};
+use graph::{Graph, GraphExec, UserObject};
 pub(crate) use queue::{Flavour, Op, Stream};
+pub(crate) use work::Repeat;
 pub use work::{Exec, Launched, Work};
 
 /// The handles of the default streams (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`); 0 is the legacy one too.
@@ -51,6 +52,8 @@ struct Table {
     events: BTreeMap<u64, Arc<Event>>,
     graphs: BTreeMap<u64, Arc<Graph>>,
     execs: BTreeMap<u64, Arc<GraphExec>>,
+    /// With how many references the program itself holds.
+    objects: BTreeMap<u64, (Arc<UserObject>, u32)>,
     /// The legacy stream of each context.
     legacy: BTreeMap<u64, Arc<Stream>>,
     sessions: Vec<Arc<Session>>,
@@ -71,6 +74,7 @@ struct PerThread(BTreeMap<u64, Arc<Stream>>);
 ///
 /// # Errors
 /// The code and the reason, as the driver would answer.
+#[allow(dead_code, reason = "the seam that `nccl` stands on")]
 pub(crate) fn enqueue(stream: CUstream, kind: CUgraphNodeType, work: Arc<dyn Work>) -> Answer {
     let Some(machine) = world::machine() else { return Err(CUresult::CUDA_ERROR_DEINITIALIZED.into()) };
     let stream = machine.stream(stream)?;
@@ -159,6 +163,19 @@ impl Streams {
         context.check()
     }
 
+    /// Waits until everything that was enqueued on a device before is done.
+    pub(crate) fn synchronize_device(&self, device: usize) -> Answer {
+        let streams: Vec<Arc<Stream>> = {
+            let table = self.table();
+            let all = table.streams.values().chain(table.legacy.values());
+            all.filter(|s| s.context.device == device).cloned().collect()
+        };
+        for stream in streams {
+            stream.wait_all()?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn remove_context(&self, context: u64) {
         let mut table = self.table();
         table.streams.retain(|_, s| s.context.id != context);
@@ -173,6 +190,7 @@ impl Streams {
         let events = table.events.keys().map(|id| Leak { kind: "event", what: format!("{id:#x}") });
         let graphs = table.graphs.keys().map(|id| Leak { kind: "graph", what: format!("{id:#x}") });
         let execs = table.execs.keys().map(|id| Leak { kind: "executable graph", what: format!("{id:#x}") });
-        streams.chain(events).chain(graphs).chain(execs).collect()
+        let objects = table.objects.keys().map(|id| Leak { kind: "user object", what: format!("{id:#x}") });
+        streams.chain(events).chain(graphs).chain(execs).chain(objects).collect()
     }
 }

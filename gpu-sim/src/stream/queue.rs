@@ -13,7 +13,7 @@ use crate::abi::{Answer, Refusal};
 use crate::device::Context;
 use crate::fault::Fault;
 use crate::sched::{self, Signal, WaitError, panic_text};
-use crate::world::{self, Machine};
+use crate::world::Machine;
 
 /// What kind of stream it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -238,9 +238,4 @@ impl Stream {
         let why = format!("{what} of {} during its capture", self.name);
         Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
     }
-}
-
-/// The live machine, or the answer for want of one.
-pub(super) fn machine() -> Answer<Arc<Machine>> {
-    world::machine().ok_or_else(|| CUresult::CUDA_ERROR_DEINITIALIZED.into())
 }

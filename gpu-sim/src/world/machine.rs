@@ -6,26 +6,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 pub(crate) use super::builder::Mode;
-use super::{Builder, Leak, Report, WorldError};
+use super::{Builder, Leak, Part, Report, WorldError};
 use crate::device::{Contexts, Device};
 use crate::fault::Faults;
 use crate::memory::Memory;
 use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
 
-/// State that another part of the crate keeps in the world ([`Machine::part`]).
-pub(crate) trait Part: Any + Send + Sync {
-    /// What was made and not unmade.
-    fn leaks(&self) -> Vec<Leak>;
-    /// The world ends: stop threads and let go of what waits outside of `sched`.
-    fn stop(&self);
-}
-
 /// The world's shared state; reached through [`machine()`].
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) id: u64,
     pub(crate) mode: Mode,
+    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     pub(crate) nccl_release: i32,
     pub(crate) sched: Scheduler,
     pub(crate) faults: Faults,
@@ -35,6 +28,7 @@ pub(crate) struct Machine {
     pub(crate) streams: Streams,
     parts: Mutex<HashMap<TypeId, Arc<dyn PartOf>>>,
     notes: Mutex<Notes>,
+    initialised: AtomicBool,
     ended: AtomicBool,
 }
 
@@ -46,6 +40,7 @@ struct Notes {
 
 /// [`Part`] that can be found again by its type.
 trait PartOf: Part + std::fmt::Debug {
+    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
@@ -93,15 +88,26 @@ impl Machine {
             streams: Streams::default(),
             parts: Mutex::default(),
             notes: Mutex::default(),
+            initialised: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })
     }
 
     /// The world's `T`, made on first use.
+    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     pub(crate) fn part<T: Part + std::fmt::Debug + Default>(&self) -> Arc<T> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
         part.any().downcast().unwrap_or_else(|_| unreachable!("parts are kept by their own type"))
+    }
+
+    /// `cuInit` was called.
+    pub(crate) fn initialise(&self) {
+        self.initialised.store(true, SeqCst);
+    }
+
+    pub(crate) fn is_initialised(&self) -> bool {
+        self.initialised.load(SeqCst)
     }
 
     fn noted(&self) -> MutexGuard<'_, Notes> {

@@ -5,13 +5,21 @@ mod machine;
 mod report;
 
 pub use builder::Builder;
-pub(crate) use machine::{Machine, Mode, Part, machine};
+pub(crate) use machine::{Machine, Mode, machine};
 pub use report::{Leak, Report, WorldError};
 
 use std::sync::Arc;
 
 use crate::fault::Faults;
 use crate::sched::{Actor, Deadlock, Scheduler, Step, Waiting};
+
+/// State that another part of the crate keeps in the world ([`Machine::part`]).
+pub(crate) trait Part: std::any::Any + Send + Sync {
+    /// What was made and not unmade.
+    fn leaks(&self) -> Vec<Leak>;
+    /// The world ends: stop threads and let go of what waits outside of `sched`.
+    fn stop(&self);
+}
 
 /// Why [`World::run_actors`] did not end well.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -35,6 +43,9 @@ pub enum RunError {
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start()?;
 /// let table = world.cuda();
+/// // SAFETY: the function has no preconditions.
+/// let code = unsafe { (table.cuInit.ok_or("absent")?)(0) };
+/// assert_eq!(code, cuda_driver_sys::CUresult::CUDA_SUCCESS);
 /// world.finish()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -1,0 +1,243 @@
+//! Copies and fills.
+//!
+//! Pageable host memory goes the driver's way: an asynchronous copy from it takes the bytes before the call returns
+//! (a graph: at each launch); one to it returns when it is done (in a graph: writes when it runs).
+
+use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
+use std::sync::Arc;
+
+use cuda_driver_sys::{CUcontext, CUdeviceptr, CUgraphNodeType, CUstream};
+
+use crate::abi::{Answer, Refusal};
+use crate::fault::Fault;
+use crate::memory::{Access, Place, classify};
+use crate::stream::{Exec, Launched, Repeat, Work};
+use crate::world::Machine;
+
+abi! {
+    call fn cuMemcpy(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        copy_now(machine, "cuMemcpy", to, from, bytes)?;
+    }
+
+    call fn cuMemcpyHtoD_v2(machine, to: CUdeviceptr, from: *const c_void, bytes: usize) {
+        device_address(machine, to)?;
+        copy_now(machine, "cuMemcpyHtoD", to, from as u64, bytes)?;
+    }
+
+    call fn cuMemcpyDtoH_v2(machine, to: *mut c_void, from: CUdeviceptr, bytes: usize) {
+        device_address(machine, from)?;
+        copy_now(machine, "cuMemcpyDtoH", to as u64, from, bytes)?;
+    }
+
+    call fn cuMemcpyDtoD_v2(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
+        copy_now(machine, "cuMemcpyDtoD", to, from, bytes)?;
+    }
+
+    call fn cuMemcpyPeer(
+        machine, to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize,
+    ) {
+        machine.contexts.get(to_context as u64)?;
+        machine.contexts.get(from_context as u64)?;
+        copy_now(machine, "cuMemcpyPeer", to, from, bytes)?;
+    }
+
+    call fn cuMemcpyAsync(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+        copy(machine, to, from, bytes, stream)?;
+    }
+
+    call fn cuMemcpyHtoDAsync_v2(machine, to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream) {
+        device_address(machine, to)?;
+        copy(machine, to, from as u64, bytes, stream)?;
+    }
+
+    call fn cuMemcpyDtoHAsync_v2(machine, to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+        device_address(machine, from)?;
+        copy(machine, to as u64, from, bytes, stream)?;
+    }
+
+    call fn cuMemcpyDtoDAsync_v2(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+        copy(machine, to, from, bytes, stream)?;
+    }
+
+    call fn cuMemcpyPeerAsync(
+        machine, to: CUdeviceptr, to_context: CUcontext, from: CUdeviceptr, from_context: CUcontext, bytes: usize,
+        stream: CUstream,
+    ) {
+        machine.contexts.get(to_context as u64)?;
+        machine.contexts.get(from_context as u64)?;
+        copy(machine, to, from, bytes, stream)?;
+    }
+
+    call fn cuMemsetD8_v2(machine, to: CUdeviceptr, value: c_uchar, count: usize) {
+        fill_now(machine, "cuMemsetD8", to, &value.to_ne_bytes(), count)?;
+    }
+
+    call fn cuMemsetD16_v2(machine, to: CUdeviceptr, value: c_ushort, count: usize) {
+        fill_now(machine, "cuMemsetD16", to, &value.to_ne_bytes(), count)?;
+    }
+
+    call fn cuMemsetD32_v2(machine, to: CUdeviceptr, value: c_uint, count: usize) {
+        fill_now(machine, "cuMemsetD32", to, &value.to_ne_bytes(), count)?;
+    }
+
+    call fn cuMemsetD8Async(machine, to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) {
+        fill(machine, to, &value.to_ne_bytes(), count, stream)?;
+    }
+
+    call fn cuMemsetD16Async(machine, to: CUdeviceptr, value: c_ushort, count: usize, stream: CUstream) {
+        fill(machine, to, &value.to_ne_bytes(), count, stream)?;
+    }
+
+    call fn cuMemsetD32Async(machine, to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) {
+        fill(machine, to, &value.to_ne_bytes(), count, stream)?;
+    }
+}
+
+/// One end of a copy.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// Checked when it runs.
+    Visible(u64),
+    /// Memory that only the host can reach; the program vouches for it.
+    Pageable(u64),
+}
+
+impl End {
+    fn of(machine: &Machine, address: u64) -> Answer<Self> {
+        if address == 0 {
+            return Err(Refusal::invalid("a null pointer"));
+        }
+        Ok(match classify(&machine.memory, address) {
+            Place::Device | Place::Pinned => Self::Visible(address),
+            Place::Pageable => Self::Pageable(address),
+        })
+    }
+}
+
+/// A copy of `bytes` bytes.
+struct Copy {
+    to: End,
+    from: End,
+    bytes: usize,
+}
+
+impl Work for Copy {
+    fn describe(&self) -> String {
+        format!("a copy of {} bytes from {:x?} to {:x?}", self.bytes, self.from, self.to)
+    }
+
+    fn launch(&self) -> Launched {
+        let Self { to, from, bytes } = *self;
+        let staged = match from {
+            End::Visible(_) => None,
+            End::Pageable(address) => {
+                let mut staged = vec![0u8; bytes];
+                // SAFETY: the program passed `bytes` readable bytes, valid until the call (or launch) returns.
+                unsafe { std::ptr::copy_nonoverlapping(address as *const u8, staged.as_mut_ptr(), bytes) };
+                Some(staged)
+            }
+        };
+        Box::new(move |exec| run(exec, to, from, staged, bytes))
+    }
+}
+
+fn run(exec: &Exec, to: End, from: End, staged: Option<Vec<u8>>, bytes: usize) -> Result<(), Fault> {
+    let source = match (&staged, from) {
+        (None, End::Visible(address)) => Some(exec.copy_view(address, bytes as u64, Access::READ)?),
+        _ => None,
+    };
+    match (to, &source, &staged) {
+        (End::Visible(address), Some(source), _) => {
+            exec.copy_view(address, bytes as u64, Access::WRITE)?.copy_from(source);
+        }
+        (End::Visible(address), None, Some(staged)) => {
+            exec.copy_view(address, bytes as u64, Access::WRITE)?.write(0, staged);
+        }
+        (End::Pageable(address), source, staged) => {
+            let from = source.as_ref().map(|s| s.as_ptr()).or(staged.as_ref().map(|s| s.as_ptr()));
+            if let Some(from) = from {
+                // SAFETY: the program passed `bytes` writable bytes, valid until the copy is done; the source is a
+                // checked view or our own bytes.
+                unsafe { std::ptr::copy(from, address as *mut u8, bytes) };
+            }
+        }
+        (End::Visible(_), None, None) => {}
+    }
+    Ok(())
+}
+
+/// Enqueues a copy; returns once it is done if it writes to pageable memory.
+fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstream) -> Answer {
+    let stream = machine.stream(stream)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let work = Copy { to: End::of(machine, to)?, from: End::of(machine, from)?, bytes };
+    let synchronous = matches!(work.to, End::Pageable(_)) && stream.capturing().is_none();
+    stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, Arc::new(work))?;
+    if synchronous {
+        stream.wait_all()?;
+        stream.context.check()?;
+    }
+    Ok(())
+}
+
+fn copy_now(machine: &Arc<Machine>, call: &str, to: u64, from: u64, bytes: usize) -> Answer {
+    machine.current()?;
+    machine.streams.forbid_during_capture(machine, call)?;
+    copy(machine, to, from, bytes, std::ptr::null_mut())?;
+    finish_legacy(machine)
+}
+
+/// Puts `count` times `pattern` at `to`.
+fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: CUstream) -> Answer {
+    let stream = machine.stream(stream)?;
+    let bytes = (count as u64).checked_mul(pattern.len() as u64);
+    let bytes =
+        bytes.ok_or_else(|| Refusal::invalid(format!("{count} elements of {} bytes", pattern.len())))?;
+    if !to.is_multiple_of(pattern.len() as u64) {
+        return Err(Refusal::invalid(format!(
+            "{to:#x} is not aligned to the {} bytes of an element",
+            pattern.len()
+        )));
+    }
+    if bytes == 0 {
+        return Ok(());
+    }
+    let pattern = pattern.to_vec();
+    let work = Repeat::new(format!("a fill of {bytes} bytes at {to:#x}"), move |exec: &Exec| {
+        let view = exec.copy_view(to, bytes, Access::WRITE)?;
+        let len = pattern.len();
+        if pattern.iter().all(|b| *b == pattern[0]) {
+            // SAFETY: the view has these bytes, for writing.
+            unsafe { std::ptr::write_bytes(view.as_mut_ptr(), pattern[0], view.len()) };
+        } else {
+            for at in (0..view.len()).step_by(len) {
+                view.write(at, &pattern);
+            }
+        }
+        Ok(())
+    });
+    stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, work)
+}
+
+fn fill_now(machine: &Arc<Machine>, call: &str, to: u64, pattern: &[u8], count: usize) -> Answer {
+    machine.current()?;
+    machine.streams.forbid_during_capture(machine, call)?;
+    fill(machine, to, pattern, count, std::ptr::null_mut())?;
+    finish_legacy(machine)
+}
+
+/// The synchronous calls' wait for the legacy stream.
+fn finish_legacy(machine: &Arc<Machine>) -> Answer {
+    let legacy = machine.stream(std::ptr::null_mut())?;
+    legacy.wait_all()?;
+    legacy.context.check()
+}
+
+fn device_address(machine: &Machine, address: u64) -> Answer {
+    match classify(&machine.memory, address) {
+        Place::Pageable => Err(Refusal::invalid(format!("{address:#x} is no device address"))),
+        Place::Device | Place::Pinned => Ok(()),
+    }
+}

@@ -1,0 +1,220 @@
+//! Capture and graphs. Graphs come from captures alone: nodes added by hand, child graphs and updates are not
+//! modelled.
+
+use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
+use std::sync::{Arc, PoisonError};
+
+use cuda_driver_sys::{
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeType,
+    CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, cuuint64_t,
+};
+
+use crate::abi::{Answer, Refusal};
+use crate::stream::Stream;
+use crate::stream::graph::UserObject;
+
+abi! {
+    call fn cuStreamBeginCapture_v2(machine, stream: CUstream, mode: CUstreamCaptureMode) {
+        check_mode(mode)?;
+        machine.stream(stream)?.begin_capture(machine, mode)?;
+    }
+
+    call fn cuStreamEndCapture(machine, stream: CUstream, out: *mut CUgraph) {
+        put!(out, std::ptr::null_mut())?;
+        put!(out, machine.stream(stream)?.end_capture(machine)?.id as CUgraph)?;
+    }
+
+    call fn cuStreamIsCapturing(machine, stream: CUstream, out: *mut CUstreamCaptureStatus) {
+        put!(out, status(&*machine.stream(stream)?))?;
+    }
+
+    call fn cuStreamGetCaptureInfo_v2(
+        machine, stream: CUstream, out: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, count: *mut usize,
+    ) {
+        if !graph.is_null() || !dependencies.is_null() || !count.is_null() {
+            return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
+        }
+        capture_info(&*machine.stream(stream)?, out, id)?;
+    }
+
+    call fn cuStreamGetCaptureInfo_v3(
+        machine, stream: CUstream, out: *mut CUstreamCaptureStatus, id: *mut cuuint64_t, graph: *mut CUgraph,
+        dependencies: *mut *const CUgraphNode, edges: *mut *const CUgraphEdgeData, count: *mut usize,
+    ) {
+        if !graph.is_null() || !dependencies.is_null() || !edges.is_null() || !count.is_null() {
+            return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
+        }
+        capture_info(&*machine.stream(stream)?, out, id)?;
+    }
+
+    call fn cuThreadExchangeStreamCaptureMode(machine, mode: *mut CUstreamCaptureMode) {
+        let wanted = get!(mode.cast_const())?;
+        check_mode(wanted)?;
+        put!(mode, machine.streams.exchange_mode(machine, wanted))?;
+    }
+
+    call fn cuGraphInstantiateWithFlags(machine, out: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
+        // 1: free on launch (there are no allocation nodes), 2: upload, 8: node priorities. None changes the result.
+        if flags & !(1 | 2 | 8) != 0 {
+            return Err(Refusal::unsupported(format!("instantiation flags {flags} are not modelled")));
+        }
+        put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
+    }
+
+    call fn cuGraphInstantiate_v2(
+        machine, out: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, len: usize,
+    ) {
+        put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
+        if !error_node.is_null() {
+            put!(error_node, std::ptr::null_mut())?;
+        }
+        if !log.is_null() && len > 0 {
+            put!(log, 0)?;
+        }
+    }
+
+    call fn cuGraphInstantiateWithParams(
+        machine, out: *mut CUgraphExec, graph: CUgraph, parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+    ) {
+        let flags = get!(parameters.cast_const())?.flags;
+        if flags & !(1 | 8) != 0 {
+            return Err(Refusal::unsupported(format!("instantiation flags {flags} are not modelled")));
+        }
+        put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
+    }
+
+    call fn cuGraphUpload(machine, exec: CUgraphExec, stream: CUstream) {
+        machine.streams.exec(exec)?;
+        machine.stream(stream)?;
+    }
+
+    call fn cuGraphLaunch(machine, exec: CUgraphExec, stream: CUstream) {
+        machine.streams.exec(exec)?.launch(machine, &machine.stream(stream)?)?;
+    }
+
+    call fn cuGraphExecDestroy(machine, exec: CUgraphExec) {
+        machine.streams.destroy_exec(exec)?;
+    }
+
+    call fn cuGraphDestroy(machine, graph: CUgraph) {
+        machine.streams.destroy_graph(graph)?;
+    }
+
+    call fn cuGraphGetNodes(machine, graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        let graph = machine.streams.graph(graph)?;
+        put_nodes(nodes, count, (0..graph.nodes.len()).map(|i| graph.first_node + i as u64))?;
+    }
+
+    call fn cuGraphGetRootNodes(machine, graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        let graph = machine.streams.graph(graph)?;
+        let roots = (0..graph.nodes.len()).filter(|&i| graph.nodes[i].after.is_empty());
+        put_nodes(nodes, count, roots.map(|i| graph.first_node + i as u64))?;
+    }
+
+    call fn cuGraphGetEdges(
+        machine, graph: CUgraph, from: *mut CUgraphNode, to: *mut CUgraphNode, count: *mut usize,
+    ) {
+        let graph = machine.streams.graph(graph)?;
+        let edges = graph.nodes.iter().enumerate().flat_map(|(i, n)| n.after.iter().map(move |&a| (a, i)));
+        let (before, behind): (Vec<u64>, Vec<u64>) =
+            edges.map(|(a, b)| (graph.first_node + a as u64, graph.first_node + b as u64)).unzip();
+        let mut room = get!(count.cast_const())?;
+        put_nodes(from, &mut room, before.into_iter())?;
+        put_nodes(to, count, behind.into_iter())?;
+    }
+
+    call fn cuGraphNodeGetType(machine, node: CUgraphNode, out: *mut CUgraphNodeType) {
+        let (graph, index) = machine.streams.node(node as u64)?;
+        put!(out, graph.nodes[index].kind)?;
+    }
+
+    call fn cuUserObjectCreate(
+        machine, out: *mut CUuserObject, object: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
+    ) {
+        let destroy = destroy.ok_or_else(|| Refusal::invalid("a null destructor"))?;
+        // 1: no synchronisation with the destructor's end, which must be set and is what we do.
+        if flags != 1 || references == 0 {
+            return Err(Refusal::invalid(format!("{references} references, flags {flags} (1 must be set)")));
+        }
+        let object = Arc::new(UserObject { object: object as usize, destroy });
+        put!(out, machine.streams.add_object(object, references) as CUuserObject)?;
+    }
+
+    call fn cuUserObjectRetain(machine, object: CUuserObject, count: c_uint) {
+        machine.streams.retain_object(object as u64, count)?;
+    }
+
+    call fn cuUserObjectRelease(machine, object: CUuserObject, count: c_uint) {
+        let gone = machine.streams.release_object(object as u64, count)?;
+        drop(gone);
+    }
+
+    call fn cuGraphRetainUserObject(machine, graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
+        let graph = machine.streams.graph(graph)?;
+        let known = machine.streams.object(object as u64)?;
+        let mut objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        objects.extend((0..count).map(|_| known.clone()));
+        drop(objects);
+        // 1: the references move from the caller to the graph.
+        if flags & 1 != 0 {
+            let gone = machine.streams.release_object(object as u64, count)?;
+            drop(gone);
+        }
+    }
+
+    call fn cuGraphReleaseUserObject(machine, graph: CUgraph, object: CUuserObject, count: c_uint) {
+        let graph = machine.streams.graph(graph)?;
+        let known = machine.streams.object(object as u64)?;
+        let mut gone = Vec::new();
+        {
+            let mut objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner);
+            for _ in 0..count {
+                let at = objects.iter().position(|o| Arc::ptr_eq(o, &known));
+                let at = at.ok_or_else(|| Refusal::invalid("the graph has no such reference"))?;
+                gone.push(objects.swap_remove(at));
+            }
+        }
+        drop(gone);
+    }
+}
+
+fn check_mode(mode: CUstreamCaptureMode) -> Answer {
+    match mode {
+        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
+        | CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        | CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED => Ok(()),
+        other => Err(Refusal::invalid(format!("{other:?} is no capture mode"))),
+    }
+}
+
+fn status(stream: &Stream) -> CUstreamCaptureStatus {
+    match stream.capturing() {
+        None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        Some(c) if c.session.is_invalid() => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+        Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+    }
+}
+
+fn capture_info(stream: &Stream, out: *mut CUstreamCaptureStatus, id: *mut cuuint64_t) -> Answer {
+    put!(out, status(stream))?;
+    if let Some(capturing) = stream.capturing()
+        && !id.is_null()
+    {
+        put!(id, capturing.session.id)?;
+    }
+    Ok(())
+}
+
+/// The driver's way to give lists: with no room, how many there are; else as many as fit, the rest null.
+fn put_nodes(out: *mut CUgraphNode, count: *mut usize, nodes: impl Iterator<Item = u64>) -> Answer {
+    let nodes: Vec<u64> = nodes.collect();
+    if out.is_null() {
+        return put!(count, nodes.len());
+    }
+    let (room, all) = (get!(count.cast_const())?, nodes.len());
+    for (i, node) in nodes.into_iter().chain(std::iter::repeat(0)).take(room).enumerate() {
+        put!(out.wrapping_add(i), node as CUgraphNode)?;
+    }
+    put!(count, all.min(room))
+}

@@ -1,0 +1,100 @@
+//! Initialisation, versions, errors' names, and functions by name.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use cuda_driver_sys::{CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Table, cuuint64_t};
+
+use super::edge::text;
+use crate::abi::{Answer, Refusal};
+
+/// The driver release that is modelled.
+pub(crate) const VERSION: c_int = 13_000;
+
+abi! {
+    early fn cuInit(machine, flags: c_uint) {
+        if flags != 0 {
+            return Err(Refusal::invalid(format!("cuInit with flags {flags}, which must be 0")));
+        }
+        machine.initialise();
+    }
+
+    early fn cuDriverGetVersion(machine, version: *mut c_int) {
+        put!(version, VERSION)?;
+    }
+
+    early fn cuGetErrorName(machine, error: CUresult, out: *mut *const c_char) {
+        put!(out, error.name().map_or(std::ptr::null(), |name| keep(name.to_owned())))?;
+        if error.name().is_none() {
+            return Err(Refusal::invalid(format!("{} is no error code", error.0)));
+        }
+    }
+
+    early fn cuGetErrorString(machine, error: CUresult, out: *mut *const c_char) {
+        let words = error.name().map(words);
+        put!(out, words.clone().map_or(std::ptr::null(), keep))?;
+        if words.is_none() {
+            return Err(Refusal::invalid(format!("{} is no error code", error.0)));
+        }
+    }
+
+    early fn cuGetProcAddress(machine, symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: cuuint64_t) {
+        put!(out, find(&text(symbol)?, version, flags)?.0)?;
+    }
+
+    early fn cuGetProcAddress_v2(
+        machine, symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: cuuint64_t,
+        status: *mut CUdriverProcAddressQueryResult,
+    ) {
+        let found = find(&text(symbol)?, version, flags);
+        let (address, verdict) = match &found {
+            Ok(found) => *found,
+            Err(_) => (std::ptr::null_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+        };
+        if !status.is_null() {
+            put!(status, verdict)?;
+        }
+        put!(out, address)?;
+        found?;
+    }
+}
+
+/// "illegal address" of `CUDA_ERROR_ILLEGAL_ADDRESS`.
+fn words(name: &str) -> String {
+    match name {
+        "CUDA_SUCCESS" => "no error".to_owned(),
+        _ => name.trim_start_matches("CUDA_ERROR_").to_lowercase().replace('_', " "),
+    }
+}
+
+/// The text as a C string that lives for ever, kept once.
+fn keep(text: String) -> *const c_char {
+    static KEPT: OnceLock<Mutex<HashMap<String, CString>>> = OnceLock::new();
+    let mut kept = KEPT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    // Names of errors hold no zero byte.
+    kept.entry(text.clone()).or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
+}
+
+/// The newest revision of `symbol` that a driver of `version` has. Absent functions are not found.
+fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriverProcAddressQueryResult)> {
+    if flags > 1 {
+        return Err(Refusal::unsupported("functions of the per-thread default stream are not modelled"));
+    }
+    static TABLE: OnceLock<Table> = OnceLock::new();
+    let table = TABLE.get_or_init(super::table);
+    let known = FUNCTIONS.iter().filter(|f| f.base == symbol && table.address(f.name).is_some());
+    let fitting = known.clone().filter(|f| f.since.code() <= version).max_by_key(|f| f.since.code());
+    match fitting.and_then(|f| table.address(f.name)) {
+        Some(address) => {
+            Ok((address.cast_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS))
+        }
+        None => {
+            let why = format!(
+                "{symbol} for release {version} is not modelled ({} later revisions are)",
+                known.count()
+            );
+            Err(Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, why))
+        }
+    }
+}
