@@ -1,9 +1,14 @@
-//! Symmetric memory: pools whose segments are window-registered in one agreed order.
-//!
-//! - [`agreement`]: the commit protocol without I/O: records, decisions, the commit machine.
-//! - [`AllocationLog`]: what a pool was asked to do, with a hash over every prefix.
+//! Symmetric memory.
 
 pub mod agreement;
-mod log;
+mod commit;
+mod domain;
+mod error;
+mod pool;
 
-pub use log::AllocationLog;
+pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};
+pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
+pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
+pub use domain::{Domain, DomainError};
+pub use error::CommitError;
+pub use pool::{GraphPin, LookupError, PoolCapture, Residence, Standing, SymmetricBlock, SymmetricPool};

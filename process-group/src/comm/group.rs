@@ -78,6 +78,12 @@ impl Group {
         Ok(Self { nccl: nccl.clone(), ended: false, thread: PhantomData })
     }
 
+    /// Whether this thread has an open group.
+    #[must_use]
+    pub fn is_open() -> bool {
+        is_open()
+    }
+
     /// Closes the group and launches what was queued. A group that is dropped instead is closed too, and its error
     /// goes to the [drop error hook](super::set_drop_error_hook).
     ///

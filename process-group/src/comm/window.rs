@@ -5,6 +5,7 @@
 //! by facts that all members can agree on before the call, and by the handle afterwards.
 
 use std::{
+    any::Any,
     env, fmt, ptr,
     sync::{
         Arc, Weak,
@@ -258,6 +259,8 @@ pub(crate) struct Windows {
     live: Vec<(u64, DevicePtr, usize)>,
     /// Every cell that NCCL was ever given.
     cells: Vec<Cell>,
+    /// The memory under the windows, for who asked that it be kept.
+    kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Windows {
@@ -338,6 +341,15 @@ impl Communicator {
     pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         let shared = self.shared();
         self.config().window_facts.decide(&shared.nccl, shared.context.driver().version(), shared.place.size)
+    }
+
+    /// Keeps `memory` until the communicator is gone: for memory that its windows reach, so that no window outlives
+    /// what it shows.
+    pub fn keep(&self, memory: Arc<dyn Any + Send + Sync>) {
+        let kept = &mut self.shared().windows().kept;
+        if !kept.iter().any(|other| Arc::ptr_eq(other, &memory)) {
+            kept.push(memory);
+        }
     }
 
     /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every

@@ -151,12 +151,16 @@ fn incapable(records: &[&Record]) -> Option<Refusal> {
     if !libraries.is_unanimous() {
         return Some(Refusal::CapabilityMismatch { what: Capability::Library, values: libraries });
     }
-    let windows = split(records, |record| match &record.capabilities.windows {
+    // Ranks may lack windows for different reasons; it matters that none has them.
+    let lacking = |record: &Record| record.capabilities.windows != WindowSupport::Available;
+    if split(records, lacking).is_unanimous() {
+        return None;
+    }
+    let values = split(records, |record| match &record.capabilities.windows {
         WindowSupport::Available => "available".to_owned(),
-        WindowSupport::Unavailable { reason } => format!("unavailable: {reason}"),
+        WindowSupport::Unavailable { reason } => format!("unavailable ({reason})"),
     });
-    (!windows.is_unanimous())
-        .then_some(Refusal::CapabilityMismatch { what: Capability::Windows, values: windows })
+    Some(Refusal::CapabilityMismatch { what: Capability::Windows, values })
 }
 
 fn unready(records: &[&Record]) -> Option<Refusal> {

@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use super::{
     decide::{Decision, Outcome, Verdict, decide, verdict},
+    history::{Divergence, Operation},
     record::{Place, Record},
-    refusal::{Absentee, Divergence, NoWindows, Operation, Poison, Refusal},
+    refusal::{Absentee, NoWindows, Poison, Refusal},
     search::{Finding, Hashes, Range, Recalled, name, narrow},
     split::Split,
     vote::{Step, Vote},

@@ -10,6 +10,8 @@
 //! simulation in the tests.
 
 mod decide;
+mod hash;
+mod history;
 mod machine;
 mod record;
 mod refusal;
@@ -23,14 +25,13 @@ mod wire;
 mod tests;
 
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
+pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
 pub use record::{
     Capabilities, Enqueued, GroupId, LogPoint, Place, Policy, PoolId, Readiness, Record, Segment,
     WindowSupport,
 };
-pub use refusal::{
-    Absentee, Capability, Divergence, Identity, NoWindows, Operation, OperationKind, Poison, Refusal, Shape,
-};
+pub use refusal::{Absentee, Capability, Identity, NoWindows, Poison, Refusal, Shape};
 pub use search::Range;
 pub use seat::{Seat, Situation};
 pub use split::{Side, Split};

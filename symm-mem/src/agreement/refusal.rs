@@ -1,6 +1,7 @@
 //! Why a commit ends without windows, in the words that every member is given.
 
 use super::{
+    history::Divergence,
     record::{LogPoint, Place, Policy},
     split::{Ranks, Side, Split},
     wire::{wire_enum, wire_struct},
@@ -15,83 +16,6 @@ pub struct Shape {
     pub flags: u32,
 }
 wire_struct!(Shape { bytes, flags });
-
-/// What an operation on a pool did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum OperationKind {
-    /// A block was allocated.
-    Allocate,
-    /// A block was freed.
-    Free,
-}
-wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {} });
-
-/// One operation of an allocation log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Operation {
-    /// What was done.
-    pub kind: OperationKind,
-    /// The block's size in bytes.
-    pub bytes: u64,
-    /// The ordinal of the block's segment.
-    pub ordinal: u32,
-    /// The block's offset in the segment, in bytes.
-    pub offset: u64,
-    /// The line of the program that asked for it.
-    pub call_site: String,
-}
-wire_struct!(Operation { kind, bytes, ordinal, offset, call_site });
-
-/// Where the allocation histories of ranks part.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Divergence {
-    /// Up to this operation all are the same.
-    At {
-        /// Its number, from 0.
-        sequence: u64,
-        /// What each rank did; `None`: nothing more.
-        operations: Split<Option<Operation>>,
-    },
-    /// Before anything that all ranks still remember.
-    Forgotten {
-        /// The earliest operation that all ranks remember.
-        before: u64,
-    },
-    /// A rank fell silent during the search.
-    NotFound {},
-}
-wire_enum!(Divergence {
-    0 => At { sequence, operations },
-    1 => Forgotten { before },
-    2 => NotFound {},
-});
-
-impl std::fmt::Display for Divergence {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Divergence::At { sequence, operations } => {
-                let what = operations.describe(|operation| match operation {
-                    None => "none".to_owned(),
-                    Some(op) => {
-                        let verb = match op.kind {
-                            OperationKind::Allocate => "allocated",
-                            OperationKind::Free => "freed",
-                        };
-                        let Operation { bytes, ordinal, offset, call_site, .. } = op;
-                        format!("{verb} {bytes} bytes at {call_site} (segment {ordinal}, offset {offset})")
-                    }
-                });
-                write!(out, "the first allocation that differs is number {sequence} ({what})")
-            }
-            Divergence::Forgotten { before } => {
-                write!(out, "the first allocation that differs lies before number {before}")
-            }
-            Divergence::NotFound {} => {
-                out.write_str("a rank fell silent while the first allocation that differs was searched")
-            }
-        }
-    }
-}
 
 /// A rank that did not arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]

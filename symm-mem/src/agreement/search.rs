@@ -5,8 +5,8 @@
 //! the last equal and the first unequal point is searched next.
 
 use super::{
+    history::{Divergence, Operation},
     record::Record,
-    refusal::{Divergence, Operation},
     split::Split,
     wire::{Message, wire_enum, wire_struct},
 };

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::{
+    hash::chain,
     machine::{Commit, Conclusion, Ending},
     record::{Capabilities, Enqueued, GroupId, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Poison,
 };
-use crate::log::chain;
 
 /// What a rank finds on its own side when it begins a commit.
 #[derive(Debug, Clone)]
@@ -91,7 +91,7 @@ impl Seat {
             group: self.group,
             round: self.rounds,
             rank: self.rank,
-            members: chain(0, &self.members.iter().map(|rank| u64::from(*rank)).collect::<Vec<_>>()),
+            members: chain(0, self.members.iter().map(|rank| u64::from(*rank))),
             policy,
             deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
@@ -116,7 +116,7 @@ impl Seat {
                     let Segment { ordinal, bytes, flags, log } = *segment;
                     let windowed = u64::from(agreed.without.is_none());
                     let words = [ordinal.into(), bytes, flags.into(), log.length, log.hash, windowed];
-                    self.committed.hash = chain(self.committed.hash, &words);
+                    self.committed.hash = chain(self.committed.hash, words);
                     self.committed.length += 1;
                 }
             }

@@ -82,28 +82,31 @@ fn scenario(random: &mut Random) -> Scenario {
     let phases = 2 + random.below(2);
     let bad_phase = random.below(phases);
     let mut programs: Vec<Vec<Action>> = vec![Vec::new(); world as usize];
-    let (mut operations, mut parted) = (0, 0);
+    let (mut operations, mut parted, mut live) = (0, 0, 0);
     for phase in 0..phases {
-        let blocks: Vec<(u64, bool)> =
-            (0..random.below(50)).map(|_| (1 + random.below(4), random.one_in(8))).collect();
-        let wrong_at = random.below(blocks.len() as u64 + 1) as usize;
+        let mut wanted = Vec::new();
+        for _ in 0..random.below(50) {
+            if live > 0 && random.one_in(4) {
+                live -= 1;
+                wanted.push(Action::Free);
+            } else {
+                live += 1;
+                wanted.push(Action::Allocate { bytes: 1 + random.below(3 << 19) });
+            }
+        }
+        let wrong_at = random.below(wanted.len() as u64 + 1) as usize;
         let wrong = phase == bad_phase;
         if wrong {
             parted = operations + wrong_at as u64;
         }
-        operations += blocks.len() as u64;
+        operations += wanted.len() as u64;
         for (rank, program) in (0..).zip(&mut programs) {
             let wrong = wrong && rank == culprit;
-            for (index, (bytes, segment)) in blocks.iter().enumerate() {
-                if wrong && index == wrong_at {
-                    program.extend(extra(trouble));
-                }
-                let other = u64::from(wrong && index == wrong_at && trouble == Trouble::OtherSize);
-                program.push(Action::Allocate { bytes: bytes << 20 | other, segment: *segment });
+            let mut wanted = wanted.clone();
+            if wrong {
+                mistake(trouble, wrong_at, &mut wanted);
             }
-            if wrong && wrong_at == blocks.len() {
-                program.extend(extra(trouble));
-            }
+            program.extend(wanted);
             program.push(Action::Pause(random.below(1000)));
             program.extend(commits(&groups, rank, Policy::Strict, DEADLINE, wrong.then_some(trouble)));
         }
@@ -135,11 +138,16 @@ fn scenario(random: &mut Random) -> Scenario {
     Scenario { trouble, culprit, parted, groups, programs, faults }
 }
 
-fn extra(trouble: Trouble) -> Option<Action> {
+/// What the culprit does differently at `at`.
+fn mistake(trouble: Trouble, at: usize, wanted: &mut Vec<Action>) {
     match trouble {
-        Trouble::ExtraSegment => Some(Action::Allocate { bytes: 7 << 20, segment: true }),
-        Trouble::ExtraBlock => Some(Action::Allocate { bytes: 7, segment: false }),
-        _ => None,
+        Trouble::ExtraSegment => wanted.insert(at, Action::Allocate { bytes: 64 << 20 }),
+        Trouble::ExtraBlock => wanted.insert(at, Action::Allocate { bytes: 7 }),
+        Trouble::OtherSize => match wanted.get_mut(at) {
+            Some(Action::Allocate { bytes }) => *bytes += 16 << 20,
+            _ => wanted.insert(at, Action::Allocate { bytes: 16 << 20 }),
+        },
+        _ => {}
     }
 }
 

@@ -6,17 +6,18 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
-    panic::Location,
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
-use symm_mem::{
-    AllocationLog,
-    agreement::{
-        Capabilities, Commit, Conclusion, GroupId, Input, OperationKind, Outcome, Output, Policy, PoolId,
-        Readiness, Seat, Segment, Situation, WindowSupport,
-    },
+use caching_alloc::{
+    core::symmetric::{self, Geometry, LogState, Placement, SymmetricArena},
+    host::HostSource,
+};
+use symm_mem::agreement::{
+    Capabilities, Commit, Conclusion, GroupId, Input, LogPoint, Operation, OperationKind, Outcome, Output,
+    Policy, PoolId, Readiness, Seat, Segment, Situation, WindowSupport,
 };
 
 /// SplitMix64.
@@ -48,8 +49,10 @@ impl Random {
 /// What a rank does next.
 #[derive(Debug, Clone)]
 pub(crate) enum Action {
-    /// Allocate so many bytes; `segment`: in a new segment.
-    Allocate { bytes: u64, segment: bool },
+    /// Allocate so many bytes.
+    Allocate { bytes: u64 },
+    /// Free what was allocated first and is still there.
+    Free,
     /// Commit the pool for a group.
     Commit { group: u64, policy: Policy, deadline: Duration, readiness: Readiness },
     /// Work on something else.
@@ -79,8 +82,8 @@ struct Call {
 
 struct Rank {
     program: std::vec::IntoIter<Action>,
-    log: AllocationLog,
-    segments: Vec<Segment>,
+    arena: SymmetricArena,
+    blocks: VecDeque<Placement>,
     seats: BTreeMap<u64, Seat>,
     rounds: BTreeMap<u64, u64>,
     commit: Option<Running>,
@@ -156,16 +159,22 @@ impl World {
     ) -> Self {
         let ranks = programs
             .into_iter()
-            .map(|program| Rank {
-                program: program.into_iter(),
-                log: AllocationLog::new(),
-                segments: Vec::new(),
-                seats: BTreeMap::new(),
-                rounds: BTreeMap::new(),
-                commit: None,
-                clock_offset: Duration::from_micros(random.below(1 << 40)),
-                dead: false,
-                stopped_until: 0,
+            .map(|program| {
+                // Every rank's memory lies elsewhere.
+                let source = HostSource::at((1 + random.below(1 << 20)) << 21, 1 << 40);
+                let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
+                Rank {
+                    program: program.into_iter(),
+                    arena: SymmetricArena::new(Arc::new(source), geometry)
+                        .expect("the host's steps are small"),
+                    blocks: VecDeque::new(),
+                    seats: BTreeMap::new(),
+                    rounds: BTreeMap::new(),
+                    commit: None,
+                    clock_offset: Duration::from_micros(random.below(1 << 40)),
+                    dead: false,
+                    stopped_until: 0,
+                }
             })
             .collect();
         let slowest = 1 + *random.pick(&[5, 50, 2000]);
@@ -283,7 +292,8 @@ impl World {
                 let later = self.now + time;
                 return self.at(later, Event::Resume(rank));
             }
-            Action::Allocate { bytes, segment } => self.allocate(rank, bytes, segment),
+            Action::Allocate { bytes } => self.allocate(rank, bytes),
+            Action::Free => self.free(rank),
             Action::Commit { group, policy, deadline, readiness } => {
                 return self.begin(rank, group, policy, deadline, readiness);
             }
@@ -291,12 +301,16 @@ impl World {
         self.soon(Event::Resume(rank));
     }
 
-    fn allocate(&mut self, rank: u32, bytes: u64, segment: bool) {
+    fn allocate(&mut self, rank: u32, bytes: u64) {
         let rank = &mut self.ranks[rank as usize];
-        let ordinal = (rank.segments.len() as u32).saturating_sub(u32::from(!segment));
-        rank.log.push(OperationKind::Allocate, bytes, ordinal, 0, Location::caller());
-        if segment {
-            rank.segments.push(Segment { ordinal, bytes, flags: 0, log: rank.log.head() });
+        let placed = rank.arena.allocate(bytes).expect("the host has room");
+        rank.blocks.push_back(placed.placement);
+    }
+
+    fn free(&mut self, rank: u32) {
+        let rank = &mut self.ranks[rank as usize];
+        if let Some(placement) = rank.blocks.pop_front() {
+            rank.arena.free(placement).expect("it was allocated");
         }
     }
 
@@ -317,9 +331,9 @@ impl World {
             capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
             enqueued: Vec::new(),
             address_space_left: None,
-            log: state.log.head(),
-            log_since: state.log.since(),
-            segments: state.segments.clone(),
+            log: point(state.arena.log().state()),
+            log_since: state.arena.log().recent().next().map_or(0, |operation| operation.seq),
+            segments: segments(&state.arena),
         });
         state.commit = Some(Running {
             machine,
@@ -345,11 +359,11 @@ impl World {
         match output {
             Output::Done(conclusion) => self.end(rank, conclusion),
             Output::Hashes { lengths } => {
-                let hashes = lengths.iter().map(|length| state.log.hash_at(*length)).collect();
+                let hashes = lengths.iter().map(|length| state.arena.log().hash_at(*length)).collect();
                 self.answer(rank, fresh, Input::Hashes(hashes));
             }
             Output::Recall { sequence } => {
-                let operation = state.log.operation(sequence);
+                let operation = state.arena.log().operation(sequence).map(operation);
                 self.answer(rank, fresh, Input::Operation(operation));
             }
             Output::Register { segments, until } => {
@@ -466,4 +480,28 @@ impl World {
             self.soon(Event::Answer(member, token, Input::Registered(outcome)));
         }
     }
+}
+
+fn point(state: LogState) -> LogPoint {
+    LogPoint { length: state.length, hash: state.hash }
+}
+
+fn segments(arena: &SymmetricArena) -> Vec<Segment> {
+    let segments = arena.segments().iter();
+    segments
+        .map(|segment| Segment {
+            ordinal: segment.ordinal,
+            bytes: segment.bytes,
+            flags: 0,
+            log: point(segment.log),
+        })
+        .collect()
+}
+
+fn operation(operation: &symmetric::Operation) -> Operation {
+    let kind = match operation.kind {
+        symmetric::OperationKind::Free => OperationKind::Free,
+        _ => OperationKind::Allocate,
+    };
+    Operation { kind, bytes: operation.bytes, place: None, tag: None, call_site: String::new() }
 }

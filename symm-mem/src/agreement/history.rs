@@ -1,0 +1,109 @@
+//! Operations on pools, and where the histories of ranks part.
+
+use std::fmt;
+
+use super::{
+    split::Split,
+    wire::{wire_enum, wire_struct},
+};
+
+/// What an operation on a pool did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OperationKind {
+    /// A block was allocated.
+    Allocate,
+    /// A block was freed.
+    Free,
+    /// A request was refused, for want of memory or because the pool was frozen.
+    Refuse,
+}
+wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {} });
+
+/// One operation of an allocation log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    /// What was done.
+    pub kind: OperationKind,
+    /// The size that was asked for, in bytes.
+    pub bytes: u64,
+    /// The block's place, if it got one.
+    pub place: Option<BlockPlace>,
+    /// The program's word for it.
+    pub tag: Option<String>,
+    /// The line of the program that asked for it.
+    pub call_site: String,
+}
+wire_struct!(Operation { kind, bytes, place, tag, call_site });
+
+/// Where a block lies in its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockPlace {
+    /// The ordinal of the block's segment.
+    pub ordinal: u32,
+    /// The block's offset in the segment, in bytes.
+    pub offset: u64,
+}
+wire_struct!(BlockPlace { ordinal, offset });
+
+impl fmt::Display for Operation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.kind {
+            OperationKind::Allocate => "allocated",
+            OperationKind::Free => "freed",
+            OperationKind::Refuse => "was refused",
+        };
+        write!(out, "{what} {} bytes", self.bytes)?;
+        if let Some(tag) = &self.tag {
+            write!(out, " ({tag})")?;
+        }
+        write!(out, " at {}", self.call_site)?;
+        match self.place {
+            Some(BlockPlace { ordinal, offset }) => write!(out, ", segment {ordinal}, offset {offset}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where the allocation histories of ranks part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Divergence {
+    /// Up to this operation all are the same.
+    At {
+        /// Its number, from 0.
+        sequence: u64,
+        /// What each rank did; `None`: nothing more.
+        operations: Split<Option<Operation>>,
+    },
+    /// Before anything that all ranks still remember.
+    Forgotten {
+        /// The earliest operation that all ranks remember.
+        before: u64,
+    },
+    /// A rank fell silent during the search.
+    NotFound {},
+}
+wire_enum!(Divergence {
+    0 => At { sequence, operations },
+    1 => Forgotten { before },
+    2 => NotFound {},
+});
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Divergence::At { sequence, operations } => {
+                let what = operations.describe(|operation| match operation {
+                    None => "none".to_owned(),
+                    Some(operation) => operation.to_string(),
+                });
+                write!(out, "the first allocation that differs is number {sequence} ({what})")
+            }
+            Divergence::Forgotten { before } => {
+                write!(out, "the first allocation that differs lies before number {before}")
+            }
+            Divergence::NotFound {} => {
+                out.write_str("a rank fell silent while the first allocation that differs was searched")
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Runs a commit's machine in life: over a store, with the clock, on the caller's thread.
+
+use std::time::{Duration, Instant};
+
+use process_group::store::{Deadline, Store, StoreError};
+
+use crate::agreement::{Commit, Conclusion, Input, Operation, Outcome, Output};
+
+/// What the store is given beyond the time of a wait, to answer.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What the machine asks of its own rank.
+pub(super) trait Local {
+    /// The allocation log's hash at a length.
+    fn hash_at(&self, length: u64) -> Option<u64>;
+
+    /// An operation of the allocation log.
+    fn operation(&self, sequence: u64) -> Option<Operation>;
+
+    /// Registers the first `segments` of the segments that the commit is about.
+    fn register(&mut self, segments: u32, deadline: Deadline) -> Outcome;
+}
+
+/// Runs `machine` to its end; with what the store said, if it failed.
+pub(super) fn run(
+    mut machine: Commit,
+    store: &dyn Store,
+    local: &mut impl Local,
+) -> (Conclusion, Option<StoreError>) {
+    let begun = Instant::now();
+    let deadline = |until: Duration| Deadline::after(until.saturating_sub(begun.elapsed()));
+    let mut failure = None;
+    let mut input = Input::Start;
+    loop {
+        let answer = match machine.step(input, begun.elapsed()) {
+            Output::Done(conclusion) => return (conclusion, failure),
+            Output::Set { key, value } => store.set(&key, &value).map(|()| Input::Stored),
+            Output::Add { key } => store.add(&key, 1).map(|count| Input::Count(count.unsigned_abs())),
+            Output::Fetch { keys } => fetch(store, &keys).map(Input::Values),
+            Output::Propose { key, value } => store.compare_set(&key, b"", &value).map(Input::Stands),
+            Output::Await { key, until } => match store.get(&key, deadline(until)) {
+                Err(StoreError::Timeout { .. }) => Ok(Input::Expired),
+                answer => answer.map(Input::Stands),
+            },
+            Output::Hashes { lengths } => {
+                Ok(Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect()))
+            }
+            Output::Recall { sequence } => Ok(Input::Operation(local.operation(sequence))),
+            Output::Register { segments, until } => {
+                Ok(Input::Registered(local.register(segments, deadline(until))))
+            }
+        };
+        input = answer.unwrap_or_else(|error| {
+            failure = Some(error);
+            Input::StoreFailed
+        });
+    }
+}
+
+/// What stands under `keys` now.
+fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+    if store.check(&names)? {
+        let values = store.multi_get(&names, Deadline::after(GRACE))?;
+        return Ok(values.into_iter().map(Some).collect());
+    }
+    let one = |key: &&str| match store.check(&[key])? {
+        true => store.get(key, Deadline::after(GRACE)).map(Some),
+        false => Ok(None),
+    };
+    names.iter().map(one).collect()
+}

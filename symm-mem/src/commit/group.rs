@@ -1,0 +1,47 @@
+//! What a commit needs of a group.
+
+use process_group::comm::Communicator;
+
+use crate::agreement::{Enqueued, GroupId};
+
+/// A group of ranks that pools can be committed for.
+pub trait SymmetricGroup: Sync {
+    /// Which group it is, in which life.
+    fn id(&self) -> GroupId;
+
+    /// The members as ranks of the domain, in the order of the communicator.
+    fn ranks(&self) -> Vec<u32>;
+
+    /// Its communicator.
+    fn communicator(&self) -> &Communicator;
+
+    /// How much each group has been given to do on this rank's device, as far as that is counted.
+    fn enqueued(&self) -> Vec<Enqueued> {
+        Vec::new()
+    }
+}
+
+/// A group that is no more than a communicator, for programs that make communicators themselves.
+#[derive(Debug)]
+pub struct CommunicatorGroup<'a> {
+    /// Which group it is: the caller sees to it that no two groups of the domain share it.
+    pub id: GroupId,
+    /// The members as ranks of the domain, in the order of the communicator.
+    pub ranks: Vec<u32>,
+    /// The communicator.
+    pub communicator: &'a Communicator,
+}
+
+impl SymmetricGroup for CommunicatorGroup<'_> {
+    fn id(&self) -> GroupId {
+        self.id
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        self.ranks.clone()
+    }
+
+    fn communicator(&self) -> &Communicator {
+        self.communicator
+    }
+}

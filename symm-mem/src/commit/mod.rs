@@ -1,0 +1,373 @@
+//! The one collective: a group's members agree on a pool's segments and register them.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `driver` | runs the machine of [`crate::agreement`] over a store |
+//! | `group` | what a commit needs of a group |
+//! | here | what this rank brings, and what becomes of the result |
+
+mod driver;
+mod group;
+
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use caching_alloc::core::symmetric::{OperationKind as ArenaOperationKind, SymmetricSegment};
+use cuda_driver::DevicePtr;
+use process_group::{
+    comm::{CommError, Communicator, Group, Window, WindowOutcome, WindowRequest},
+    store::Deadline,
+};
+
+use self::driver::Local;
+pub use self::group::{CommunicatorGroup, SymmetricGroup};
+use crate::{
+    agreement::{
+        Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
+        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+    },
+    error::CommitError,
+    pool::{Memory, Standing, SymmetricPool},
+};
+
+/// How a commit is made. All members give the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommitOptions {
+    /// How differences between ranks are treated.
+    pub policy: Policy,
+    /// The time after which every member has an answer. A member may come up to half of it later than the first;
+    /// the rest is for the registration.
+    pub deadline: Duration,
+}
+
+impl Default for CommitOptions {
+    /// Strict, within 30 seconds.
+    fn default() -> Self {
+        Self { policy: Policy::Strict, deadline: Duration::from_secs(30) }
+    }
+}
+
+impl CommitOptions {
+    /// With this policy.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// With this deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}
+
+/// What a commit achieved; equal on all members but for `elapsed`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitReport {
+    /// The group.
+    pub group: GroupId,
+    /// How many segments became the group's by this commit.
+    pub new_segments: usize,
+    /// How many of them are windows.
+    pub new_windows: usize,
+    /// How many segments of the pool are the group's.
+    pub segments: usize,
+    /// How many of them are windows.
+    pub windows: usize,
+    /// Why the new segments have no windows: a group of one, or a library without. The same offsets are the same
+    /// block on every rank all the same.
+    pub without: Option<NoWindows>,
+    /// With [`Policy::Prefix`]: what was left out and why.
+    pub pending: Option<Refusal>,
+    /// From the call to the last member's outcome.
+    pub elapsed: Duration,
+}
+
+/// A rank's seat in a group, with the windows that came of it.
+#[derive(Debug)]
+pub(crate) struct Seated {
+    seat: Seat,
+    /// Kept until the communicator is gone: they are deregistered in one order on all ranks, or not at all.
+    windows: Vec<Window>,
+}
+
+impl SymmetricPool {
+    /// Makes the pool's new segments windows of `group`: on all members, or on none.
+    ///
+    /// Collective over the group: every member calls it at the same point of the program, with the same options. To
+    /// be called while nothing is captured and no NCCL group is open, after the same collectives have been
+    /// enqueued on all members. Of several groups, every rank commits the one with the lowest number first
+    /// ([`commit_all`] does).
+    ///
+    /// # Errors
+    /// [`CommitError`]; [`Refused`](CommitError::Refused) and [`Poisoned`](CommitError::Poisoned) are given to every
+    /// member alike, before its deadline.
+    pub fn commit(
+        &self,
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+    ) -> Result<CommitReport, CommitError> {
+        let begun = Instant::now();
+        let id = group.id();
+        let seated = self.seated(group)?;
+        let mut seated = lock(&seated);
+        let situation = self.situation(group, options);
+        let (machine, segments) = seated.seat.begin(situation);
+        let mut member = Member {
+            pool: self,
+            communicator: group.communicator(),
+            segments: &segments,
+            windows: Vec::new(),
+        };
+        let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
+        let windows = member.windows;
+
+        for key in seated.seat.conclude(&conclusion, &segments) {
+            // What is left behind costs a few bytes in the store, no more.
+            let _ = self.domain().store().delete(&key);
+        }
+        let Conclusion { result, .. } = conclusion;
+        match result {
+            Ok(agreed) => Ok(self.publish(&mut seated, id, agreed, windows, begun)),
+            Err(ending) => {
+                let error = failed(id, ending, failure, &mut seated.seat, self.domain().rank());
+                if seated.seat.poison().is_some() {
+                    self.update_table(|table| table.without_group(id));
+                    // Members that are blocked inside the library come out. What could not be freed is leaked by
+                    // the communicator, which says so when it is used.
+                    let patience = Deadline::after(options.deadline / 16);
+                    let _ = group.communicator().abort_handle().abort(patience);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Why `group` is poisoned for this pool, if it is.
+    pub fn poison(&self, group: GroupId) -> Option<Poison> {
+        let seated = self.seats().get(&group).cloned()?;
+        let seated = lock(&seated);
+        seated.seat.poison().cloned()
+    }
+
+    fn seated(&self, group: &dyn SymmetricGroup) -> Result<Arc<Mutex<Seated>>, CommitError> {
+        let (id, ranks, domain) = (group.id(), group.ranks(), self.domain());
+        let outside: Vec<u32> =
+            ranks.iter().copied().filter(|rank| domain.ranks().binary_search(rank).is_err()).collect();
+        if !outside.is_empty() {
+            return Err(CommitError::GroupOutsideDomain { group: id, domain: domain.uid(), outside });
+        }
+        let seat = || Seated { seat: Seat::new(self.id(), id, domain.rank(), ranks), windows: Vec::new() };
+        Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
+    }
+
+    /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
+    fn situation(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Situation {
+        let communicator = group.communicator();
+        let (log, log_since, segments, frozen) = self.memory().with(|arena| {
+            let state = arena.log().state();
+            let since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
+            let segments: Vec<Segment> = arena.segments().iter().map(segment).collect();
+            (LogPoint { length: state.length, hash: state.hash }, since, segments, arena.is_frozen())
+        });
+        let readiness = if Group::is_open() {
+            Readiness::GroupOpen
+        } else if frozen {
+            Readiness::Capturing
+        } else {
+            match communicator.check() {
+                Ok(()) => Readiness::Ready,
+                Err(error) => Readiness::Failed { ordinal: None, cause: error.to_string() },
+            }
+        };
+        let windows = match communicator.windows_supported() {
+            Ok(()) => WindowSupport::Available,
+            Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
+        };
+        let library = communicator.nccl().release().code().unsigned_abs();
+        Situation {
+            policy: options.policy,
+            deadline: options.deadline,
+            readiness,
+            capabilities: Capabilities { library, windows },
+            enqueued: group.enqueued(),
+            address_space_left: None,
+            log,
+            log_since,
+            segments,
+        }
+    }
+
+    fn publish(
+        &self,
+        seated: &mut Seated,
+        group: GroupId,
+        agreed: Agreed,
+        windows: Vec<Window>,
+        begun: Instant,
+    ) -> CommitReport {
+        let Agreed { segments: new_segments, without, pending } = agreed;
+        let new_segments = new_segments as usize;
+        let mut standings = self.table().standings(group).to_vec();
+        match &without {
+            Some(_) => standings.extend(std::iter::repeat_n(Standing::Agreed, new_segments)),
+            None => {
+                standings.extend(windows.iter().map(|window| Standing::Window { serial: window.serial() }))
+            }
+        }
+        let new_windows = windows.len();
+        seated.windows.extend(windows);
+        let segments = standings.len();
+        self.update_table(|table| table.with_group(group, standings));
+        let (windows, elapsed) = (seated.windows.len(), begun.elapsed());
+        CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
+    }
+}
+
+/// Commits several pools for several groups: for a rank with several groups, and for a thread that drives several
+/// ranks. Each rank (that is, each domain handle's rank) commits its groups in the order of their numbers; ranks run
+/// side by side, on threads that end before this returns. A commit that fails does not keep the others from being
+/// made. One result each, in the order given.
+///
+/// # Errors
+/// Each as [`SymmetricPool::commit`].
+pub fn commit_all(
+    commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
+    options: CommitOptions,
+) -> Vec<Result<CommitReport, CommitError>> {
+    let mut order: Vec<usize> = (0..commits.len()).collect();
+    order.sort_by_key(|index| {
+        let (pool, group) = &commits[*index];
+        (pool.domain().rank(), group.id(), pool.id())
+    });
+    let ranks: Vec<&[usize]> = order
+        .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
+        .collect();
+    let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, CommitError>)> {
+        indices.iter().map(|index| (*index, commits[*index].0.commit(commits[*index].1, options))).collect()
+    };
+    let mut results = match ranks.as_slice() {
+        [] => Vec::new(),
+        [only] => of_rank(only),
+        several => thread::scope(|scope| {
+            let threads: Vec<_> = several.iter().map(|indices| scope.spawn(|| of_rank(indices))).collect();
+            // A panic in a commit is a panic here.
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        }),
+    };
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// This rank's side of one commit.
+struct Member<'a> {
+    pool: &'a SymmetricPool,
+    communicator: &'a Communicator,
+    segments: &'a [Segment],
+    windows: Vec<Window>,
+}
+
+impl Local for Member<'_> {
+    fn hash_at(&self, length: u64) -> Option<u64> {
+        self.pool.memory().with(|arena| arena.log().hash_at(length))
+    }
+
+    fn operation(&self, sequence: u64) -> Option<Operation> {
+        self.pool.memory().with(|arena| arena.log().operation(sequence).map(operation))
+    }
+
+    fn register(&mut self, segments: u32, deadline: Deadline) -> Outcome {
+        let requests: Vec<WindowRequest> = self.pool.memory().with(|arena| {
+            let first = self.segments.first().map_or(0, |segment| segment.ordinal as usize);
+            let new = arena.segments().iter().skip(first).take(segments as usize);
+            new.map(|segment| {
+                WindowRequest::symmetric(DevicePtr(segment.memory.address), segment.bytes as usize)
+            })
+            .collect()
+        });
+        let memory: Arc<Memory> = self.pool.memory().clone();
+        self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
+        // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until
+        // it is gone; segments neither move nor shrink.
+        let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
+            Ok(outcomes) => outcomes,
+            Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
+            Err(error) => return Outcome::Failed { ordinal: None, cause: error.to_string() },
+        };
+        let mut unsupported = None;
+        for outcome in outcomes {
+            match outcome {
+                WindowOutcome::Registered(window) => self.windows.push(window),
+                WindowOutcome::Unsupported(reason) => unsupported = Some(reason.to_string()),
+                other => {
+                    return Outcome::Failed { ordinal: None, cause: format!("unknown outcome {other:?}") };
+                }
+            }
+        }
+        match unsupported {
+            None => Outcome::Registered,
+            Some(reason) if self.windows.is_empty() => Outcome::Unsupported { reason },
+            Some(reason) => {
+                let cause =
+                    format!("only {} of {segments} segments became windows: {reason}", self.windows.len());
+                Outcome::Failed { ordinal: None, cause }
+            }
+        }
+    }
+}
+
+fn segment(segment: &SymmetricSegment) -> Segment {
+    let SymmetricSegment { ordinal, bytes, log, .. } = *segment;
+    Segment { ordinal, bytes, flags: 0, log: LogPoint { length: log.length, hash: log.hash } }
+}
+
+fn operation(operation: &caching_alloc::core::symmetric::Operation) -> Operation {
+    let kind = match operation.kind {
+        ArenaOperationKind::Allocate => OperationKind::Allocate,
+        ArenaOperationKind::Free => OperationKind::Free,
+        ArenaOperationKind::Refuse => OperationKind::Refuse,
+    };
+    Operation {
+        kind,
+        bytes: operation.bytes,
+        place: operation
+            .placement
+            .map(|placement| BlockPlace { ordinal: placement.ordinal, offset: placement.offset }),
+        tag: operation.tag.as_ref().map(ToString::to_string),
+        call_site: format!("{}:{}", operation.file, operation.line),
+    }
+}
+
+fn failed(
+    group: GroupId,
+    ending: Ending,
+    failure: Option<process_group::store::StoreError>,
+    seat: &mut Seat,
+    rank: u32,
+) -> CommitError {
+    match (ending, failure) {
+        (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },
+        (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, poison },
+        (Ending::StoreFailed { registering }, Some(source)) => {
+            if registering {
+                seat.set_poison(Poison::StoreLost { rank, cause: source.to_string() });
+            }
+            CommitError::Store { group, poisoned: registering, source }
+        }
+        (Ending::Unreadable(source), _) => CommitError::Unreadable { group, source },
+        (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },
+    }
+}
+
+fn lock(seated: &Mutex<Seated>) -> MutexGuard<'_, Seated> {
+    seated.lock().unwrap_or_else(PoisonError::into_inner)
+}

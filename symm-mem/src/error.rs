@@ -1,0 +1,107 @@
+//! What a commit can end with instead of windows.
+
+use process_group::store::StoreError;
+
+use crate::agreement::{GroupId, Malformed, Poison, Refusal};
+
+/// Why a commit failed.
+///
+/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same value on every member of the group.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommitError {
+    /// Nothing was registered, on no member. The group is as it was before and can commit again.
+    #[error("commit of {group} refused on all members: {refusal}")]
+    Refused {
+        /// The group.
+        group: GroupId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The group is dead, on all members: abort its communicator, and make it anew in its next epoch.
+    #[error("{group} is poisoned on all members: {poison}")]
+    Poisoned {
+        /// The group.
+        group: GroupId,
+        /// Why.
+        poison: Poison,
+    },
+    /// The store failed, so that this member does not know what the others decided; they will miss it.
+    #[error("commit of {group} could not reach the store{}", if *poisoned {
+        " after the decision to register, so the group is poisoned"
+    } else {
+        ""
+    })]
+    Store {
+        /// The group.
+        group: GroupId,
+        /// Whether the decision to register had been made.
+        poisoned: bool,
+        /// What the store said.
+        source: StoreError,
+    },
+    /// The group has members that have promised nothing about the pool's allocations. Every member finds that by
+    /// itself.
+    #[error(
+        "{group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
+         union of all groups that are to share the pool"
+    )]
+    GroupOutsideDomain {
+        /// The group.
+        group: GroupId,
+        /// The domain's number.
+        domain: u64,
+        /// The members outside.
+        outside: Vec<u32>,
+    },
+    /// What stands in the store is no decision.
+    #[error(
+        "what stands in the store for {group} cannot be read: does another program write under its keys?"
+    )]
+    Unreadable {
+        /// The group.
+        group: GroupId,
+        /// Why not.
+        source: Malformed,
+    },
+    /// The commit's machine was driven wrongly: a bug of this crate.
+    #[error("the commit of {group} was driven out of step; this is a bug of symm-mem")]
+    OutOfStep {
+        /// The group.
+        group: GroupId,
+    },
+}
+
+impl CommitError {
+    /// The name of the error, down to the agreed reason: `SegmentCountMismatch`, `CommitTimeout` and so on.
+    pub fn name(&self) -> &'static str {
+        match self {
+            CommitError::Refused { refusal, .. } => refusal.name(),
+            CommitError::Poisoned { poison, .. } => poison.name(),
+            CommitError::Store { .. } => "Store",
+            CommitError::GroupOutsideDomain { .. } => "GroupOutsideDomain",
+            CommitError::Unreadable { .. } => "Unreadable",
+            CommitError::OutOfStep { .. } => "OutOfStep",
+        }
+    }
+
+    /// The group that it is about.
+    pub fn group(&self) -> GroupId {
+        match self {
+            CommitError::Refused { group, .. }
+            | CommitError::Poisoned { group, .. }
+            | CommitError::Store { group, .. }
+            | CommitError::GroupOutsideDomain { group, .. }
+            | CommitError::Unreadable { group, .. }
+            | CommitError::OutOfStep { group } => *group,
+        }
+    }
+
+    /// What all members were told, if nothing was registered.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            CommitError::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+}

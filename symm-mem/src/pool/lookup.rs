@@ -1,0 +1,178 @@
+//! From an address to its segment and to what a group may do with it.
+
+use caching_alloc::core::symmetric::Placement;
+
+use crate::agreement::GroupId;
+
+/// What a segment is to a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// Not committed for the group: its members must not use it as symmetric memory.
+    Pending,
+    /// All members have it at the same place, without a window.
+    Agreed,
+    /// All members have it as this window.
+    Window {
+        /// How many windows the group's communicator registered before it; equal on all members.
+        serial: u64,
+    },
+}
+
+/// Where an address lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Residence {
+    /// Its place in the pool, equal on all ranks of the domain.
+    pub placement: Placement,
+    /// What its segment is to the group that was asked for.
+    pub standing: Standing,
+}
+
+/// Why an address has no residence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookupError {
+    /// The range runs out of its segment: no window covers it, though the library would take it.
+    #[error(
+        "SpansSegments: {bytes} bytes at {address:#x} run past the end of segment {ordinal} at {end:#x}; no collective \
+         may use them as one buffer"
+    )]
+    SpansSegments {
+        /// The range's begin.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// The segment in which it begins.
+        ordinal: u32,
+        /// The segment's end.
+        end: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    begin: u64,
+    end: u64,
+    ordinal: u32,
+}
+
+/// All segments by address, and by group what they are to it. Never changed: a new one takes its place.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Table {
+    extents: Vec<Extent>,
+    groups: Vec<(GroupId, Vec<Standing>)>,
+}
+
+impl Table {
+    /// The table with one more segment of `bytes` at `begin`.
+    pub(crate) fn with_segment(&self, ordinal: u32, begin: u64, bytes: u64) -> Self {
+        let mut table = self.clone();
+        let at = table.extents.partition_point(|extent| extent.begin < begin);
+        table.extents.insert(at, Extent { begin, end: begin + bytes, ordinal });
+        table
+    }
+
+    /// The table in which the segments of `group`, by ordinal, have `standings`.
+    pub(crate) fn with_group(&self, group: GroupId, standings: Vec<Standing>) -> Self {
+        let mut table = self.without_group(group);
+        table.groups.push((group, standings));
+        table
+    }
+
+    /// The table without `group`.
+    pub(crate) fn without_group(&self, group: GroupId) -> Self {
+        let mut table = self.clone();
+        table.groups.retain(|(id, _)| *id != group);
+        table
+    }
+
+    /// How many segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        self.extents.len()
+    }
+
+    /// What `group`'s segments are to it, by ordinal.
+    pub(crate) fn standings(&self, group: GroupId) -> &[Standing] {
+        self.groups.iter().find(|(id, _)| *id == group).map_or(&[], |(_, standings)| standings)
+    }
+
+    /// One search, whatever the number of groups; no lock, no allocation.
+    pub(crate) fn lookup(
+        &self,
+        address: u64,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<Residence>, LookupError> {
+        let after = self.extents.partition_point(|extent| extent.begin <= address);
+        let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else { return Ok(None) };
+        let Extent { begin, end, ordinal } = *extent;
+        if address >= end {
+            return Ok(None);
+        }
+        if bytes > end - address {
+            return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
+        }
+        let standing = self.standings(group).get(ordinal as usize).copied().unwrap_or(Standing::Pending);
+        Ok(Some(Residence { placement: Placement { ordinal, offset: address - begin }, standing }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GROUP: GroupId = GroupId { uid: 1, epoch: 0 };
+
+    proptest! {
+        /// The look-up finds what a search through all segments finds.
+        #[test]
+        fn every_address_is_found_where_it_lies(
+            order in Just((0u64..20).collect::<Vec<_>>()).prop_shuffle(),
+            committed in 0usize..20,
+            address in 0u64..2200,
+            bytes in 0u64..200,
+        ) {
+            // Segment k lies at 100 times a drawn number; every third is followed at once by the next.
+            let place = |slot: u64| (100 * slot + 50, if slot.is_multiple_of(3) { 100 } else { 60 });
+            let mut table = Table::default();
+            for (ordinal, slot) in (0..).zip(&order) {
+                let (begin, length) = place(*slot);
+                table = table.with_segment(ordinal, begin, length);
+            }
+            let windows = (0..committed as u64).map(|serial| Standing::Window { serial }).collect();
+            table = table.with_group(GROUP, windows);
+
+            let lies = (0u32..).zip(&order).find_map(|(ordinal, slot)| {
+                let (begin, length) = place(*slot);
+                (begin..begin + length).contains(&address).then_some((ordinal, begin, begin + length))
+            });
+            let found = table.lookup(address, bytes, GROUP);
+            match lies {
+                None => prop_assert_eq!(found, Ok(None)),
+                Some((ordinal, _, end)) if address + bytes > end => {
+                    prop_assert_eq!(found, Err(LookupError::SpansSegments { address, bytes, ordinal, end }));
+                }
+                Some((ordinal, begin, _)) => {
+                    let standing = match (ordinal as usize) < committed {
+                        true => Standing::Window { serial: ordinal.into() },
+                        false => Standing::Pending,
+                    };
+                    let placement = Placement { ordinal, offset: address - begin };
+                    prop_assert_eq!(found, Ok(Some(Residence { placement, standing })));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_byte_belongs_and_lengths_do_not_wrap() {
+        let table = Table::default().with_segment(0, 1000, 100);
+        assert!(matches!(table.lookup(1099, 1, GROUP), Ok(Some(_))));
+        assert_eq!(table.lookup(1100, 0, GROUP), Ok(None));
+        assert!(table.lookup(1099, u64::MAX, GROUP).is_err());
+        let gone = table.with_group(GROUP, vec![Standing::Agreed]).without_group(GROUP);
+        let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.standing));
+        assert_eq!(pending, Ok(Some(Standing::Pending)));
+    }
+}
