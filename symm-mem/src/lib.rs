@@ -1,4 +1,58 @@
-//! Symmetric memory.
+//! Symmetric memory: pools whose blocks lie at the same place on every rank, and whose segments become NCCL windows
+//! by agreement.
+//!
+//! The ranks of a [`Domain`] ask a [`SymmetricPool`] for the same things in the same order. A
+//! [`commit`](SymmetricPool::commit) registers its new segments as windows of one group: on all members or on none,
+//! in one order. Ranks that differ are given the same error, before their deadline, that names rank, ordinal and
+//! both values, and the first allocation in which they differ; what was committed before stays, and so do the
+//! other groups.
+//!
+//! Not for: placement itself ([`caching_alloc::core::symmetric`]), communicators and collectives
+//! ([`process_group`]).
+//!
+//! ```no_run
+//! # use process_group::{comm::Communicator, store::HashStore};
+//! # use symm_mem::{CommitOptions, CommunicatorGroup, Domain, Geometry, GroupId, SymmetricPool};
+//! # fn rank(rank: u32, communicator: &Communicator) -> Result<(), Box<dyn std::error::Error>> {
+//! # let store = std::sync::Arc::new(HashStore::new());
+//! let domain = Domain::new(store, 0, rank, 0..4)?;
+//! let pool = SymmetricPool::new(&domain, communicator.context(), Geometry::default())?;
+//! let gradients = pool.allocate(25 << 20)?;
+//! let id = GroupId { uid: 0, epoch: 0 };
+//! let world = CommunicatorGroup { id, ranks: (0..4).collect(), communicator };
+//! let report = pool.commit(&world, CommitOptions::default())?;
+//! match &report.without {
+//!     None => println!("{} windows in {:?}", report.new_windows, report.elapsed),
+//!     Some(reason) => println!("the same offsets everywhere, but no windows: {reason}"),
+//! }
+//! // The buffer is in a window: the all-reduce of every rank reads and writes its peers' memory directly.
+//! let found = pool.lookup(gradients.ptr(), gradients.bytes(), id)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Map
+//! | module | holds |
+//! |---|---|
+//! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
+//! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`] |
+//!
+//! # Invariants
+//! | | what | kept by |
+//! |---|---|---|
+//! | I1 | allocation, free, look-up and collectives make no window; only a commit does | [`SymmetricPool::allocate`] places and journals; `commit` alone calls the communicator |
+//! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
+//! | I3 | a segment is known by (pool, ordinal), a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
+//! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::Seat`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
+//! | I5 | one window call of a communicator at a time, never under the allocator's lock | the seat's lock and the communicator's gate; half-enqueued collectives are [`Refusal::CollectivesOutstanding`] |
+//! | I6 | several groups in ascending order of their numbers | [`commit_all`]; whoever does otherwise meets a deadline that says who waits where |
+//! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
+//! | I8 | what a segment is to a group is agreed, not found out | [`Standing`] changes by a commit's verdict only |
+//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s and every communicator with windows in it hold the memory; the last one gives it back |
+//! | I10 | a pool does not grow during a capture | [`PoolCapture`] freezes it; a commit meanwhile is [`Refusal::CommitDuringCapture`] on all members |
+//!
+//! Windows stay until their communicator is gone. There is no retiring of single segments: a pool's segments live
+//! as long as the pool.
 
 pub mod agreement;
 mod commit;

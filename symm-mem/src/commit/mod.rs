@@ -7,6 +7,8 @@
 //! | here | what this rank brings, and what becomes of the result |
 
 mod driver;
+#[cfg(test)]
+mod driver_tests;
 mod group;
 
 use std::{

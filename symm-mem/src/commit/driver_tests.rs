@@ -1,0 +1,154 @@
+//! The driver over a real store, with threads as ranks and a library of nothing but a rule.
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use process_group::store::{Deadline, HashStore, Store};
+
+use super::driver::{Local, run};
+use crate::agreement::{
+    Agreed, Capabilities, Ending, GroupId, LogPoint, NoWindows, Operation, OperationKind, Outcome, Poison,
+    Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+};
+
+/// A rank whose library answers `outcome` once all that register have come.
+struct Rank {
+    outcome: Outcome,
+    all: Option<Arc<Barrier>>,
+    hashes: Vec<u64>,
+}
+
+impl Local for Rank {
+    fn hash_at(&self, length: u64) -> Option<u64> {
+        self.hashes.get(length as usize).copied()
+    }
+
+    fn operation(&self, sequence: u64) -> Option<Operation> {
+        (sequence + 1 < self.hashes.len() as u64).then(|| Operation {
+            kind: OperationKind::Allocate,
+            bytes: self.hashes[sequence as usize + 1],
+            place: None,
+            tag: None,
+            call_site: "train.rs:12".to_owned(),
+        })
+    }
+
+    fn register(&mut self, _segments: u32, _deadline: Deadline) -> Outcome {
+        if let Some(all) = &self.all {
+            all.wait();
+        }
+        self.outcome.clone()
+    }
+}
+
+fn situation(segments: &[u64], deadline: Duration) -> Situation {
+    let log = LogPoint { length: segments.len() as u64, hash: *segments.last().unwrap_or(&0) };
+    Situation {
+        policy: Policy::Strict,
+        deadline,
+        readiness: Readiness::Ready,
+        capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
+        enqueued: Vec::new(),
+        address_space_left: None,
+        log,
+        log_since: 0,
+        segments: (0..)
+            .zip(segments)
+            .map(|(ordinal, hash)| {
+                let log = LogPoint { length: u64::from(ordinal) + 1, hash: *hash };
+                Segment { ordinal, bytes: 64 << 20, flags: 0, log }
+            })
+            .collect(),
+    }
+}
+
+/// Commits on a thread for each rank; each has the segments and the outcome given.
+fn commit(
+    store: &dyn Store,
+    members: usize,
+    ranks: Vec<(Vec<u64>, Outcome)>,
+    deadline: Duration,
+) -> Vec<Result<Agreed, Ending>> {
+    let registers = ranks.iter().filter(|(_, outcome)| *outcome != Outcome::Blocked).count();
+    let all = Arc::new(Barrier::new(registers));
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(ranks)
+            .map(|(rank, (segments, outcome))| {
+                let all = (outcome != Outcome::Blocked).then(|| all.clone());
+                scope.spawn(move || {
+                    let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+                    let group = GroupId { uid: 1, epoch: 0 };
+                    let mut seat = Seat::new(pool, group, rank, (0..members as u32).collect());
+                    let (machine, _) = seat.begin(situation(&segments, deadline));
+                    let hashes = [vec![0], segments].concat();
+                    let (conclusion, failure) = run(machine, store, &mut Rank { outcome, all, hashes });
+                    assert!(failure.is_none(), "{failure:?}");
+                    conclusion.result
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
+    })
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn all_get_windows() {
+    let store = HashStore::new();
+    let ranks = vec![(vec![7, 8], Outcome::Registered); 4];
+    let agreed = Agreed { segments: 2, without: None, pending: None };
+    assert_eq!(commit(&store, 4, ranks, LONG), vec![Ok(agreed); 4]);
+}
+
+#[test]
+fn all_do_without() {
+    let store = HashStore::new();
+    let reason = "no peer access".to_owned();
+    let ranks = vec![(vec![7], Outcome::Unsupported { reason: reason.clone() }); 3];
+    let without = Some(NoWindows::Unsupported { reason });
+    assert_eq!(commit(&store, 3, ranks, LONG), vec![Ok(Agreed { segments: 1, without, pending: None }); 3]);
+}
+
+#[test]
+fn an_extra_segment_is_named_to_all_with_its_allocation() {
+    let store = HashStore::new();
+    let mut ranks = vec![(vec![7, 8], Outcome::Registered); 4];
+    ranks[2].0.push(9);
+    let results = commit(&store, 4, ranks, LONG);
+    let Err(Ending::Refused(refusal @ Refusal::SegmentCountMismatch { ordinal: 2, .. })) = &results[0] else {
+        panic!("{results:?}")
+    };
+    let text = refusal.to_string();
+    assert!(text.contains("rank 2: allocated 9 bytes at train.rs:12"), "{text}");
+    assert!(results.iter().all(|result| result == &results[0]), "{results:?}");
+}
+
+#[test]
+fn a_failed_registration_poisons_all() {
+    let store = HashStore::new();
+    let mut ranks = vec![(vec![7], Outcome::Blocked); 3];
+    ranks[1].1 = Outcome::Failed { ordinal: Some(0), cause: "unhandled cuda error".to_owned() };
+    for result in commit(&store, 3, ranks, LONG) {
+        assert!(
+            matches!(&result, Err(Ending::Poisoned(Poison::RegistrationFailed { rank: 1, .. }))),
+            "{result:?}"
+        );
+    }
+}
+
+#[test]
+fn who_is_missing_is_named() {
+    let store = HashStore::new();
+    let ranks = vec![(vec![7], Outcome::Registered); 2];
+    let results = commit(&store, 3, ranks, Duration::from_millis(400));
+    let Err(Ending::Refused(Refusal::CommitTimeout { missing, .. })) = &results[0] else {
+        panic!("{results:?}")
+    };
+    assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [2]);
+    assert_eq!(results[0], results[1]);
+}
