@@ -57,7 +57,7 @@ impl Context {
     ///
     /// The methods of this crate do this themselves; it is for calls of other libraries that look at the current
     /// context (NCCL, cuBLAS, one's own use of the table). Where the context is current already, the guard does
-    /// nothing: one look at the driver's thread state.
+    /// nothing: one look at the driver's thread state. Drop nested guards in reverse order, as scopes do.
     ///
     /// The guard belongs to the thread:
     /// ```compile_fail,E0277

@@ -1,0 +1,77 @@
+//! The crate on the embedded device. One world lives in a process at a time, so tests take turns.
+
+mod capture;
+mod faults;
+mod flow;
+mod lifecycle;
+mod memory;
+mod processes;
+mod streams;
+mod virtual_memory;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cuda_driver::sys::{Api, Table};
+use cuda_driver::{Context, Driver, Error, Stream, StreamFlags, set_drop_error_hook};
+use gpu_sim::World;
+
+/// Bytes of memory of each device.
+const CAPACITY: u64 = 256 << 20;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// What `Drop` could not do, since the test's turn began.
+static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn drops() -> MutexGuard<'static, Vec<String>> {
+    DROPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn turn() -> MutexGuard<'static, ()> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    set_drop_error_hook(|error| drops().push(error.to_string()));
+    drops().clear();
+    turn
+}
+
+/// Runs `test` in a fresh world, where nothing may leak and no `Drop` may fail.
+fn on_devices(devices: usize, test: impl FnOnce(&World, &Driver)) {
+    let _turn = turn();
+    let world = start(devices);
+    let driver = driver(world.cuda());
+    test(&world, &driver);
+    drop(driver);
+    assert_eq!(*drops(), Vec::<String>::new());
+    world.finish().expect("the test leaves nothing behind");
+}
+
+/// As [`on_devices`], with one device, its context, and a stream.
+fn on_stream(test: impl FnOnce(&World, &Context, &Stream)) {
+    on_devices(1, |world, driver| {
+        let context = context(driver, 0);
+        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
+        test(world, &context, &stream);
+    });
+}
+
+fn start(devices: usize) -> World {
+    World::builder().devices(devices).capacity(CAPACITY).start().unwrap()
+}
+
+fn driver(table: Table) -> Driver {
+    // SAFETY: the embedded device keeps the C contracts, and the world outlives the driver in every test.
+    Driver::new(unsafe { Api::from_parts(table) }.unwrap()).unwrap()
+}
+
+fn context(driver: &Driver, ordinal: u32) -> Context {
+    driver.device(ordinal).unwrap().retain_primary().unwrap()
+}
+
+/// The driver's function that failed, and the code's number.
+#[track_caller]
+fn failed(error: &Error) -> (&'static str, u32) {
+    match error {
+        Error::Driver { function, code, .. } => (function, code.0),
+        other => panic!("not the driver's error: {other}"),
+    }
+}

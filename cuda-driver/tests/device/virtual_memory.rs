@@ -1,0 +1,259 @@
+//! Physical memory, reservations and mappings.
+
+use std::os::fd::AsFd as _;
+
+use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
+use cuda_driver::{Context, DevicePtr, Error};
+use proptest::prelude::*;
+
+use super::{CAPACITY, context, failed, on_devices, on_stream};
+
+const PAGE: usize = 2 << 20;
+
+/// Writes, or reads, the word at an address.
+fn write(context: &Context, at: DevicePtr, word: u32) {
+    // SAFETY: every test passes an address that is mapped with access.
+    unsafe { context.copy_from_host(at, &[word]) }.unwrap();
+}
+
+fn read(context: &Context, at: DevicePtr) -> u32 {
+    let mut word = [0];
+    // SAFETY: as `write`.
+    unsafe { context.copy_to_host(&mut word, at) }.unwrap();
+    word[0]
+}
+
+fn map_whole(context: &Context, memory: &PhysicalMemory) -> Mapping {
+    let mapping = Reservation::new(context.driver(), memory.bytes(), 0)
+        .unwrap()
+        .map(0, memory, 0, memory.bytes())
+        .unwrap();
+    mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
+    mapping
+}
+
+#[test]
+fn sizes_have_a_granularity() {
+    on_stream(|_, context, _| {
+        let granularity = Granularity::of(context.device(), HandleTypes::POSIX_FD).unwrap();
+        assert!(granularity.minimum > 0 && granularity.recommended.is_multiple_of(granularity.minimum));
+        assert_eq!(granularity.round_up(0), 0);
+        assert_eq!(granularity.round_up(1), granularity.recommended);
+        let odd = PhysicalMemory::create(context, granularity.minimum + 1, HandleTypes::empty()).unwrap_err();
+        assert_eq!(failed(&odd), ("cuMemCreate", 1));
+    });
+}
+
+#[test]
+fn the_same_pages_may_be_mapped_twice() {
+    on_stream(|_, context, _| {
+        let memory = PhysicalMemory::create(context, PAGE, HandleTypes::empty()).unwrap();
+        let [first, second] = [(); 2].map(|()| map_whole(context, &memory));
+        write(context, first.ptr(), 77);
+        assert_eq!(read(context, second.ptr()), 77);
+        assert_eq!(memory.device_ordinal().unwrap(), 0);
+    });
+}
+
+#[test]
+fn parents_outlive_the_mapping_whatever_is_dropped_first() {
+    on_stream(|world, context, _| {
+        let memory = PhysicalMemory::create(context, PAGE, HandleTypes::empty()).unwrap();
+        let reservation = Reservation::new(context.driver(), PAGE, 0).unwrap();
+        let mapping = reservation.map(0, &memory, 0, PAGE).unwrap();
+        mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
+        drop(memory);
+        drop(reservation);
+        assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (0, 0));
+        write(context, mapping.ptr(), 5);
+        assert_eq!(read(context, mapping.ptr()), 5);
+        mapping.unmap().unwrap();
+        assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (1, 1));
+    });
+}
+
+#[test]
+fn access_is_given_device_by_device() {
+    on_devices(2, |_, driver| {
+        let (first, second) = (context(driver, 0), context(driver, 1));
+        let memory = PhysicalMemory::create(&first, PAGE, HandleTypes::empty()).unwrap();
+        let mapping = map_whole(&first, &memory);
+        mapping.set_access(&[(second.device(), Access::Read)]).unwrap();
+        write(&first, mapping.ptr(), 11);
+        assert_eq!(read(&second, mapping.ptr()), 11);
+    });
+}
+
+#[test]
+fn ranges_that_leave_their_object_are_refused_with_figures() {
+    on_stream(|_, context, _| {
+        let memory = PhysicalMemory::create(context, PAGE, HandleTypes::empty()).unwrap();
+        let reservation = Reservation::new(context.driver(), 2 * PAGE, 0).unwrap();
+        for (offset, memory_offset, bytes) in
+            [(2 * PAGE, 0, PAGE), (0, PAGE, PAGE), (usize::MAX, 0, PAGE), (0, 0, 2 * PAGE)]
+        {
+            let refused = reservation.map(offset, &memory, memory_offset, bytes).unwrap_err();
+            assert!(matches!(refused, Error::OutOfBounds { bytes: b, .. } if b == bytes), "{refused}");
+        }
+        let refused = reservation.set_access(PAGE, 2 * PAGE, &[]).unwrap_err();
+        assert!(matches!(refused, Error::OutOfBounds { .. }), "{refused}");
+    });
+}
+
+#[test]
+fn only_what_was_made_for_it_is_exported() {
+    on_stream(|_, context, _| {
+        let private = PhysicalMemory::create(context, PAGE, HandleTypes::empty()).unwrap();
+        assert!(matches!(private.export_fd(), Err(Error::NotExportable { .. })));
+        let shared = PhysicalMemory::create(context, PAGE, HandleTypes::POSIX_FD).unwrap();
+        let descriptor = shared.export_fd().unwrap();
+        let imported = PhysicalMemory::import_fd(context, descriptor.as_fd(), PAGE).unwrap();
+        drop(descriptor);
+        let (here, there) = (map_whole(context, &shared), map_whole(context, &imported));
+        write(context, here.ptr(), 123);
+        assert_eq!(read(context, there.ptr()), 123);
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let refused = PhysicalMemory::import_fd(context, file.as_fd(), PAGE).unwrap_err();
+        assert_eq!(failed(&refused).0, "cuMemImportFromShareableHandle");
+    });
+}
+
+/// A step of the property below. Numbers choose among what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Create { pages: usize },
+    Reserve { pages: usize },
+    Map { reservation: usize, offset: usize, memory: usize, memory_offset: usize, pages: usize },
+    Unmap { mapping: usize },
+    DropMemory { memory: usize },
+    DropReservation { reservation: usize },
+    Write { mapping: usize, page: usize, word: u32 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let number = 0..64usize;
+    let step = prop_oneof![
+        2 => (1..4usize).prop_map(|pages| Step::Create { pages }),
+        2 => (1..5usize).prop_map(|pages| Step::Reserve { pages }),
+        6 => (number.clone(), 0..4usize, number.clone(), 0..3usize, 1..3usize).prop_map(
+            |(reservation, offset, memory, memory_offset, pages)| Step::Map { reservation, offset, memory, memory_offset, pages }
+        ),
+        3 => number.clone().prop_map(|mapping| Step::Unmap { mapping }),
+        1 => number.clone().prop_map(|memory| Step::DropMemory { memory }),
+        1 => number.clone().prop_map(|reservation| Step::DropReservation { reservation }),
+        5 => (number, 0..3usize, any::<u32>()).prop_map(|(mapping, page, word)| Step::Write { mapping, page, word }),
+    ];
+    proptest::collection::vec(step, 1..40)
+}
+
+/// What is mapped, by the model: the first page's place in its reservation and in its memory.
+struct Mapped {
+    reservation: u64,
+    offset: usize,
+    memory: u64,
+    memory_offset: usize,
+    pages: usize,
+}
+
+/// Which live object a step's number chooses.
+fn chosen<T>(objects: &mut [T], number: usize) -> Option<(usize, &mut T)> {
+    let index = number.checked_rem(objects.len())?;
+    Some((index, &mut objects[index]))
+}
+
+fn overlap(a: (usize, usize), b: (usize, usize)) -> bool {
+    a.0 < b.0 + b.1 && b.0 < a.0 + a.1
+}
+
+#[test]
+fn pages_are_what_the_model_says_through_every_mapping() {
+    on_stream(|_, context, _| {
+        let free = || context.memory_info().unwrap().0;
+        let all = free();
+        let own = [(context.device(), Access::ReadWrite)];
+        proptest!(ProptestConfig::with_cases(96), |(steps in steps())| {
+            let mut memories: Vec<PhysicalMemory> = Vec::new();
+            let mut reservations: Vec<Reservation> = Vec::new();
+            let mut mappings: Vec<(Mapping, Mapped)> = Vec::new();
+            let mut words = std::collections::HashMap::<(u64, usize), u32>::new();
+            for step in steps {
+                match step {
+                    Step::Create { pages } => match PhysicalMemory::create(context, pages * PAGE, HandleTypes::empty()) {
+                        Ok(memory) => memories.push(memory),
+                        Err(error) => {
+                            prop_assert!(error.is_out_of_memory());
+                            prop_assert!(free() < pages * PAGE);
+                        }
+                    },
+                    Step::Reserve { pages } => {
+                        reservations.push(Reservation::new(context.driver(), pages * PAGE, 0).unwrap());
+                    }
+                    Step::Map { reservation, offset, memory, memory_offset, pages } => {
+                        let Some((_, reservation)) = chosen(&mut reservations, reservation) else { continue };
+                        let Some((_, memory)) = chosen(&mut memories, memory) else { continue };
+                        let fits = (offset + pages) * PAGE <= reservation.bytes()
+                            && (memory_offset + pages) * PAGE <= memory.bytes();
+                        let taken = mappings.iter().any(|(_, mapped)| {
+                            mapped.reservation == reservation.ptr().0
+                                && overlap((mapped.offset, mapped.pages), (offset, pages))
+                        });
+                        match reservation.map(offset * PAGE, memory, memory_offset * PAGE, pages * PAGE) {
+                            Ok(mapping) => {
+                                prop_assert!(fits && !taken);
+                                prop_assert_eq!(mapping.ptr(), reservation.ptr() + offset * PAGE);
+                                mapping.set_access(&own).unwrap();
+                                let (reservation, memory) = (reservation.ptr().0, memory.raw());
+                                mappings.push((mapping, Mapped { reservation, offset, memory, memory_offset, pages }));
+                            }
+                            Err(Error::OutOfBounds { .. }) => prop_assert!(!fits),
+                            Err(error) => {
+                                prop_assert!(fits && taken, "{}", error);
+                                prop_assert_eq!(failed(&error).0, "cuMemMap");
+                            }
+                        }
+                    }
+                    Step::Unmap { mapping } => {
+                        if let Some((index, _)) = chosen(&mut mappings, mapping) {
+                            mappings.swap_remove(index).0.unmap().unwrap();
+                        }
+                    }
+                    Step::DropMemory { memory } => {
+                        if let Some((index, _)) = chosen(&mut memories, memory) {
+                            memories.swap_remove(index);
+                        }
+                    }
+                    Step::DropReservation { reservation } => {
+                        if let Some((index, _)) = chosen(&mut reservations, reservation) {
+                            reservations.swap_remove(index);
+                        }
+                    }
+                    Step::Write { mapping, page, word } => {
+                        if let Some((_, (mapping, mapped))) = chosen(&mut mappings, mapping) {
+                            let page = page % mapped.pages;
+                            write(context, mapping.ptr() + page * PAGE, word);
+                            words.insert((mapped.memory, mapped.memory_offset + page), word);
+                        }
+                    }
+                }
+                for (mapping, mapped) in &mappings {
+                    for page in 0..mapped.pages {
+                        if let Some(word) = words.get(&(mapped.memory, mapped.memory_offset + page)) {
+                            prop_assert_eq!(read(context, mapping.ptr() + page * PAGE), *word);
+                        }
+                    }
+                }
+                let mut live: Vec<(u64, usize)> = memories
+                    .iter()
+                    .chain(mappings.iter().map(|(mapping, _)| mapping.memory()))
+                    .map(|memory| (memory.raw(), memory.bytes()))
+                    .collect();
+                live.sort_unstable();
+                live.dedup();
+                words.retain(|(memory, _), _| live.iter().any(|(raw, _)| raw == memory));
+                prop_assert_eq!(free(), all - live.iter().map(|(_, bytes)| bytes).sum::<usize>());
+            }
+        });
+        assert_eq!(free(), all);
+        assert!(all as u64 <= CAPACITY);
+    });
+}
