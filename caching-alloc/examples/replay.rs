@@ -15,10 +15,19 @@ use caching_alloc::core::{Allocator, Block, Settings, StreamId, UNIT};
 use caching_alloc::host::{HostSource, HostStreams};
 
 enum Event {
-    Allocate { slot: usize, bytes: u64, stream: StreamId },
+    Allocate {
+        slot: usize,
+        bytes: u64,
+        stream: StreamId,
+    },
     /// With the stream whose use is to be waited for, if there is one.
-    Free { slot: usize, user: Option<StreamId> },
-    Complete { user: StreamId },
+    Free {
+        slot: usize,
+        user: Option<StreamId>,
+    },
+    Complete {
+        user: StreamId,
+    },
 }
 
 fn read() -> Result<(Vec<Event>, u64), Box<dyn Error>> {
@@ -30,7 +39,12 @@ fn read() -> Result<(Vec<Event>, u64), Box<dyn Error>> {
             (fields.next(), fields.next(), fields.next(), fields.next())
         {
             let code = code.chars().next().unwrap_or('?');
-            lines.push((code, u64::from_str_radix(address, 16)?, bytes.parse::<u64>()?, stream.parse::<u64>()?));
+            lines.push((
+                code,
+                u64::from_str_radix(address, 16)?,
+                bytes.parse::<u64>()?,
+                stream.parse::<u64>()?,
+            ));
         }
     }
     let mut events = Vec::new();

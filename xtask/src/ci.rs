@@ -27,7 +27,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
     if options.offline {
-        println!("left out, --offline: the real NCCL libraries");
+        println!("left out, --offline: the pinned headers and the real NCCL libraries");
+        return Ok(());
     }
+    let lint = ["clippy", "--quiet", "--package", "xtask", "--features", "codegen", "--", "-D", "warnings"];
+    shell::run(&mut shell::cargo(&root, &lint))?;
+    shell::run(&mut shell::cargo(&root, &["xtask", "codegen", "--check"]))?;
+    shell::run(&mut shell::cargo(&root, &["xtask", "abi"]))?;
     Ok(())
 }

@@ -35,8 +35,13 @@ impl Default for Recipe {
 }
 
 impl Workshop {
-    pub(super) fn new() -> Self {
-        Self(tempfile::tempdir().expect("a temporary folder"))
+    /// `None`, with a word why, without a C compiler.
+    pub(super) fn open() -> Option<Self> {
+        if let Err(error) = compiler().arg("--version").output() {
+            println!("skipped: no C compiler ({error})");
+            return None;
+        }
+        Some(Self(tempfile::tempdir().expect("a temporary folder")))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -62,7 +67,7 @@ impl Workshop {
         let text = target.with_extension("c");
         fs::create_dir_all(text.parent().expect("a file lies in a folder")).expect("a folder is made");
         fs::write(&text, source).expect("the source is written");
-        let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+        let mut cc = compiler();
         cc.args(["-shared", "-fPIC", &format!("-Wl,-soname,{soname}"), "-o"]).arg(&target).arg(&text);
         assert!(cc.status().expect("a C compiler runs").success(), "{cc:?}");
         target.canonicalize().expect("the library is there")
@@ -74,4 +79,8 @@ impl Workshop {
         fs::write(&path, content).expect("the file is written");
         path.canonicalize().expect("the file is there")
     }
+}
+
+fn compiler() -> Command {
+    Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
 }

@@ -54,7 +54,7 @@ fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
 rusty_fork_test! {
     #[test]
     fn the_variable_names_the_file() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { file: "of-my-own.so".into(), ..Recipe::default() });
         let api = load_named(&path).unwrap();
         assert_eq!(api.path(), Some(&*path));
@@ -68,7 +68,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_wrong_path_is_an_error_and_no_reason_to_look_further() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         preload(&workshop.make(&Recipe::default()));
         let path = PathBuf::from("/nowhere/at/all.so");
         let error = load_named(&path).unwrap_err();
@@ -78,7 +78,7 @@ rusty_fork_test! {
 
     #[test]
     fn an_empty_variable_names_nothing() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe::default());
         preload(&path);
         assert_eq!(load_named(Path::new("")).unwrap().path(), Some(&*path));
@@ -86,7 +86,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_file_that_is_no_library() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         for (name, content) in [("text.so", &b"not a library at all, whatever its name says"[..]), ("empty.so", b"")] {
             let path = workshop.write(name, content);
             let error = load_named(&path).unwrap_err();
@@ -100,20 +100,20 @@ rusty_fork_test! {
 
     #[test]
     fn a_library_without_the_symbols() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let (missing, rest) = binding::REQUIRED[1..].split_last().unwrap();
         let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..Recipe::default() });
         let error = load_named(&path).unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == missing), "{error:?}");
         text_with(&error, &[&path, &missing]);
         // It was closed: another one can be loaded.
-        let good = Workshop::new();
+        let Some(good) = Workshop::open() else { return };
         assert!(load_named(&good.make(&Recipe::default())).is_ok());
     }
 
     #[test]
     fn a_copy_that_is_loaded_is_taken() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         set_variable(None);
         for name in binding::NAMES.iter().rev() {
             let path = workshop.make(&Recipe {
@@ -130,7 +130,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_copy_under_another_name_is_taken() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         set_variable(None);
         let path = workshop.make(&Recipe { soname: "libother.so".into(), ..Recipe::default() });
         preload(&path);
@@ -139,7 +139,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_second_copy_is_refused() {
-        let (one, two) = (Workshop::new(), Workshop::new());
+        let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
         let (loaded, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
         preload(&loaded);
         let error = load_named(&wanted).unwrap_err();
@@ -172,7 +172,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_library_that_does_not_say_its_release() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let cases = [((binding::SAMPLE, 3), "answered 3"), ((0, 0), "said 0"), ((-7, 0), "said -7")];
         for (index, (version, words)) in cases.into_iter().enumerate() {
             let path = workshop.make(&Recipe {
@@ -189,7 +189,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_library_that_lies_about_its_release() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { version: Some((99_000, 0)), ..Recipe::default() });
         let api = load_named(&path).unwrap();
         for requirement in crate::feature::REQUIREMENTS {
@@ -201,7 +201,7 @@ rusty_fork_test! {
 
     #[test]
     fn threads_that_load_at_once_get_one_copy() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe::default());
         set_variable(Some(&path));
         let barrier = Barrier::new(8);
@@ -217,7 +217,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_loader_of_ones_own() {
-        let workshop = Workshop::new();
+        let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { file: "own.so".into(), ..Recipe::default() });
         // SAFETY: libraries of these tests have no initialisers.
         let library = unsafe { Library::new(&path) }.unwrap();
