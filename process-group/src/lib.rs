@@ -8,6 +8,7 @@
 //! | [`store`] | the small shared table through which ranks find each other |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
+//! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
 //!
 //! Each may be used without the next.
 //!
@@ -18,6 +19,8 @@
 pub mod comm;
 pub mod group;
 mod hash;
+#[cfg(feature = "registration")]
+pub mod registration;
 pub mod store;
 
 pub use group::ProcessGroup;

@@ -1,16 +1,10 @@
 //! How a communicator is to be made.
 
-use std::{
-    ffi::{CString, c_char, c_int},
-    ptr,
-};
+use std::ffi::{CString, c_int};
 
-use nccl_sys::{NCCL_API_MAGIC, NCCL_VERSION_CODE, Version, ncclConfig_t};
+use nccl_sys::{Missing, Version, ncclConfig_t};
 
 use super::{CommError, Nccl, Result, WindowFacts};
-
-/// NCCL's mark for "as you think best".
-const UNDEFINED: c_int = c_int::MIN;
 
 /// Settings of a communicator. What is not set is NCCL's choice (or its environment's, which beats both).
 ///
@@ -58,9 +52,6 @@ impl CtaPolicy {
     }
 }
 
-/// A setting, whether it is set, and the first release that knows it.
-type Setting = (&'static str, bool, Version);
-
 impl Config {
     /// No setting at all.
     #[must_use]
@@ -89,32 +80,15 @@ impl Config {
         self
     }
 
-    fn settings(&self) -> [Setting; 5] {
-        let (v17, v27) = (Version::new(2, 17, 0), Version::new(2, 27, 0));
-        let policy_since = match self.cta_policy {
-            Some(CtaPolicy::Zero) => Version::new(2, 28, 0),
-            _ => v27,
-        };
-        [
-            ("name", self.name.is_some(), v27),
-            ("ctas", self.ctas.is_some(), v17),
-            ("cga_cluster_size", self.cga_cluster_size.is_some(), v17),
-            ("network", self.network.is_some(), v17),
-            ("cta_policy", self.cta_policy.is_some(), policy_since),
-        ]
+    /// The settings that are set but that the loaded release would ignore.
+    ///
+    /// # Errors
+    /// [`CommError::Setting`] for one that no release takes.
+    pub fn ignored_by(&self, nccl: &Nccl) -> Result<Vec<Missing>> {
+        Ok(nccl.api().ignored(&self.lower(nccl)?.raw))
     }
 
-    /// The settings that are set but that the loaded release would ignore, with the first release that knows each.
-    #[must_use]
-    pub fn ignored_by(&self, nccl: &Nccl) -> Vec<(&'static str, Version)> {
-        let settings = self.settings().into_iter();
-        settings
-            .filter(|(_, set, since)| *set && nccl.release() < *since)
-            .map(|(name, _, since)| (name, since))
-            .collect()
-    }
-
-    /// The settings as the loaded release reads them.
+    /// The settings as NCCL reads them.
     pub(crate) fn lower(&self, nccl: &Nccl) -> Result<RawConfig> {
         let text = |setting: &'static str, text: &Option<String>| match text {
             None => Ok(None),
@@ -127,66 +101,38 @@ impl Config {
             c_int::try_from(value)
                 .map_err(|_| CommError::Setting { setting, problem: format!("{value} is too large") })
         };
-        let ignored: Vec<_> = self.ignored_by(nccl).into_iter().map(|(name, _)| name).collect();
-        let known = |setting: &str| !ignored.contains(&setting);
+        // Blocking, whatever a release takes for its default.
+        let mut raw = ncclConfig_t { blocking: 1, ..nccl.api().config() };
         let (name, network) = (text("name", &self.name)?, text("network", &self.network)?);
-        let mut raw = undefined();
-        let address = |text: &Option<CString>| text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
-        if known("name") {
-            raw.commName = address(&name);
+        if let Some(name) = &name {
+            raw.commName = name.as_ptr();
         }
-        if known("network") {
-            raw.netName = address(&network);
+        if let Some(network) = &network {
+            raw.netName = network.as_ptr();
         }
-        if let Some((least, most)) = self.ctas.filter(|_| known("ctas")) {
+        if let Some((least, most)) = self.ctas {
             if least == 0 || least > most {
                 let problem = format!("{least} to {most} is no range of at least one thread block");
                 return Err(CommError::Setting { setting: "ctas", problem });
             }
             (raw.minCTAs, raw.maxCTAs) = (number("ctas", least)?, number("ctas", most)?);
         }
-        if let Some(size) = self.cga_cluster_size.filter(|_| known("cga_cluster_size")) {
+        if let Some(size) = self.cga_cluster_size {
             raw.cgaClusterSize = number("cga_cluster_size", size)?;
         }
-        if let Some(policy) = self.cta_policy.filter(|_| known("cta_policy")) {
+        if let Some(policy) = self.cta_policy {
+            // 2.27 reads the field, and refuses the value.
+            let release = nccl.release();
+            if policy == CtaPolicy::Zero
+                && (Version::new(2, 27, 0)..Version::new(2, 28, 0)).contains(&release)
+            {
+                let problem =
+                    format!("the policy without thread blocks needs NCCL 2.28, but {release} is loaded");
+                return Err(CommError::Setting { setting: "cta_policy", problem });
+            }
             raw.CTAPolicy = policy.raw();
         }
         Ok(RawConfig { raw, _texts: [name, network] })
-    }
-}
-
-/// Every field undefined, declared as the release whose header the bindings come from: a library reads as much as
-/// it knows, and resets what is newer than the declared release.
-fn undefined() -> ncclConfig_t {
-    let none: *const c_char = ptr::null();
-    ncclConfig_t {
-        size: size_of::<ncclConfig_t>(),
-        magic: NCCL_API_MAGIC,
-        version: NCCL_VERSION_CODE,
-        // Ours are blocking, whatever a release takes for its default.
-        blocking: 1,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
-        netName: none,
-        splitShare: UNDEFINED,
-        trafficClass: UNDEFINED,
-        commName: none,
-        collnetEnable: UNDEFINED,
-        CTAPolicy: UNDEFINED,
-        shrinkShare: UNDEFINED,
-        nvlsCTAs: UNDEFINED,
-        nChannelsPerNetPeer: UNDEFINED,
-        nvlinkCentricSched: UNDEFINED,
-        graphUsageMode: UNDEFINED,
-        numRmaCtx: UNDEFINED,
-        maxP2pPeers: UNDEFINED,
-        graphStreamOrdering: UNDEFINED,
-        launchOrderImplicit: UNDEFINED,
-        numRmaSig: UNDEFINED,
-        rmaEagerInit: UNDEFINED,
-        hostCftMode: UNDEFINED,
-        nvlsHostMode: UNDEFINED,
     }
 }
 

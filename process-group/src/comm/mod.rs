@@ -40,13 +40,19 @@ mod window;
 pub use abort::AbortHandle;
 pub use check::ArgumentError;
 pub use communicator::Communicator;
+#[cfg(feature = "registration")]
+pub(crate) use communicator::Shared;
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
 pub(crate) use group::refuse_inside as refuse_inside_group;
 pub use nccl::Nccl;
+#[cfg(feature = "registration")]
+pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
+#[cfg(feature = "registration")]
+pub(crate) use register::register;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

@@ -53,17 +53,18 @@ impl Registration {
     ///
     /// # Errors
     /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) when the
-    /// communicator was busy until the deadline: then it is still registered, and the memory must not be reused.
+    /// communicator was busy until the deadline and for ten seconds more: then it is still registered, and the
+    /// memory must not be reused.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(self, deadline: Deadline) -> Result<()> {
         self.release(deadline)
     }
 
-    fn release(&self, deadline: Deadline) -> Result<()> {
+    /// [`deregister`](Self::deregister) that may be tried again when the communicator was busy.
+    pub(crate) fn release(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommDeregister";
-        let handle = self.handle.swap(ptr::null_mut(), Ordering::Relaxed);
         let Some(shared) = self.communicator.upgrade() else { return Ok(()) };
-        if handle.is_null() || shared.gate.check(CALL).is_err() {
+        if !self.is_effective() || shared.gate.check(CALL).is_err() {
             return Ok(());
         }
         let _entry = match shared.gate.enter(CALL, Kind::Local, Some(deadline)) {
@@ -73,9 +74,10 @@ impl Registration {
             Err(busy) => return Err(busy),
         };
         let _current = shared.context.enter()?;
-        // SAFETY: the communicator is alive inside the gate; the handle is its own, and is given back once.
-        let result = unsafe { call!(&shared.nccl, shared.name(), ncclCommDeregister(shared.raw(), handle)) };
-        shared.judge(result)
+        // Whatever NCCL answers, the handle is given back once.
+        let handle = self.handle.swap(ptr::null_mut(), Ordering::Relaxed);
+        // SAFETY: the communicator is alive inside the gate; the handle is its own.
+        unsafe { call!(&shared.nccl, shared.name(), ncclCommDeregister(shared.raw(), handle)) }
     }
 }
 
@@ -132,13 +134,12 @@ pub(crate) unsafe fn register(
     let mut handle = ptr::null_mut();
     // SAFETY: the communicator is alive inside the gate; the memory is alive by the caller's contract; the handle
     // is written before the call returns, because communicators are blocking.
-    let result = unsafe {
+    unsafe {
         call!(
             &shared.nccl,
             shared.name(),
             ncclCommRegister(shared.raw(), ptr.0 as *mut c_void, bytes, &mut handle)
         )
-    };
-    shared.judge(result)?;
+    }?;
     Ok(Registration { communicator: Arc::downgrade(shared), ptr, bytes, handle: AtomicPtr::new(handle) })
 }
