@@ -1,7 +1,7 @@
 //! The store's machines under every schedule that a seed can choose: what ranks see is what one store in one
 //! order would show, nothing is lost, and nobody is hurt by strangers or by others' broken connections.
 
-#[path = "seeded/world.rs"]
+#[path = "store_support/world.rs"]
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet};

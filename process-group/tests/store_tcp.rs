@@ -1,32 +1,25 @@
 //! The store between processes: sockets, death, strangers, limits.
 
+#[path = "store_support/ports.rs"]
+mod ports;
+
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    net::{TcpListener, TcpStream},
     thread,
     time::Duration,
 };
 
+use ports::reserved_port;
 use process_group::store::{
     Deadline, Store, StoreError, TcpStore,
     machine::{Limits, ServerLimits},
 };
-use rustix::net::{AddressFamily, SocketType};
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn soon() -> Deadline {
     Deadline::after(LONG)
-}
-
-/// A port that nobody listens at and that stays ours while the descriptor lives; a listener may share it.
-fn reserved_port() -> (OwnedFd, u16) {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
-    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let address = SocketAddrV4::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
-    (socket, address.port())
 }
 
 fn pair() -> (TcpStore, TcpStore) {
@@ -146,6 +139,29 @@ fn what_is_no_store_is_recognised() {
     let _silent = web.join().unwrap();
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
+}
+
+/// A host that answers the greeting and then nothing, as a stopped process does.
+#[test]
+fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let host = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut greeting = [0; 10];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&greeting[6..]).unwrap();
+        (stream, listener)
+    });
+    let options = TcpStore::options().patience(Duration::from_millis(50));
+    let client = options.connect(&address, soon()).unwrap();
+    let _silent = host.join().unwrap();
+    let error = client.get("key", Deadline::after(Duration::from_millis(20))).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unresponsive { operation, .. } if operation.contains("key")),
+        "{error}"
+    );
+    assert!(matches!(client.set("key", b""), Err(StoreError::Unresponsive { .. })));
 }
 
 #[test]

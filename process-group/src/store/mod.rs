@@ -26,7 +26,7 @@ pub use error::{Result, StoreError};
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use rendezvous::{barrier, rendezvous};
-pub use tcp::{Options, TcpStore};
+pub use tcp::{TcpOptions, TcpStore};
 
 /// A shared table of keys, counters and queues.
 ///

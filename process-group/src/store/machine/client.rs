@@ -7,6 +7,9 @@ use super::{
     wire::{Expect, MAGIC, ReplyDecoder, kind},
 };
 
+/// How much longer than its deadline a wait may take: to be cancelled, and to learn what is missing.
+pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
+
 /// What a client is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
@@ -295,7 +298,7 @@ impl Client {
         }
         outputs.push(Output::Send(bytes));
         let asked = pending.keys.iter().cloned().collect();
-        let due = now.saturating_add(self.patience);
+        let due = now.saturating_add(self.patience.min(GRACE));
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
     }
 
@@ -305,7 +308,7 @@ impl Client {
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
-                let due = now.saturating_add(self.patience);
+                let due = now.saturating_add(self.patience.min(GRACE));
                 self.phase = Phase::Cancelling { pending, woken: false, due };
             }
             _ => self.finish(Err(Failure::Unresponsive), outputs),

@@ -12,6 +12,7 @@ pub mod server;
 mod table;
 mod wire;
 
+pub(super) use client::GRACE;
 pub use client::{Call, Client, Failure};
 pub use request::{Limits, Part, Refusal, Reply, Request};
 pub use server::{Rejection, Server, ServerLimits};

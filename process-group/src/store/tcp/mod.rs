@@ -23,7 +23,7 @@ use self::{
 use super::{
     Deadline, Result, StoreError,
     error::text,
-    machine::{Call, Failure, Reply, Request, ServerLimits},
+    machine::{Call, Failure, GRACE, Reply, Request, ServerLimits},
     service::{Keys, Service},
 };
 
@@ -41,7 +41,7 @@ const KEPT: usize = 8;
 ///
 /// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
 /// with either of its servers; queues need the libuv one). There is no authentication: keep it on networks whose
-/// users you trust. It listens on the loopback interface unless [`Options::listen`] says otherwise.
+/// users you trust. It listens on the loopback interface unless [`TcpOptions::listen`] says otherwise.
 ///
 /// ```
 /// use process_group::store::{Deadline, Store, TcpStore};
@@ -63,7 +63,7 @@ pub struct TcpStore {
 
 #[derive(Debug)]
 struct Inner {
-    options: Options,
+    options: TcpOptions,
     /// As it was given, for messages; the sockets it stands for.
     address: String,
     sockets: Vec<SocketAddr>,
@@ -73,14 +73,14 @@ struct Inner {
 
 /// How a [`TcpStore`] is hosted and connected to.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct TcpOptions {
     listen: IpAddr,
     limits: ServerLimits,
     patience: Duration,
     workers: Option<i64>,
 }
 
-impl Default for Options {
+impl Default for TcpOptions {
     fn default() -> Self {
         Self {
             listen: Ipv4Addr::LOCALHOST.into(),
@@ -91,7 +91,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl TcpOptions {
     /// The interface to listen on (default: loopback). `::` and `0.0.0.0` mean all.
     #[must_use]
     pub fn listen(self, interface: IpAddr) -> Self {
@@ -158,25 +158,25 @@ impl Options {
 }
 
 impl TcpStore {
-    /// Hosts a store on the loopback interface; see [`Options::host`].
+    /// Hosts a store on the loopback interface; see [`TcpOptions::host`].
     ///
     /// # Errors
     /// [`StoreError::PortInUse`], [`StoreError::Bind`].
     pub fn host(port: u16) -> Result<Self> {
-        Options::default().host(port, Deadline::after(Duration::from_secs(30)))
+        TcpOptions::default().host(port, Deadline::after(Duration::from_secs(30)))
     }
 
-    /// Connects to a store; see [`Options::connect`].
+    /// Connects to a store; see [`TcpOptions::connect`].
     ///
     /// # Errors
     /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
     pub fn connect(address: &str, deadline: Deadline) -> Result<Self> {
-        Options::default().connect(address, deadline)
+        TcpOptions::default().connect(address, deadline)
     }
 
     /// How stores are hosted and connected to otherwise.
-    pub fn options() -> Options {
-        Options::default()
+    pub fn options() -> TcpOptions {
+        TcpOptions::default()
     }
 
     /// The store's `host:port`; a host's has the port that was chosen.
@@ -287,7 +287,8 @@ impl Inner {
         call: impl FnOnce(&Connection) -> Call,
     ) -> Result<Option<Reply>> {
         let kept = self.kept().pop();
-        let opened = kept.map_or_else(|| self.open(Deadline::after(self.options.patience)), Ok);
+        let time = deadline.remaining().max(GRACE).min(self.options.patience);
+        let opened = kept.map_or_else(|| self.open(Deadline::after(time)), Ok);
         let mut connection = opened.map_err(|broken| self.failed(operation, broken, deadline))?;
         let call = call(&connection);
         let outcome = connection.call(call);
@@ -317,7 +318,7 @@ impl Inner {
                 return StoreError::Protocol { address, operation, detail };
             }
             Broken::Failed(_) => {
-                return StoreError::Unresponsive { address, operation, waited: self.options.patience };
+                return StoreError::Unresponsive { address, operation, waited: deadline.waited() };
             }
             Broken::Gone(source) if socket::is_local(&source) => {
                 return StoreError::Local { address, operation, source: Arc::new(source) };

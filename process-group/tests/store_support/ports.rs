@@ -1,0 +1,17 @@
+//! Ports for tests that need to know one beforehand.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    os::fd::OwnedFd,
+};
+
+use rustix::net::{AddressFamily, SocketType};
+
+/// A port that nobody listens at and that stays ours while the descriptor lives; a listener may share it.
+pub(crate) fn reserved_port() -> (OwnedFd, u16) {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = SocketAddrV4::try_from(rustix::net::getsockname(&socket).unwrap()).unwrap();
+    (socket, address.port())
+}

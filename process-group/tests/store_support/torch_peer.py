@@ -1,0 +1,63 @@
+"""The other end of store_torch.rs: PyTorch's TCPStore as host ("libuv", "legacy") or client ("client PORT")."""
+
+import sys
+from datetime import timedelta
+
+from torch.distributed import DistStoreError, TCPStore
+
+MINUTE = timedelta(seconds=60)
+
+
+def converse(store, queues):
+    store.set("py/hello", "from python")
+    assert store.get("rs/hello") == b"from rust"
+
+    store.add("count", 5)
+    store.set("py/counted", "")
+    store.wait(["rs/counted"], MINUTE)
+    assert store.add("count", 0) == 42
+    assert store.get("count") == b"42"
+
+    store.set("py/vote", store.compare_set("vote", "", "python"))
+    assert store.get("rs/vote") == store.get("py/vote")
+
+    store.append("py/log", "first ")
+    store.append("py/log", "second")
+    store.multi_set(["py/a", "py/b"], ["1", "2"])
+    assert store.multi_get(["rs/a", "rs/b"]) == [b"1", b"2"]
+
+    assert not store.check(["never"])
+    try:
+        store.wait(["never"], timedelta(milliseconds=50))
+        raise AssertionError("nobody sets this key")
+    except DistStoreError:
+        pass
+
+    store.set("py/gone", "")
+    assert store.delete_key("py/gone")
+    assert not store.delete_key("py/gone")
+    large = bytes(8 << 20)
+    store.set("py/large", large)
+    assert store.get("rs/large") == large
+
+    if queues:
+        store.queue_push("to rust", "ping")
+        assert store.queue_pop("to python") == b"pong"
+        assert store.queue_len("to python") == 0
+        assert "py/hello" in store.list_keys()
+
+    store.set("py/done", "")
+    store.wait(["rs/done"], MINUTE)
+
+
+role = sys.argv[1]
+if role == "client":
+    # With a world size it counts itself, and the host waits for that.
+    store = TCPStore("127.0.0.1", int(sys.argv[2]), world_size=2, is_master=False, timeout=MINUTE)
+else:
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=MINUTE, use_libuv=role == "libuv")
+    print(store.port, flush=True)
+converse(store, queues=role != "legacy")
+print("agreed", flush=True)
+# A host stays until the other end has heard it.
+sys.stdin.read()
