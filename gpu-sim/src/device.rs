@@ -224,8 +224,10 @@ impl Machine {
         })
     }
 
-    /// Tears a context down: its streams end, its memory goes.
+    /// Tears a context down: its work ends, then its streams and its memory go.
     pub(crate) fn destroy_context(&self, context: &Context) {
+        // A fault or a deadlock has been noted; the context goes all the same.
+        let _ = self.streams.synchronize_context(context);
         self.streams.remove_context(context.id);
         let gone = self.memory.space().remove_context(context.id);
         drop(gone);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cuda, GRANULE};
+use common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::{World, WorldError};
 use rusty_fork::rusty_fork_test;

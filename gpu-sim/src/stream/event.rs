@@ -1,6 +1,6 @@
 //! Events: marks in streams, that streams and the host wait for.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use cuda_driver_sys::{CUevent, CUresult};
@@ -8,32 +8,56 @@ use cuda_driver_sys::{CUevent, CUresult};
 use super::capture::Session;
 use super::{Op, Stream, Streams};
 use crate::abi::{Answer, Refusal};
-use crate::sched::{self, Signal};
+use crate::sched::{self, Signal, WaitError};
 use crate::world::Machine;
 
-/// An event. A record is a number; the event stands at the last one.
+/// An event: it stands at its last record.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) id: u64,
     pub(crate) context: u64,
     timed: bool,
-    state: Mutex<State>,
+    last: Mutex<Last>,
+}
+
+/// An event's last record.
+#[derive(Debug, Clone, Default)]
+enum Last {
+    #[default]
+    Never,
+    /// In a stream.
+    Mark(Arc<Mark>),
+    /// By a capturing stream: the session, and the nodes before the mark.
+    Captured(Arc<Session>, Vec<usize>),
+}
+
+/// One record in a stream. Records are reached independently of each other: the streams differ.
+#[derive(Debug, Default)]
+struct Mark {
+    /// When it was reached.
+    reached: OnceLock<Duration>,
     signal: Signal,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    recorded: u64,
-    done: u64,
-    /// When the last record that is done was reached.
-    at: Option<Duration>,
-    /// The last record was made by a capturing stream: the session and the nodes before the mark.
-    captured: Option<(Arc<Session>, Vec<usize>)>,
+impl Mark {
+    fn is_reached(&self) -> bool {
+        self.reached.get().is_some()
+    }
+
+    fn reach(&self) {
+        // A mark is in one queue, so reached once.
+        let _ = self.reached.set(sched::now());
+        self.signal.notify();
+    }
+
+    fn wait(&self, event: u64) -> Result<(), WaitError> {
+        sched::wait(&self.signal, || format!("event {event:#x}"), None, || self.is_reached())
+    }
 }
 
 impl Event {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last(&self) -> MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Marks the end of what is in `stream` now.
@@ -43,101 +67,77 @@ impl Event {
             return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
         }
         if let Some(capturing) = stream.capturing_or_refuse(machine)? {
-            self.state().captured = Some((capturing.session, capturing.after));
+            *self.last() = Last::Captured(capturing.session, capturing.after);
             return Ok(());
         }
-        let me = self.clone();
         stream.push_with(machine, || {
-            let mut state = self.state();
-            state.captured = None;
-            state.recorded += 1;
-            let number = state.recorded;
+            let mark = Arc::new(Mark::default());
+            *self.last() = Last::Mark(mark.clone());
             let run = Box::new(move |_: &super::Exec| {
-                me.reach(number);
+                mark.reach();
                 Ok(())
             });
-            Op {
-                what: format!("record {number} of event {:#x}", self.id),
-                run,
-                always: true,
-                after: Vec::new(),
-            }
+            Op { what: format!("a record of event {:#x}", self.id), run, always: true, after: Vec::new() }
         });
         Ok(())
     }
 
-    fn reach(&self, number: u64) {
-        {
-            let mut state = self.state();
-            if number > state.done {
-                (state.done, state.at) = (number, Some(sched::now()));
-            }
-        }
-        self.signal.notify();
-    }
-
     /// Makes later work of `stream` wait for the last record, or join the capture it was made in.
-    pub(crate) fn hold_back(self: &Arc<Self>, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
-        let (captured, number) = {
-            let state = self.state();
-            (state.captured.clone(), state.recorded)
+    pub(crate) fn hold_back(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+        let last = self.last().clone();
+        let mark = match last {
+            Last::Never => return Ok(()),
+            Last::Captured(session, nodes) => return stream.join(machine, &session, &nodes),
+            Last::Mark(mark) => mark,
         };
-        if let Some((session, nodes)) = captured {
-            return stream.join(machine, &session, &nodes);
-        }
-        if number == 0 {
-            return Ok(());
-        }
         if let Some(capturing) = stream.capturing_or_refuse(machine)? {
             let why =
                 format!("{} waits for event {:#x}, recorded outside of its capture", stream.name, self.id);
             capturing.session.invalidate(why.clone());
             return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION, why));
         }
-        let me = self.clone();
-        let what = format!("a wait for event {:#x}", self.id);
-        let run = Box::new(move |_: &super::Exec| {
-            let reason = || format!("record {number} of event {:#x}", me.id);
-            Ok(sched::wait(&me.signal, reason, None, || me.state().done >= number)?)
-        });
+        let id = self.id;
+        let run = Box::new(move |_: &super::Exec| Ok(mark.wait(id)?));
+        let what = format!("a wait for event {id:#x}");
         stream.push(machine, Op { what, run, always: false, after: Vec::new() });
         Ok(())
     }
 
-    fn last(&self) -> Answer<u64> {
-        let state = self.state();
-        if state.captured.is_some() {
-            let why = format!("event {:#x} was last recorded by a capture", self.id);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why));
+    /// The last record in a stream; `None` if there never was one.
+    fn mark(&self) -> Answer<Option<Arc<Mark>>> {
+        match &*self.last() {
+            Last::Never => Ok(None),
+            Last::Mark(mark) => Ok(Some(mark.clone())),
+            Last::Captured(..) => {
+                let why = format!("event {:#x} was last recorded by a capture", self.id);
+                Err(Refusal::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why))
+            }
         }
-        Ok(state.recorded)
     }
 
-    /// Whether the last record is done.
+    /// Whether the last record is reached.
     pub(crate) fn is_done(&self) -> Answer<bool> {
-        let last = self.last()?;
-        Ok(self.state().done >= last)
+        Ok(self.mark()?.is_none_or(|mark| mark.is_reached()))
     }
 
-    /// Blocks until the record that is the last one now is done.
+    /// Blocks until the record that is the last one now is reached.
     pub(crate) fn synchronize(&self) -> Answer {
-        let last = self.last()?;
-        let reason = || format!("record {last} of event {:#x}", self.id);
-        Ok(sched::wait(&self.signal, reason, None, || self.state().done >= last)?)
+        match self.mark()? {
+            Some(mark) => Ok(mark.wait(self.id)?),
+            None => Ok(()),
+        }
     }
 
     /// Time from `start` to this event.
     pub(crate) fn elapsed_since(&self, start: &Self) -> Answer<f64> {
         let mut times = [0.0; 2];
         for (time, event) in times.iter_mut().zip([start, self]) {
-            if !event.timed || event.last()? == 0 {
+            let Some(mark) = event.mark()?.filter(|_| event.timed) else {
                 let why = format!("event {:#x} is not timed or was never recorded", event.id);
                 return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
-            }
-            if !event.is_done()? {
-                return Err(CUresult::CUDA_ERROR_NOT_READY.into());
-            }
-            *time = event.state().at.unwrap_or_default().as_secs_f64() * 1e3;
+            };
+            let reached = mark.reached.get().ok_or(CUresult::CUDA_ERROR_NOT_READY)?;
+            *time = reached.as_secs_f64() * 1e3;
         }
         Ok(times[1] - times[0])
     }
@@ -146,7 +146,7 @@ impl Event {
 impl Streams {
     pub(crate) fn create_event(&self, context: u64, timed: bool) -> Arc<Event> {
         let id = self.number();
-        let event = Event { id, context, timed, state: Mutex::default(), signal: Signal::new() };
+        let event = Event { id, context, timed, last: Mutex::default() };
         let event = Arc::new(event);
         self.table().events.insert(id, event.clone());
         event

@@ -57,6 +57,15 @@ struct Table {
     /// The legacy stream of each context.
     legacy: BTreeMap<u64, Arc<Stream>>,
     sessions: Vec<Arc<Session>>,
+    /// Destroyed streams whose work is not done yet.
+    retiring: Vec<Arc<Stream>>,
+}
+
+impl Table {
+    /// Every stream whose work a synchronisation of more than one stream waits for.
+    fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.streams.values().chain(self.legacy.values()).chain(&self.retiring)
+    }
 }
 
 impl Default for Streams {
@@ -143,16 +152,18 @@ impl Streams {
     }
 
     pub(crate) fn destroy(&self, id: u64) -> Answer<Arc<Stream>> {
-        self.table().streams.remove(&id).ok_or_else(|| {
+        let mut table = self.table();
+        let stream = table.streams.remove(&id).ok_or_else(|| {
             Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{id:#x} is no live stream"))
-        })
+        })?;
+        table.retiring.retain(|s| !s.is_idle());
+        table.retiring.push(stream.clone());
+        Ok(stream)
     }
 
     /// All streams of a context, the default ones included.
     pub(crate) fn of_context(&self, context: u64) -> Vec<Arc<Stream>> {
-        let table = self.table();
-        let all = table.streams.values().chain(table.legacy.values());
-        all.filter(|s| s.context.id == context).cloned().collect()
+        self.table().all().filter(|s| s.context.id == context).cloned().collect()
     }
 
     /// Waits until everything that was enqueued on a context before is done.
@@ -165,21 +176,20 @@ impl Streams {
 
     /// Waits until everything that was enqueued on a device before is done.
     pub(crate) fn synchronize_device(&self, device: usize) -> Answer {
-        let streams: Vec<Arc<Stream>> = {
-            let table = self.table();
-            let all = table.streams.values().chain(table.legacy.values());
-            all.filter(|s| s.context.device == device).cloned().collect()
-        };
+        let streams: Vec<Arc<Stream>> =
+            self.table().all().filter(|s| s.context.device == device).cloned().collect();
         for stream in streams {
             stream.wait_all()?;
         }
         Ok(())
     }
 
+    /// Forgets what belongs to a context; its work is done or will never be.
     pub(crate) fn remove_context(&self, context: u64) {
         let mut table = self.table();
         table.streams.retain(|_, s| s.context.id != context);
         table.legacy.remove(&context);
+        table.retiring.retain(|s| s.context.id != context);
         table.events.retain(|_, e| e.context != context);
     }
 

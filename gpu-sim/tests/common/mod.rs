@@ -8,7 +8,6 @@ use gpu_sim::World;
 pub struct Cuda(pub Table);
 
 /// Calls a function of the table and returns its code.
-#[macro_export]
 macro_rules! cu {
     ($cuda:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         let function = $cuda.0.$name.expect(concat!(stringify!($name), " is absent"));
@@ -18,12 +17,13 @@ macro_rules! cu {
 }
 
 /// As `cu!`, and success it must be.
-#[macro_export]
 macro_rules! ok {
     ($cuda:expr, $name:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!($crate::cu!($cuda, $name($($argument),*)), CUresult::CUDA_SUCCESS, stringify!($name))
+        assert_eq!($crate::common::cu!($cuda, $name($($argument),*)), CUresult::CUDA_SUCCESS, stringify!($name))
     };
 }
+
+pub(crate) use {cu, ok};
 
 pub const GRANULE: usize = 2 << 20;
 
@@ -81,9 +81,11 @@ impl Cuda {
     }
 
     pub fn properties(&self, device: i32, exportable: bool) -> CUmemAllocationProp {
-        let mut properties = CUmemAllocationProp::default();
-        properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-        properties.location = self.location(device);
+        let mut properties = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: self.location(device),
+            ..CUmemAllocationProp::default()
+        };
         if exportable {
             properties.requestedHandleTypes =
                 CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -92,8 +94,8 @@ impl Cuda {
     }
 
     pub fn location(&self, device: i32) -> CUmemLocation {
-        let mut location = CUmemLocation::default();
-        location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let mut location = CUmemLocation { type_: kind, ..CUmemLocation::default() };
         location.__bindgen_anon_1.id = device;
         location
     }
