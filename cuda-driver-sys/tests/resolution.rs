@@ -128,4 +128,7 @@ fn enumerations_are_data() {
     let both = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         | CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
     assert_eq!(both.0, 9);
+    assert!(both.contains(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC));
+    assert!(!both.contains(CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_WIN32));
+    assert_eq!(format!("{both:?}"), "CUmemAllocationHandleType(9)");
 }

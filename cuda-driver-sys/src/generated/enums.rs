@@ -1,13 +1,13 @@
 //! Enumerations. Written by `cargo xtask codegen` from `cuda.h` of nvidia-cuda-runtime 13.5.37; not edited by hand.
 
 enumeration! {
-    CUipcMem_flags: u32 {
+    CUipcMem_flags: flags u32 {
         CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
     }
 }
 
 enumeration! {
-    CUmemAttach_flags: u32 {
+    CUmemAttach_flags: flags u32 {
         CU_MEM_ATTACH_GLOBAL = 1,
         CU_MEM_ATTACH_HOST = 2,
         CU_MEM_ATTACH_SINGLE = 4,
@@ -15,7 +15,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUctx_flags: u32 {
+    CUctx_flags: flags u32 {
         CU_CTX_SCHED_AUTO = 0,
         CU_CTX_SCHED_SPIN = 1,
         CU_CTX_SCHED_YIELD = 2,
@@ -32,7 +32,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUevent_sched_flags: u32 {
+    CUevent_sched_flags: flags u32 {
         CU_EVENT_SCHED_AUTO = 0,
         CU_EVENT_SCHED_SPIN = 1,
         CU_EVENT_SCHED_YIELD = 2,
@@ -41,7 +41,7 @@ enumeration! {
 }
 
 enumeration! {
-    cl_event_flags: u32 {
+    cl_event_flags: flags u32 {
         NVCL_EVENT_SCHED_AUTO = 0,
         NVCL_EVENT_SCHED_SPIN = 1,
         NVCL_EVENT_SCHED_YIELD = 2,
@@ -50,7 +50,7 @@ enumeration! {
 }
 
 enumeration! {
-    cl_context_flags: u32 {
+    cl_context_flags: flags u32 {
         NVCL_CTX_SCHED_AUTO = 0,
         NVCL_CTX_SCHED_SPIN = 1,
         NVCL_CTX_SCHED_YIELD = 2,
@@ -66,14 +66,14 @@ enumeration! {
 }
 
 enumeration! {
-    CUstream_flags: u32 {
+    CUstream_flags: flags u32 {
         CU_STREAM_DEFAULT = 0,
         CU_STREAM_NON_BLOCKING = 1,
     }
 }
 
 enumeration! {
-    CUevent_flags: u32 {
+    CUevent_flags: flags u32 {
         CU_EVENT_DEFAULT = 0,
         CU_EVENT_BLOCKING_SYNC = 1,
         CU_EVENT_DISABLE_TIMING = 2,
@@ -82,14 +82,14 @@ enumeration! {
 }
 
 enumeration! {
-    CUevent_record_flags: u32 {
+    CUevent_record_flags: flags u32 {
         CU_EVENT_RECORD_DEFAULT = 0,
         CU_EVENT_RECORD_EXTERNAL = 1,
     }
 }
 
 enumeration! {
-    CUevent_wait_flags: u32 {
+    CUevent_wait_flags: flags u32 {
         CU_EVENT_WAIT_DEFAULT = 0,
         CU_EVENT_WAIT_EXTERNAL = 1,
     }
@@ -127,7 +127,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUstreamWaitValue_flags: u32 {
+    CUstreamWaitValue_flags: flags u32 {
         CU_STREAM_WAIT_VALUE_GEQ = 0,
         CU_STREAM_WAIT_VALUE_EQ = 1,
         CU_STREAM_WAIT_VALUE_AND = 2,
@@ -137,7 +137,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUstreamWriteValue_flags: u32 {
+    CUstreamWriteValue_flags: flags u32 {
         CU_STREAM_WRITE_VALUE_DEFAULT = 0,
         CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER = 1,
     }
@@ -156,7 +156,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUstreamMemoryBarrier_flags: u32 {
+    CUstreamMemoryBarrier_flags: flags u32 {
         CU_STREAM_MEMORY_BARRIER_TYPE_SYS = 0,
         CU_STREAM_MEMORY_BARRIER_TYPE_GPU = 1,
     }
@@ -178,14 +178,14 @@ enumeration! {
 }
 
 enumeration! {
-    CUoccupancy_flags: u32 {
+    CUoccupancy_flags: flags u32 {
         CU_OCCUPANCY_DEFAULT = 0,
         CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE = 1,
     }
 }
 
 enumeration! {
-    CUstreamUpdateCaptureDependencies_flags: u32 {
+    CUstreamUpdateCaptureDependencies_flags: flags u32 {
         CU_STREAM_ADD_CAPTURE_DEPENDENCIES = 0,
         CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1,
     }
@@ -686,7 +686,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUgraphicsRegisterFlags: u32 {
+    CUgraphicsRegisterFlags: flags u32 {
         CU_GRAPHICS_REGISTER_FLAGS_NONE = 0,
         CU_GRAPHICS_REGISTER_FLAGS_READ_ONLY = 1,
         CU_GRAPHICS_REGISTER_FLAGS_WRITE_DISCARD = 2,
@@ -696,7 +696,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUgraphicsMapResourceFlags: u32 {
+    CUgraphicsMapResourceFlags: flags u32 {
         CU_GRAPHICS_MAP_RESOURCE_FLAGS_NONE = 0,
         CU_GRAPHICS_MAP_RESOURCE_FLAGS_READ_ONLY = 1,
         CU_GRAPHICS_MAP_RESOURCE_FLAGS_WRITE_DISCARD = 2,
@@ -881,7 +881,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUdriverProcAddress_flags: u32 {
+    CUdriverProcAddress_flags: flags u32 {
         CU_GET_PROC_ADDRESS_DEFAULT = 0,
         CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1,
         CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
@@ -1160,7 +1160,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS: u32 {
+    CUDA_POINTER_ATTRIBUTE_ACCESS_FLAGS: flags u32 {
         CU_POINTER_ATTRIBUTE_ACCESS_FLAG_NONE = 0,
         CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READ = 1,
         CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE = 3,
@@ -1197,7 +1197,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmemAllocationHandleType: u32 {
+    CUmemAllocationHandleType: flags u32 {
         CU_MEM_HANDLE_TYPE_NONE = 0,
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
         CU_MEM_HANDLE_TYPE_WIN32 = 2,
@@ -1208,7 +1208,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmemAccess_flags: u32 {
+    CUmemAccess_flags: flags u32 {
         CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
         CU_MEM_ACCESS_FLAGS_PROT_READ = 1,
         CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
@@ -1240,7 +1240,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmemAllocationGranularity_flags: u32 {
+    CUmemAllocationGranularity_flags: flags u32 {
         CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
         CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
     }
@@ -1254,7 +1254,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmemRangeFlags: u32 {
+    CUmemRangeFlags: flags u32 {
         CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE = 1,
     }
 }
@@ -1287,7 +1287,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmulticastGranularity_flags: u32 {
+    CUmulticastGranularity_flags: flags u32 {
         CU_MULTICAST_GRANULARITY_MINIMUM = 0,
         CU_MULTICAST_GRANULARITY_RECOMMENDED = 1,
     }
@@ -1328,7 +1328,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUmemcpyFlags: u32 {
+    CUmemcpyFlags: flags u32 {
         CU_MEMCPY_FLAG_DEFAULT = 0,
         CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1,
     }
@@ -1370,7 +1370,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUflushGPUDirectRDMAWritesOptions: u32 {
+    CUflushGPUDirectRDMAWritesOptions: flags u32 {
         CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST = 1,
         CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_MEMOPS = 2,
     }
@@ -1398,7 +1398,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUgraphDebugDot_flags: u32 {
+    CUgraphDebugDot_flags: flags u32 {
         CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE = 1,
         CU_GRAPH_DEBUG_DOT_FLAGS_RUNTIME_TYPES = 2,
         CU_GRAPH_DEBUG_DOT_FLAGS_KERNEL_NODE_PARAMS = 4,
@@ -1421,19 +1421,19 @@ enumeration! {
 }
 
 enumeration! {
-    CUuserObject_flags: u32 {
+    CUuserObject_flags: flags u32 {
         CU_USER_OBJECT_NO_DESTRUCTOR_SYNC = 1,
     }
 }
 
 enumeration! {
-    CUuserObjectRetain_flags: u32 {
+    CUuserObjectRetain_flags: flags u32 {
         CU_GRAPH_USER_OBJECT_MOVE = 1,
     }
 }
 
 enumeration! {
-    CUgraphInstantiate_flags: u32 {
+    CUgraphInstantiate_flags: flags u32 {
         CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH = 1,
         CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2,
         CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH = 4,
@@ -1544,7 +1544,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUCoredumpGenerationFlags: i32 {
+    CUCoredumpGenerationFlags: flags i32 {
         CU_COREDUMP_DEFAULT_FLAGS = 0,
         CU_COREDUMP_SKIP_NONRELOCATED_ELF_IMAGES = 1,
         CU_COREDUMP_SKIP_GLOBAL_MEMORY = 2,
@@ -1562,14 +1562,14 @@ enumeration! {
 }
 
 enumeration! {
-    CUgreenCtxCreate_flags: u32 {
+    CUgreenCtxCreate_flags: flags u32 {
         CU_GREEN_CTX_NONE = 0,
         CU_GREEN_CTX_DEFAULT_STREAM = 1,
     }
 }
 
 enumeration! {
-    CUdevSmResourceGroup_flags: u32 {
+    CUdevSmResourceGroup_flags: flags u32 {
         CU_DEV_SM_RESOURCE_GROUP_DEFAULT = 0,
         CU_DEV_SM_RESOURCE_GROUP_BACKFILL = 1,
         CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID = 2,
@@ -1578,7 +1578,7 @@ enumeration! {
 }
 
 enumeration! {
-    CUdevSmResourceSplitByCount_flags: u32 {
+    CUdevSmResourceSplitByCount_flags: flags u32 {
         CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING = 1,
         CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE = 2,
     }

@@ -25,7 +25,7 @@ enumeration! {
 }
 
 enumeration! {
-    ncclNvlsHostMode_t: i32 {
+    ncclNvlsHostMode_t: flags i32 {
         ncclNvlsHostModeDefault = -2147483648,
         ncclNvlsHostModeEnable = 0,
         ncclNvlsHostModeDisableTransport = 1,

@@ -40,13 +40,21 @@ pub(crate) fn items(items: Vec<Item>) -> String {
 pub(crate) fn enumerations(enumerations: &[Enumeration]) -> String {
     let mut text = String::new();
     for item in enumerations {
-        text += &format!("enumeration! {{\n    {}: {} {{\n", item.name, item.repr);
+        let flags = if is_flags(&item.name) { "flags " } else { "" };
+        text += &format!("enumeration! {{\n    {}: {flags}{} {{\n", item.name, item.repr);
         for (name, value) in &item.constants {
             text += &format!("        {name} = {value},\n");
         }
         text += "    }\n}\n\n";
     }
     text
+}
+
+/// Whether an enumeration's constants are combined: C does not tell, names do.
+fn is_flags(name: &str) -> bool {
+    let by_other_names =
+        ["CUmemAllocationHandleType", "CUflushGPUDirectRDMAWritesOptions", "ncclNvlsHostMode_t"];
+    name.to_lowercase().contains("flags") || by_other_names.contains(&name)
 }
 
 /// The structures whose default is zero, as a call of `zeroed!`.
