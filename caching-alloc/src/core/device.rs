@@ -142,11 +142,14 @@ impl Device {
         }
     }
 
+    pub(super) fn is_collective(&self, stream: StreamId) -> bool {
+        self.collective.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
+    }
+
     /// Whether a stream may wait for others, and others for it, as only this rank's memory demands: not if it
     /// carries collectives, or is being captured.
     pub(super) fn may_wait(&self, stream: StreamId) -> bool {
-        let streams = self.collective.read().unwrap_or_else(PoisonError::into_inner);
-        !streams.contains(&stream) && !self.events.is_capturing(stream).unwrap_or(true)
+        !self.is_collective(stream) && !self.events.is_capturing(stream).unwrap_or(true)
     }
 
     /// The pools that are in use, in order of creation.

@@ -3,7 +3,7 @@
 //! 1. Take back pending blocks whose other uses the host can see ended.
 //! 2. Move over a segment that another stream of the pool has idle.
 //! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
-//! 4. Make a segment: generously, then as small as will do.
+//! 4. Make a segment: generously, then as small as will do. Idle segments that are too short make way for it.
 //! 5. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
 //! 6. Release what is cached, everywhere, and make a segment.
 //! 7. Wait on the host for pending blocks; release; make a segment.
@@ -71,6 +71,10 @@ impl Shard {
             && let Some(block) = self.hit(request)
         {
             return Ok(block);
+        }
+        let replace = self.device.settings.replace_idle && matches!(self.pool.kind, PoolKind::Cached);
+        if replace && class == SizeClass::Large && !self.device.is_collective(self.stream) {
+            self.device.release_shard(growth, self, generous);
         }
         if let Some(block) = self.grow(growth, request, class, generous)? {
             return Ok(block);

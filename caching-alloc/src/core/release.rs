@@ -23,7 +23,8 @@ impl Device {
         gone(self)
     }
 
-    fn release_shard(&self, growth: &mut Growth, shard: &Arc<Shard>, wanted: u64) {
+    /// Gives back a shard's segments without blocks, until `wanted` bytes have gone.
+    pub(super) fn release_shard(&self, growth: &mut Growth, shard: &Arc<Shard>, wanted: u64) {
         let stays = shard.pool.is_symmetric() || shard.pool.is_frozen();
         if stays || self.events.is_capturing(shard.stream).unwrap_or(false) {
             return;

@@ -20,6 +20,10 @@ pub struct Settings {
     /// A new segment for larger requests is at least this fraction of what its pool and stream have already:
     /// 1/`growth_divisor`. Larger divisors waste less, smaller ones make fewer segments.
     pub growth_divisor: u64,
+    /// Before a segment for larger requests is made, segments of its pool and stream that are idle but too short
+    /// go back, up to as many bytes: little is reserved that large requests cannot use. The host waits for the
+    /// stream then, which becomes rare as the short ones have gone.
+    pub replace_idle: bool,
     /// Whether memory of other streams is used before a new segment is made.
     pub reuse: Reuse,
     /// Trace entries kept per pool and stream (rounded up to a power of two).
@@ -34,6 +38,7 @@ impl Default for Settings {
             small_segment: 2 << 20,
             large_segment: 32 << 20,
             growth_divisor: 16,
+            replace_idle: true,
             reuse: Reuse::DeviceWait,
             ring_entries: 1 << 14,
         }

@@ -61,9 +61,12 @@ struct Span {
     units: Units,
     class: SizeClass,
     first: BlockId,
-    /// For each unit the block that begins there, plus one; 0 for none.
-    starts: Vec<u32>,
+    /// For each chunk the first block that begins in it.
+    firsts: Vec<BlockId>,
 }
+
+/// Units of a chunk of the side table, 64 KiB: the table stays small, and a look-up walks few blocks.
+const CHUNK: Units = 128;
 
 /// Segments and the blocks that tile them.
 #[derive(Debug)]
@@ -85,9 +88,9 @@ impl Heap {
     pub(super) fn add_segment(&mut self, units: Units, class: SizeClass) -> u32 {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let id = self.new_record(ordinal, 0, units);
-        let mut starts = vec![0; units as usize];
-        starts[0] = id + 1;
-        self.segments.push(Some(Span { units, class, first: id, starts }));
+        let mut firsts = vec![NONE; units.div_ceil(CHUNK) as usize];
+        firsts[0] = id;
+        self.segments.push(Some(Span { units, class, first: id, firsts }));
         self.put_in_index(id);
         ordinal
     }
@@ -122,7 +125,7 @@ impl Heap {
             self.records[id as usize].units = units;
             self.join(id, rest);
             self.join(rest, next);
-            self.span(key.segment).starts[(key.offset + units) as usize] = rest + 1;
+            self.enter_start(rest);
             self.put_in_index(rest);
         }
         self.records[id as usize].state = State::Used;
@@ -157,15 +160,19 @@ impl Heap {
 
     /// The block that begins at that place.
     pub(super) fn block_at(&self, segment: u32, offset: Units) -> Option<BlockId> {
-        let span = self.segments.get(segment as usize)?.as_ref()?;
-        span.starts.get(offset as usize)?.checked_sub(1)
+        self.block_over(segment, offset).filter(|id| self.block(*id).offset == offset)
     }
 
     /// The block that has that place inside it.
     pub(super) fn block_over(&self, segment: u32, offset: Units) -> Option<BlockId> {
         let span = self.segments.get(segment as usize)?.as_ref()?;
-        let upto = span.starts.get(..=offset as usize)?;
-        upto.iter().rev().find(|start| **start != 0)?.checked_sub(1)
+        let chunks = span.firsts.get(..=(offset / CHUNK) as usize)?;
+        let before = |id: &BlockId| *id != NONE && self.block(*id).offset <= offset;
+        let mut id = *chunks.iter().rev().find(|id| before(id))?;
+        while before(&self.block(id).next) {
+            id = self.block(id).next;
+        }
+        Some(id)
     }
 
     /// A segment's blocks, first to last.
@@ -202,11 +209,31 @@ impl Heap {
 
     /// Makes `right` part of `left`.
     fn absorb(&mut self, left: BlockId, right: BlockId) {
-        let Record { segment, offset, units, next, .. } = self.records[right as usize];
+        let Record { units, next, .. } = self.records[right as usize];
+        self.leave_start(right);
         self.records[left as usize].units += units;
         self.join(left, next);
-        self.span(segment).starts[offset as usize] = 0;
         self.drop_record(right);
+    }
+
+    /// Enters a new block into the side table.
+    fn enter_start(&mut self, id: BlockId) {
+        let Record { segment, offset, .. } = self.records[id as usize];
+        let chunk = (offset / CHUNK) as usize;
+        let first = self.span(segment).firsts[chunk];
+        if first == NONE || self.records[first as usize].offset > offset {
+            self.span(segment).firsts[chunk] = id;
+        }
+    }
+
+    /// Takes a block out of the side table; the one behind it takes its place if it begins in the same chunk.
+    fn leave_start(&mut self, id: BlockId) {
+        let Record { segment, offset, next, .. } = self.records[id as usize];
+        let chunk = offset / CHUNK;
+        if self.span(segment).firsts[chunk as usize] == id {
+            let heir = next != NONE && self.records[next as usize].offset / CHUNK == chunk;
+            self.span(segment).firsts[chunk as usize] = if heir { next } else { NONE };
+        }
     }
 
     fn join(&mut self, left: BlockId, right: BlockId) {

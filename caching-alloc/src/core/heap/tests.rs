@@ -12,18 +12,20 @@ fn check(heap: &Heap) {
         let Some(span) = span else { continue };
         let mut end = 0;
         let mut last = State::Used;
-        let mut starts = 0;
+        let mut chunks = vec![NONE; span.firsts.len()];
         for (id, block) in heap.blocks(u32::try_from(ordinal).unwrap()) {
             assert_eq!(block.offset, end, "blocks tile the segment");
             assert!(block.units > 0);
             assert!(!(last == State::Free && block.state == State::Free), "free neighbours are merged");
             assert_eq!(heap.block_at(block.segment, block.offset), Some(id));
+            assert_eq!(heap.block_over(block.segment, block.offset + block.units - 1), Some(id));
+            let chunk = &mut chunks[(block.offset / CHUNK) as usize];
+            *chunk = if *chunk == NONE { id } else { *chunk };
             end += block.units;
             last = block.state;
-            starts += 1;
         }
         assert_eq!(end, span.units);
-        assert_eq!(span.starts.iter().filter(|start| **start != 0).count(), starts, "no stale starts");
+        assert_eq!(span.firsts, chunks, "the side table has the first block of each chunk");
     }
 }
 
