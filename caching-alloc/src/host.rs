@@ -158,7 +158,7 @@ pub struct HostStreams {
 #[derive(Debug, Default)]
 struct StreamsState {
     streams: HashMap<StreamId, HostStream>,
-    events: HashMap<EventId, (StreamId, u64)>,
+    events: HashMap<EventId, HostEvent>,
     next_event: u64,
     fail_record: Option<u64>,
     waits: Vec<(StreamId, StreamId)>,
@@ -169,6 +169,15 @@ struct HostStream {
     enqueued: u64,
     completed: u64,
     capturing: bool,
+    /// How far each other stream has come before anything enqueued here from now on.
+    after: HashMap<StreamId, u64>,
+}
+
+#[derive(Debug, Clone)]
+struct HostEvent {
+    stream: StreamId,
+    position: u64,
+    after: HashMap<StreamId, u64>,
 }
 
 impl HostStreams {
@@ -183,11 +192,29 @@ impl HostStreams {
         self.state().streams.entry(stream).or_default().enqueued += 1;
     }
 
-    /// Ends all work of a stream.
+    /// Ends all work of a stream, and all work that it waited for.
     pub fn complete(&self, stream: StreamId) {
         let mut state = self.state();
         let stream = state.streams.entry(stream).or_default();
         stream.completed = stream.enqueued;
+        let after = stream.after.clone();
+        state.complete_upto(&after);
+    }
+
+    /// How many pieces of work were enqueued.
+    #[must_use]
+    pub fn position(&self, stream: StreamId) -> u64 {
+        self.state().streams.get(&stream).map_or(0, |stream| stream.enqueued)
+    }
+
+    /// Whether what `stream` does from now on comes after the first `position` pieces of work of `other`: they have
+    /// ended, or `stream` waits for them.
+    #[must_use]
+    pub fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {
+        let state = self.state();
+        let ended = state.streams.get(&other).map_or(0, |other| other.completed) >= position;
+        let awaited = state.streams.get(&stream).and_then(|stream| stream.after.get(&other));
+        stream == other || ended || awaited.is_some_and(|awaited| *awaited >= position)
     }
 
     /// Begins or ends a capture.
@@ -218,9 +245,16 @@ impl HostStreams {
 }
 
 impl StreamsState {
-    fn event(&self, call: &'static str, event: EventId) -> Result<(StreamId, u64), EventError> {
-        let found = self.events.get(&event).copied();
+    fn event(&self, call: &'static str, event: EventId) -> Result<HostEvent, EventError> {
+        let found = self.events.get(&event).cloned();
         found.ok_or_else(|| EventError { call, source: format!("there is no {event:?}").into() })
+    }
+
+    fn complete_upto(&mut self, positions: &HashMap<StreamId, u64>) {
+        for (stream, position) in positions {
+            let stream = self.streams.entry(*stream).or_default();
+            stream.completed = stream.completed.max(*position);
+        }
     }
 }
 
@@ -230,16 +264,17 @@ impl StreamEvents for HostStreams {
         if due(&mut state.fail_record) {
             return Err(EventError { call: "record", source: "told to fail".into() });
         }
-        let position = state.streams.entry(stream).or_default().enqueued;
+        let recorded = state.streams.entry(stream).or_default();
+        let recorded = HostEvent { stream, position: recorded.enqueued, after: recorded.after.clone() };
         let event = EventId(state.next_event);
         state.next_event += 1;
-        state.events.insert(event, (stream, position));
+        state.events.insert(event, recorded);
         Ok(event)
     }
 
     fn query(&self, event: EventId) -> Result<bool, EventError> {
         let state = self.state();
-        let (stream, position) = state.event("query", event)?;
+        let HostEvent { stream, position, .. } = state.event("query", event)?;
         match state.streams.get(&stream) {
             Some(stream) if stream.capturing => {
                 Err(EventError { call: "query", source: "the event's stream is being captured".into() })
@@ -250,16 +285,21 @@ impl StreamEvents for HostStreams {
 
     fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
         let mut state = self.state();
-        let (other, _) = state.event("wait", event)?;
-        state.waits.push((stream, other));
+        let event = state.event("wait", event)?;
+        state.waits.push((stream, event.stream));
+        let after = &mut state.streams.entry(stream).or_default().after;
+        for (other, position) in event.after.into_iter().chain([(event.stream, event.position)]) {
+            let known = after.entry(other).or_default();
+            *known = position.max(*known);
+        }
         Ok(())
     }
 
     fn synchronize(&self, event: EventId) -> Result<(), EventError> {
         let mut state = self.state();
-        let (stream, position) = state.event("synchronize", event)?;
-        let stream = state.streams.entry(stream).or_default();
-        stream.completed = stream.completed.max(position);
+        let event = state.event("synchronize", event)?;
+        let ended = event.after.into_iter().chain([(event.stream, event.position)]).collect();
+        state.complete_upto(&ended);
         Ok(())
     }
 

@@ -129,13 +129,15 @@ impl Allocator {
         Ok(Attachment { device: self.device.clone(), slot })
     }
 
-    /// The state of everything, with the entries that are still kept.
+    /// The state of everything, with the entries that are still kept. Trackers have then got everything that
+    /// happened before.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
     pub fn snapshot(&self) -> Result<Snapshot, TrackError> {
         let mut growth = self.device.grow().ok_or(TrackError::Reentrant { operation: "a snapshot" })?;
         self.device.emit(&mut growth, PoolId::default(), StreamId::default(), Action::Snapshot);
+        self.device.flush();
         Ok(self.device.capture(&growth))
     }
 

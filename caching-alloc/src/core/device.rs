@@ -60,10 +60,13 @@ pub(super) struct Growth {
 
 /// What a shard left behind.
 #[derive(Debug)]
-struct Grave {
-    stream: StreamId,
-    segments: Vec<Segment>,
-    pending: Vec<Pending>,
+pub(super) struct Grave {
+    pub(super) stream: StreamId,
+    pub(super) segments: Vec<Segment>,
+    pub(super) pending: Vec<Pending>,
+    /// Block entries that trackers have still to get, and those trackers.
+    pub(super) entries: Vec<Entry>,
+    pub(super) slots: Slots,
 }
 
 impl Device {
@@ -282,11 +285,11 @@ impl Device {
     }
 
     /// Takes over the memory of a shard that is gone.
-    pub(super) fn bury(&self, stream: StreamId, segments: Vec<Segment>, pending: Vec<Pending>) {
-        if segments.is_empty() {
+    pub(super) fn bury(&self, grave: Grave) {
+        if grave.segments.is_empty() {
             return;
         }
-        locked(&self.graves).push(Grave { stream, segments, pending });
+        locked(&self.graves).push(grave);
         // If the growth lock is taken (perhaps by this very thread, in a tracker), whoever grows next does it.
         if !tracker::inside()
             && let Some(mut growth) = self.growth.try_lock()
@@ -295,28 +298,25 @@ impl Device {
         }
     }
 
-    fn empty(&self, growth: &mut Growth, grave: Grave) {
-        let Grave { stream, segments, pending } = grave;
-        let capturing = self.events.is_capturing(stream).unwrap_or(false);
-        let left: Vec<Pending> = pending
-            .into_iter()
-            .filter_map(|mut pending| {
-                pending.waits.retain(|wait| !self.wait_for(wait));
-                (!pending.waits.is_empty()).then_some(pending)
-            })
-            .collect();
-        if capturing || !left.is_empty() {
-            locked(&self.graves).push(Grave { stream, segments, pending: left });
+    fn empty(&self, growth: &mut Growth, mut grave: Grave) {
+        self.tell(&grave.slots, &std::mem::take(&mut grave.entries));
+        for pending in &mut grave.pending {
+            pending.waits.retain(|wait| !self.wait_for(wait));
+        }
+        grave.pending.retain(|pending| !pending.waits.is_empty());
+        let capturing = self.events.is_capturing(grave.stream).unwrap_or(false);
+        if capturing || !grave.pending.is_empty() {
+            locked(&self.graves).push(grave);
             return;
         }
-        match self.drain_stream(stream) {
-            Ok(()) => segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
+        match self.drain_stream(grave.stream) {
+            Ok(()) => grave.segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
             Err(error) => {
                 let message = super::error::chain(&error);
-                for segment in &segments {
+                for segment in &grave.segments {
                     self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
                 }
-                locked(&self.graves).push(Grave { stream, segments, pending: left });
+                locked(&self.graves).push(grave);
             }
         }
     }
@@ -397,6 +397,13 @@ impl Device {
             return Err(error);
         }
         Ok(slot)
+    }
+
+    /// Delivers the block entries that wait.
+    pub(super) fn flush(&self) {
+        for shard in self.shards() {
+            shard.settle_entries();
+        }
     }
 
     /// Forgets a tracker and waits for deliveries to it that are under way.

@@ -2,12 +2,15 @@
 //!
 //! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
 //! the blocks of it go to the heap. Bounded in bytes; over the bound everything goes to the heap, so that the
-//! lengths kept are those in use.
+//! lengths kept are those in use. Long blocks are not kept at all: they are few, and whole.
 
 use super::heap::{BlockId, Heap, NONE, State};
 use super::size::{Units, bytes_of};
 
 const SLOTS: usize = 1024;
+
+/// No block longer than this part of the bound is kept.
+const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
@@ -18,6 +21,8 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct Front {
     slots: Box<[Slot]>,
+    /// A bit for each slot that has had a block since the last drain.
+    touched: [u64; SLOTS / 64],
     kept: u64,
     limit: u64,
 }
@@ -25,7 +30,12 @@ pub(super) struct Front {
 impl Front {
     /// A front that keeps at most `limit` bytes.
     pub(super) fn new(limit: u64) -> Self {
-        Self { slots: vec![Slot { units: 0, head: NONE }; SLOTS].into_boxed_slice(), kept: 0, limit }
+        Self {
+            slots: vec![Slot { units: 0, head: NONE }; SLOTS].into_boxed_slice(),
+            touched: [0; SLOTS / 64],
+            kept: 0,
+            limit,
+        }
     }
 
     /// A block of exactly that length, handed out.
@@ -43,13 +53,17 @@ impl Front {
     pub(super) fn put(&mut self, heap: &mut Heap, id: BlockId) {
         let units = heap.block(id).units;
         let bytes = bytes_of(units);
+        if bytes > self.limit / SHARE {
+            heap.free(id);
+            return;
+        }
         if self.kept + bytes > self.limit {
             self.drain(heap);
         }
         let [first, second] = places(units);
         let found = [first, second].into_iter().find(|at| self.slots[*at].units == units);
         let place = found.or_else(|| [first, second].into_iter().find(|at| self.slots[*at].head == NONE));
-        let Some(place) = place.filter(|_| bytes <= self.limit) else {
+        let Some(place) = place else {
             heap.free(id);
             return;
         };
@@ -59,6 +73,7 @@ impl Front {
         block.state = State::Kept;
         block.requested = 0;
         *slot = Slot { units, head: id };
+        self.touched[place / 64] |= 1 << (place % 64);
         self.kept += bytes;
     }
 
@@ -67,11 +82,15 @@ impl Front {
         if self.kept == 0 {
             return false;
         }
-        for slot in &mut self.slots {
-            while slot.head != NONE {
-                let id = slot.head;
-                slot.head = std::mem::replace(&mut heap.block_mut(id).link, NONE);
-                heap.free(id);
+        for (word, touched) in self.touched.iter_mut().enumerate() {
+            while *touched != 0 {
+                let slot = &mut self.slots[word * 64 + touched.trailing_zeros() as usize];
+                *touched &= *touched - 1;
+                while slot.head != NONE {
+                    let id = slot.head;
+                    slot.head = std::mem::replace(&mut heap.block_mut(id).link, NONE);
+                    heap.free(id);
+                }
             }
         }
         self.kept = 0;

@@ -153,6 +153,7 @@ impl Shard {
         for other in self.others() {
             let withdrawn = other.state.lock().withdraw_idle(class, request.units);
             let Some(segment) = withdrawn else { continue };
+            other.settle_entries();
             let to = if self.is_ordered_after(&other, wait) { self } else { &*other };
             segment.set_stream(to.stream);
             to.put_back(segment);

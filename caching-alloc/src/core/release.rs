@@ -33,6 +33,7 @@ impl Device {
         if segments.is_empty() {
             return;
         }
+        shard.settle_entries();
         match self.drain_stream(shard.stream) {
             Ok(()) => segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
             Err(error) => {

@@ -11,7 +11,8 @@ use super::symmetric::Geometry;
 pub struct Settings {
     /// The most that all segments together may have; `None`: what the source gives.
     pub memory_limit: Option<u64>,
-    /// Freed blocks of a pool and stream that are kept whole for the next request of the same size.
+    /// Freed blocks of a pool and stream that are kept whole for the next request of the same size, at most so many
+    /// bytes, and of blocks of up to a sixteenth of that.
     pub front_bytes: u64,
     /// Size of a segment for requests of up to 1 MiB.
     pub small_segment: u64,
@@ -34,7 +35,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             memory_limit: None,
-            front_bytes: 64 << 20,
+            front_bytes: 16 << 20,
             small_segment: 2 << 20,
             large_segment: 32 << 20,
             growth_divisor: 16,

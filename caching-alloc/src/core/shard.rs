@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::allocator::Found;
 use super::block::Block;
-use super::device::Device;
+use super::device::{Device, Grave};
 use super::front::Front;
 use super::heap::{BlockId, Heap, NONE, Record, State};
 use super::lock::{Guard, Rank, Ranked};
@@ -174,6 +174,11 @@ impl Shard {
         self.device.tell(&slots, &entries);
     }
 
+    /// Delivers what is waiting: before a segment leaves, what happened in it is told.
+    pub(super) fn settle_entries(&self) {
+        self.flush(&self.delivery.lock());
+    }
+
     pub(super) fn origin(&self) -> Origin {
         Origin { device: self.device.ordinal(), pool: self.pool.id, stream: self.stream }
     }
@@ -219,10 +224,15 @@ fn block_state(base: u64, block: &Record) -> BlockState {
 impl Drop for Shard {
     /// Nobody has a block any more: the segments wait for the next growth or trim to go back.
     fn drop(&mut self) {
+        let origin = self.origin();
         let state = self.state.get_mut();
-        let segments: Vec<Segment> = state.segments.drain(..).flatten().collect();
-        let pending = std::mem::take(&mut state.pending);
-        self.device.bury(self.stream, segments, pending.into());
+        self.device.bury(Grave {
+            stream: self.stream,
+            segments: state.segments.drain(..).flatten().collect(),
+            pending: std::mem::take(&mut state.pending).into(),
+            entries: state.ring.take_outbox(origin),
+            slots: state.slots.clone(),
+        });
     }
 }
 

@@ -1,5 +1,7 @@
 //! The state of an allocator at one moment.
 
+mod json;
+
 use super::entry::Entry;
 use super::segment::Segment;
 use super::settings::Settings;

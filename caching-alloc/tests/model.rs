@@ -1,0 +1,251 @@
+//! The allocator against a model that keeps plain intervals and who used them last.
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap};
+
+use caching_alloc::core::{
+    AllocError, Block, Freeze, Pool, PoolKind, PoolSettings, Reuse, Settings, StreamId,
+};
+use common::{Bench, MIB, bench, check_tiling, s, tight, used};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate { bytes: u64, stream: u64, pool: usize },
+    Free(Index),
+    Record(Index, u64),
+    Complete(u64),
+    Capture(u64, bool),
+    Freeze(usize, bool),
+    Trim(u64),
+}
+
+/// Stream 3 carries collectives.
+const STREAMS: u64 = 4;
+const COLLECTIVE: StreamId = StreamId(3);
+/// The default pool, one more, and one that never splits.
+const POOLS: usize = 3;
+
+fn step() -> impl Strategy<Value = Step> {
+    let bytes = prop_oneof![1..4096u64, 1..MIB, MIB..5 * MIB, Just(2 * MIB)];
+    prop_oneof![
+        12 => (bytes, 0..STREAMS, 0..POOLS)
+            .prop_map(|(bytes, stream, pool)| Step::Allocate { bytes, stream, pool }),
+        11 => any::<Index>().prop_map(Step::Free),
+        4 => (any::<Index>(), 0..STREAMS).prop_map(|(index, stream)| Step::Record(index, stream)),
+        3 => (0..STREAMS).prop_map(Step::Complete),
+        1 => (0..STREAMS, any::<bool>()).prop_map(|(stream, on)| Step::Capture(stream, on)),
+        1 => (0..POOLS, any::<bool>()).prop_map(|(pool, on)| Step::Freeze(pool, on)),
+        1 => (0..64u64).prop_map(|mib| Step::Trim(mib * MIB)),
+    ]
+}
+
+struct Live {
+    block: Block,
+    users: Vec<StreamId>,
+}
+
+struct Model {
+    bench: Bench,
+    pools: Vec<Pool>,
+    freezes: Vec<Option<Freeze>>,
+    capturing: [bool; STREAMS as usize],
+    live: Vec<Live>,
+    /// Who used each unit of memory last, as (stream, position): what has to come before its next use.
+    last_uses: HashMap<u64, Vec<(StreamId, u64)>>,
+    /// Which pool owned an address last, while its segment is live.
+    owners: BTreeMap<u64, (u64, usize)>,
+}
+
+impl Model {
+    fn new(settings: Settings, capacity: u64) -> Self {
+        let bench = bench(capacity, settings);
+        bench.allocator.mark_collective(COLLECTIVE);
+        let private = PoolSettings { name: "private".into(), ..PoolSettings::default() };
+        let whole = PoolSettings { name: "whole".into(), kind: PoolKind::NoSplit, ..PoolSettings::default() };
+        let pools = vec![
+            bench.allocator.default_pool().clone(),
+            bench.allocator.pool(private).unwrap(),
+            bench.allocator.pool(whole).unwrap(),
+        ];
+        Self {
+            bench,
+            pools,
+            freezes: (0..POOLS).map(|_| None).collect(),
+            capturing: [false; STREAMS as usize],
+            live: Vec::new(),
+            last_uses: HashMap::new(),
+            owners: BTreeMap::new(),
+        }
+    }
+
+    fn apply(&mut self, step: &Step) {
+        let waits = self.bench.streams.waits().len();
+        match step {
+            Step::Allocate { bytes, stream, pool } => self.allocate(*bytes, s(*stream), *pool),
+            Step::Free(index) => {
+                if !self.live.is_empty() {
+                    let at = index.index(self.live.len());
+                    self.free(at);
+                }
+            }
+            Step::Record(index, stream) => {
+                if !self.live.is_empty() {
+                    let at = index.index(self.live.len());
+                    let live = &mut self.live[at];
+                    live.block.record_stream(s(*stream)).unwrap();
+                    live.users.push(s(*stream));
+                }
+            }
+            Step::Complete(stream) => self.bench.streams.complete(s(*stream)),
+            Step::Capture(stream, on) => {
+                self.bench.streams.set_capturing(s(*stream), *on);
+                self.capturing[*stream as usize] = *on;
+            }
+            Step::Freeze(pool, on) => self.freezes[*pool] = on.then(|| self.pools[*pool].freeze()),
+            Step::Trim(bytes) => {
+                let reserved = self.bench.allocator.stats().reserved.current;
+                let went = self.bench.allocator.trim_to(*bytes).unwrap();
+                assert_eq!(self.bench.allocator.stats().reserved.current, reserved - went);
+            }
+        }
+        for (waiter, other) in &self.bench.streams.waits()[waits..] {
+            for stream in [waiter, other] {
+                assert!(*stream != COLLECTIVE, "collectives' streams neither wait nor are waited for");
+                assert!(!self.capturing[stream.0 as usize], "nor do captured ones");
+            }
+        }
+        self.check();
+    }
+
+    fn allocate(&mut self, bytes: u64, stream: StreamId, pool: usize) {
+        let frozen = self.freezes[pool].is_some();
+        let calls = self.bench.source.calls();
+        let block = match self.pools[pool].allocate(bytes, stream) {
+            Ok(block) => block,
+            Err(AllocError::OutOfMemory(error)) => {
+                assert!(!frozen);
+                assert_eq!((error.wanted, error.stream), (bytes, stream));
+                let free = error.info.unwrap().free;
+                assert!(error.segment > free, "{free} bytes would have been enough: {error}");
+                return;
+            }
+            Err(AllocError::PoolWouldGrowDuringCapture { wanted, missing, .. }) => {
+                assert!(frozen && wanted == bytes && missing >= bytes);
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        if frozen {
+            assert_eq!(self.bench.source.calls(), calls, "a frozen pool asks its source for nothing");
+        }
+        assert!(block.bytes() >= bytes && block.address().is_multiple_of(512));
+        assert!(block.bytes() < bytes + 512 || pool == 2, "no more than was asked for");
+        let range = block.address()..block.address() + block.bytes();
+        for other in &self.live {
+            let apart = range.end <= other.block.address()
+                || other.block.address() + other.block.bytes() <= range.start;
+            assert!(apart, "{block:?} overlaps {:?}", other.block);
+        }
+        for unit in range.step_by(512) {
+            for (user, position) in self.last_uses.remove(&unit).unwrap_or_default() {
+                let ordered = self.bench.streams.comes_after(stream, user, position);
+                assert!(ordered, "{block:?} is used on {stream} before {user} is done with it");
+            }
+        }
+        let segment = block.segment();
+        let owner = self.owners.entry(segment.address()).or_insert((segment.id().0, pool));
+        assert_eq!(*owner, (segment.id().0, pool), "a segment serves one pool");
+        self.bench.streams.enqueue(stream);
+        self.live.push(Live { block, users: Vec::new() });
+    }
+
+    fn free(&mut self, at: usize) {
+        let Live { block, users } = self.live.swap_remove(at);
+        let streams = users.iter().chain([&block.stream()]).copied().collect::<Vec<_>>();
+        for stream in &streams {
+            self.bench.streams.enqueue(*stream);
+        }
+        // Work of a captured stream runs when the graph is launched, in the order of whoever launches it.
+        let uses: Vec<_> = streams
+            .into_iter()
+            .filter(|stream| *stream == block.stream() || !self.capturing[stream.0 as usize])
+            .map(|stream| (stream, self.bench.streams.position(stream)))
+            .collect();
+        for unit in (block.address()..block.address() + block.bytes()).step_by(512) {
+            self.last_uses.insert(unit, uses.clone());
+        }
+    }
+
+    fn check(&mut self) {
+        let snapshot = self.bench.allocator.snapshot().unwrap();
+        check_tiling(&snapshot);
+        let blocks = used(&snapshot);
+        for live in &self.live {
+            assert_eq!(
+                blocks.get(&live.block.address()),
+                Some(&(live.block.bytes(), false)),
+                "{:?}",
+                live.block
+            );
+        }
+        assert_eq!(blocks.values().filter(|(_, pending)| !pending).count(), self.live.len());
+        let stats = self.bench.allocator.stats();
+        let calls = self.bench.source.calls();
+        let reserved: u64 = snapshot.segments.iter().map(|state| state.segment.bytes()).sum();
+        assert_eq!((stats.reserved.current, reserved), (calls.live_bytes, calls.live_bytes), "conservation");
+        assert_eq!(stats.reserved.peak, calls.peak_bytes);
+        assert_eq!(stats.segments.current, snapshot.segments.len() as u64);
+        let sum = |of: fn(&Block) -> u64| self.live.iter().map(|live| of(&live.block)).sum::<u64>();
+        assert_eq!(stats.all.allocated.current, sum(Block::bytes));
+        assert_eq!(stats.all.requested.current, sum(Block::requested));
+        assert_eq!(stats.all.blocks.current, self.live.len() as u64);
+        assert_eq!(stats.all.active.current, blocks.values().map(|(bytes, _)| bytes).sum::<u64>());
+        let both = stats.small.allocated.current + stats.large.allocated.current;
+        assert_eq!(both, stats.all.allocated.current);
+        self.owners.retain(|address, (id, _)| {
+            snapshot
+                .segments
+                .iter()
+                .any(|state| state.segment.address() == *address && state.segment.id().0 == *id)
+        });
+    }
+
+    fn finish(mut self) {
+        self.freezes.iter_mut().for_each(|freeze| *freeze = None);
+        (0..STREAMS).for_each(|stream| self.bench.streams.set_capturing(s(stream), false));
+        self.live.clear();
+        (0..STREAMS).for_each(|stream| self.bench.streams.complete(s(stream)));
+        self.bench.allocator.empty_cache().unwrap();
+        let stats = self.bench.allocator.stats();
+        assert_eq!((stats.reserved.current, stats.all.active.current), (0, 0), "everything goes back");
+        assert_eq!(self.bench.source.calls().live_bytes, 0);
+        assert_eq!(self.bench.streams.live_events(), 0, "every event is given back");
+        assert!(self.bench.allocator.faults().is_empty(), "{:?}", self.bench.allocator.faults());
+    }
+}
+
+fn reuse() -> impl Strategy<Value = Reuse> {
+    prop_oneof![Just(Reuse::OwnStream), Just(Reuse::HostSeen), Just(Reuse::DeviceWait)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn memory_is_handed_out_once_and_in_order(
+        steps in prop::collection::vec(step(), 1..250),
+        reuse in reuse(),
+        replace_idle in any::<bool>(),
+        // From ample to scarce.
+        capacity in prop_oneof![Just(1u64 << 40), (16..64u64).prop_map(|mib| mib * MIB)],
+    ) {
+        let mut model = Model::new(Settings { reuse, replace_idle, ..tight() }, capacity);
+        for step in &steps {
+            model.apply(step);
+        }
+        model.finish();
+    }
+}

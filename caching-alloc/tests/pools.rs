@@ -1,0 +1,200 @@
+//! Pools: kept apart, whole, frozen, symmetric.
+
+mod common;
+
+use std::sync::Arc;
+
+use caching_alloc::core::symmetric::{Geometry, Placement};
+use caching_alloc::core::{
+    AllocError, Allocator, Block, Pool, PoolKind, PoolSettings, Settings, SizeError, StreamId,
+};
+use caching_alloc::host::{HostSource, HostStreams};
+use common::{MIB, bench, s, tight};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+#[test]
+fn a_private_pool_has_its_own_source_and_gives_all_back() {
+    let bench = bench(u64::MAX, tight());
+    let own = Arc::new(HostSource::at(0x10_0000_0000, 64 * MIB));
+    let settings = PoolSettings { name: "own".into(), source: Some(own.clone()), kind: PoolKind::Cached };
+    let pool = bench.allocator.pool(settings).unwrap();
+    let block = pool.allocate(3 * MIB, s(1)).unwrap();
+    assert!(block.address() < 0x20_0000_0000);
+    assert_eq!(block.pool(), pool.id());
+    assert_ne!(pool.id(), bench.allocator.default_pool().id());
+    assert_eq!((own.calls().allocate, bench.source.calls().allocate), (1, 0));
+    assert_eq!(pool.stats().reserved.current, own.calls().live_bytes);
+    assert_eq!(bench.allocator.default_pool().stats().reserved.current, 0);
+
+    // What one has free is not the other's.
+    let address = block.address();
+    drop(block);
+    assert_ne!(bench.allocator.allocate(3 * MIB, s(1)).unwrap().address(), address);
+
+    // The pool lives as long as its blocks do.
+    let block = pool.allocate(3 * MIB, s(1)).unwrap();
+    assert_eq!(block.address(), address);
+    drop(pool);
+    assert_eq!(block.segment().bytes(), own.calls().live_bytes);
+    drop(block);
+    assert_eq!(own.calls().live_bytes, 0, "the last block takes the pool's memory with it");
+}
+
+#[test]
+fn a_pool_that_does_not_split_gives_each_block_a_segment() {
+    let bench = bench(u64::MAX, tight());
+    let settings = PoolSettings { kind: PoolKind::NoSplit, ..PoolSettings::default() };
+    let pool = bench.allocator.pool(settings).unwrap();
+    let blocks: Vec<Block> =
+        [1, 100, MIB, 3 * MIB].iter().map(|n| pool.allocate(*n, s(1)).unwrap()).collect();
+    for block in &blocks {
+        let segment = block.segment();
+        assert_eq!((block.address(), block.bytes()), (segment.address(), segment.bytes()));
+    }
+    assert_eq!(bench.source.calls().allocate, 4);
+    drop(blocks);
+    let again = pool.allocate(3 * MIB, s(1)).unwrap();
+    assert_eq!((again.bytes(), bench.source.calls().allocate), (4 * MIB, 4), "the best fit, whole");
+}
+
+#[test]
+fn a_frozen_pool_uses_what_it_has() {
+    let bench = bench(u64::MAX, tight());
+    let pool =
+        bench.allocator.pool(PoolSettings { name: "graph".into(), ..PoolSettings::default() }).unwrap();
+    let warm = pool.allocate(3 * MIB, s(1)).unwrap();
+    let (address, segment) = (warm.address(), warm.segment());
+    drop(warm);
+    let freeze = pool.freeze();
+    let nested = pool.freeze();
+    assert_eq!(pool.allocate(3 * MIB, s(1)).unwrap().address(), address);
+    let error = pool.allocate(30 * MIB, s(1)).unwrap_err();
+    assert!(
+        matches!(error, AllocError::PoolWouldGrowDuringCapture { pool: frozen, wanted, missing }
+            if frozen == pool.id() && wanted == 30 * MIB && missing == 30 * MIB),
+        "{error}"
+    );
+    bench.allocator.empty_cache().unwrap();
+    assert!(segment.hold("still there").is_ok(), "nothing of it is trimmed");
+    bench.allocator.allocate(30 * MIB, s(1)).unwrap();
+    drop(nested);
+    assert!(pool.allocate(30 * MIB, s(1)).is_err());
+    drop(freeze);
+    pool.allocate(30 * MIB, s(1)).unwrap();
+    bench.allocator.empty_cache().unwrap();
+    assert_eq!(bench.source.calls().live_bytes, 0);
+}
+
+const NARROW: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 16 * MIB };
+
+fn symmetric(allocator: &Allocator, stream: StreamId) -> Pool {
+    let kind = PoolKind::Symmetric { stream, geometry: NARROW };
+    allocator.pool(PoolSettings { name: "symmetric".into(), source: None, kind }).unwrap()
+}
+
+#[test]
+fn a_symmetric_pool_keeps_to_its_stream_and_its_memory() {
+    let bench = bench(u64::MAX, tight());
+    let pool = symmetric(&bench.allocator, s(1));
+    assert!(matches!(
+        pool.allocate(1, s(2)),
+        Err(AllocError::StreamNotOfPool { bound, stream, .. }) if (bound, stream) == (s(1), s(2))
+    ));
+    assert!(pool.log().is_none_or(|log| log.state().length == 0));
+    let block = pool.allocate(3 * MIB, s(1)).unwrap();
+    assert_eq!(block.placement(), Placement { ordinal: 0, offset: 0 });
+    assert!(matches!(block.record_stream(s(2)), Err(AllocError::SymmetricUse { .. })));
+    block.record_stream(s(1)).unwrap();
+    let small = pool.allocate(1, s(1)).unwrap();
+    assert_eq!(small.placement(), Placement { ordinal: 0, offset: 3 * MIB }, "one class for all sizes");
+    drop((block, small));
+    bench.allocator.empty_cache().unwrap();
+    let segments = pool.symmetric_segments();
+    assert_eq!(segments.len(), 1, "it is never trimmed");
+    assert_eq!((segments[0].ordinal, segments[0].bytes, segments[0].log.length), (0, 4 * MIB, 1));
+    assert_eq!(pool.log().unwrap().state().length, 4);
+
+    // A failure on this rank shows in the log.
+    bench.source.set_capacity(4 * MIB);
+    assert!(matches!(pool.allocate(5 * MIB, s(1)), Err(AllocError::OutOfMemory(_))));
+    assert_eq!(pool.log().unwrap().state().length, 5);
+    let _freeze = pool.freeze();
+    assert!(matches!(pool.allocate(5 * MIB, s(1)), Err(AllocError::PoolWouldGrowDuringCapture { .. })));
+    assert_eq!(pool.log().unwrap().state().length, 6);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(u64),
+    Free(Index),
+    /// On one side only: other pools' work, trims, and streams that move.
+    Disturb(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => prop_oneof![1..2048u64, 1..5 * MIB].prop_map(Step::Allocate),
+        4 => any::<Index>().prop_map(Step::Free),
+        1 => any::<u8>().prop_map(Step::Disturb),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn symmetric_pools_agree_whatever_else_goes_on(steps in prop::collection::vec(step(), 1..300)) {
+        let rank = |base: u64, stream: u64, settings: Settings| {
+            let streams = Arc::new(HostStreams::new());
+            let source = Arc::new(HostSource::at(base, u64::MAX));
+            let allocator = Allocator::new(source, streams.clone(), settings);
+            let pool = symmetric(&allocator, s(stream));
+            (allocator, pool, streams, s(stream), Vec::<Block>::new())
+        };
+        let mut left = rank(1 << 32, 17, tight());
+        let mut right = rank(1 << 44, 4711, Settings::default());
+        let mut others = Vec::new();
+        for step in steps {
+            match step {
+                Step::Allocate(bytes) => {
+                    let mut places = Vec::new();
+                    for (_, pool, streams, stream, live) in [&mut left, &mut right] {
+                        let block = pool.allocate(bytes, *stream).unwrap();
+                        streams.enqueue(*stream);
+                        places.push(block.placement());
+                        live.push(block);
+                    }
+                    prop_assert_eq!(places[0], places[1]);
+                }
+                Step::Free(index) => if !left.4.is_empty() {
+                    let at = index.index(left.4.len());
+                    drop((left.4.swap_remove(at), right.4.swap_remove(at)));
+                }
+                Step::Disturb(what) => {
+                    let (allocator, _, streams, stream, _) = if what % 2 == 0 { &left } else { &right };
+                    match what / 2 % 4 {
+                        0 => others.push(allocator.allocate(u64::from(what) << 14 | 1, *stream).unwrap()),
+                        1 => others.clear(),
+                        2 => streams.complete(*stream),
+                        _ => drop(allocator.empty_cache().unwrap()),
+                    }
+                }
+            }
+        }
+        let shape = |pool: &Pool| -> Vec<_> {
+            pool.symmetric_segments().iter().map(|segment| (segment.ordinal, segment.bytes, segment.log)).collect()
+        };
+        prop_assert_eq!(shape(&left.1), shape(&right.1));
+        prop_assert_eq!(left.1.log().map(|log| log.state()), right.1.log().map(|log| log.state()));
+    }
+}
+
+#[test]
+fn sizes_that_no_block_can_have_are_refused() {
+    let bench = bench(u64::MAX, tight());
+    assert!(matches!(bench.allocator.allocate(0, s(1)), Err(AllocError::Size(SizeError::Zero))));
+    let error = bench.allocator.allocate(u64::MAX, s(1)).unwrap_err();
+    assert!(matches!(error, AllocError::Size(SizeError::TooLarge { bytes: u64::MAX })), "{error}");
+    assert_eq!(bench.source.calls().allocate, 0);
+}

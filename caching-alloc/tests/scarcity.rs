@@ -1,0 +1,269 @@
+//! When memory runs out, and when the source or the streams fail.
+
+mod common;
+
+use std::sync::Arc;
+
+use caching_alloc::core::{AllocError, Block, Fault, PoolKind, PoolSettings, Reuse, Settings};
+use common::{MIB, bench, check_tiling, s, tight};
+
+#[test]
+fn out_of_memory_says_what_there_is() {
+    let bench = bench(20 * MIB, tight());
+    let live = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
+    let lent = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
+    bench.streams.enqueue(s(2));
+    bench.streams.set_capturing(s(2), true);
+    lent.record_stream(s(2)).unwrap();
+    drop(lent);
+    let held = bench.allocator.allocate(2 * MIB, s(1)).unwrap();
+    let hold = held.segment().hold("test").unwrap();
+    let held_bytes = held.segment().bytes();
+    drop(held);
+    let before = bench.allocator.generation();
+    let AllocError::OutOfMemory(error) = bench.allocator.allocate(15 * MIB + 1, s(1)).unwrap_err() else {
+        panic!("it is out of memory")
+    };
+    assert_eq!((error.wanted, error.segment, error.limit), (15 * MIB + 1, 16 * MIB, None));
+    assert_eq!((error.allocated, error.pool_allocated), (6 * MIB, 6 * MIB));
+    assert_eq!((error.pending, error.quarantined), (6 * MIB, held_bytes));
+    let info = error.info.unwrap();
+    assert_eq!((info.total, info.free + error.reserved), (20 * MIB, 20 * MIB));
+    let text = error.to_string();
+    for part in ["15728641", "default", "quarantine", &(20 * MIB).to_string()] {
+        assert!(text.contains(part), "{text}");
+    }
+    let stats = bench.allocator.stats();
+    assert_eq!((stats.out_of_memory, stats.retries), (1, 1));
+    assert!(bench.allocator.generation() > before, "trackers are told");
+    drop((live, hold));
+    bench.streams.set_capturing(s(2), false);
+    bench.allocator.allocate(15 * MIB + 1, s(1)).unwrap();
+}
+
+#[test]
+fn cached_segments_go_before_a_request_fails() {
+    let bench = bench(64 * MIB, tight());
+    let pool = bench.allocator.pool(PoolSettings { kind: PoolKind::NoSplit, ..Default::default() }).unwrap();
+    let cached: Vec<Block> = (0..15).map(|_| pool.allocate(4 * MIB, s(1)).unwrap()).collect();
+    drop(cached);
+    assert_eq!(bench.source.calls().live_bytes, 60 * MIB);
+    let block = bench.allocator.allocate(50 * MIB, s(2)).unwrap();
+    assert_eq!(bench.allocator.stats().retries, 1);
+    assert_eq!(bench.source.calls().live_bytes, block.segment().bytes());
+}
+
+#[test]
+fn the_limit_holds_and_can_be_moved() {
+    let bench = bench(u64::MAX, Settings { memory_limit: Some(10 * MIB), ..tight() });
+    let first = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let AllocError::OutOfMemory(error) = bench.allocator.allocate(4 * MIB, s(1)).unwrap_err() else {
+        panic!("the limit is 10 MiB")
+    };
+    assert_eq!(error.limit, Some(10 * MIB));
+    assert!(error.to_string().contains("the limit is 10485760"));
+    bench.allocator.set_memory_limit(Some(12 * MIB));
+    let second = bench.allocator.allocate(4 * MIB, s(1)).unwrap();
+    drop(first);
+    // Within the limit once what is cached has gone.
+    let third = bench.allocator.allocate(7 * MIB, s(2)).unwrap();
+    assert!(bench.allocator.stats().reserved.peak <= 12 * MIB);
+    bench.allocator.set_memory_limit(None);
+    bench.allocator.allocate(100 * MIB, s(1)).unwrap();
+    drop((second, third));
+}
+
+#[test]
+fn memory_of_an_idle_stream_is_moved_over() {
+    let bench = bench(u64::MAX, tight());
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let (segment, address) = (block.segment(), block.address());
+    bench.streams.enqueue(s(1));
+    drop(block);
+    let elsewhere = bench.allocator.allocate(8 * MIB, s(2)).unwrap();
+    assert_ne!(elsewhere.segment(), segment, "stream 1 is still at it");
+    bench.streams.complete(s(1));
+    let moved = bench.allocator.allocate(8 * MIB, s(3)).unwrap();
+    assert_eq!((moved.address(), moved.segment().stream()), (address, s(3)));
+    assert!(bench.streams.waits().is_empty());
+    assert_eq!(bench.allocator.find(address + 5000).unwrap().segment, segment);
+    assert!(bench.allocator.find(1).is_none());
+}
+
+#[test]
+fn when_memory_is_scarce_streams_wait_for_each_other() {
+    let bench = bench(16 * MIB, tight());
+    let keep = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    bench.streams.enqueue(s(1));
+    drop(block);
+    let moved = bench.allocator.allocate(8 * MIB, s(2)).unwrap();
+    assert_eq!(bench.streams.waits(), [(s(2), s(1))]);
+    drop((moved, keep));
+
+    // Part of a segment that is in use is lent, and goes home when it is freed.
+    let bench = common::bench(16 * MIB, Settings { large_segment: 16 * MIB, ..tight() });
+    let keep = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
+    let lent = bench.allocator.allocate(8 * MIB, s(2)).unwrap();
+    assert_eq!((lent.segment(), lent.stream()), (keep.segment(), s(2)));
+    assert_eq!(bench.allocator.stats().borrowed, 1);
+    bench.streams.enqueue(s(2));
+    let address = lent.address();
+    drop(lent);
+    assert_ne!(bench.allocator.allocate(2 * MIB, s(1)).unwrap().address(), address, "stream 2 still uses it");
+    let home = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    assert_eq!(home.address(), address);
+    assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
+}
+
+#[test]
+fn collectives_and_captures_wait_for_no_memory() {
+    for (collective, capturing) in [(true, false), (false, true)] {
+        let bench = bench(12 * MIB, Settings { reuse: Reuse::DeviceWait, ..tight() });
+        let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+        bench.streams.enqueue(s(1));
+        if collective {
+            bench.allocator.mark_collective(s(1));
+        }
+        drop(block);
+        bench.streams.set_capturing(s(1), capturing);
+        let got = bench.allocator.allocate(8 * MIB, s(2));
+        assert!(bench.streams.waits().is_empty());
+        // The host may wait for a stream of collectives to release its memory; for a captured one it cannot.
+        assert_eq!(got.is_ok(), collective, "{got:?}");
+    }
+}
+
+#[test]
+fn what_is_captured_is_waited_for_after_the_capture() {
+    let bench = bench(u64::MAX, tight());
+    let block = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+    let address = block.address();
+    bench.streams.set_capturing(s(2), true);
+    block.record_stream(s(2)).unwrap();
+    drop(block);
+    assert_ne!(bench.allocator.allocate(8 * MIB, s(1)).unwrap().address(), address);
+    bench.streams.set_capturing(s(2), false);
+    bench.streams.enqueue(s(2));
+    bench.allocator.empty_cache().unwrap();
+    assert_eq!((bench.source.calls().live_bytes, bench.streams.live_events()), (0, 0));
+}
+
+/// Something of everything. Returns what failed.
+fn scenario(bench: &common::Bench) -> Vec<AllocError> {
+    let mut errors = Vec::new();
+    let mut live: Vec<Block> = Vec::new();
+    let whole = bench.allocator.pool(PoolSettings { kind: PoolKind::NoSplit, ..Default::default() }).unwrap();
+    for round in 0..60u64 {
+        let (stream, bytes) = (s(round % 3), [700, MIB / 2, 3 * MIB, 9 * MIB][(round % 4) as usize]);
+        let pool = if round % 5 == 0 { &whole } else { bench.allocator.default_pool() };
+        match pool.allocate(bytes, stream) {
+            Ok(block) => {
+                bench.streams.enqueue(stream);
+                if round % 3 == 0 {
+                    block.record_stream(s((round + 1) % 3)).unwrap();
+                }
+                live.push(block);
+            }
+            Err(error) => errors.push(error),
+        }
+        if round % 2 == 1 && !live.is_empty() {
+            live.swap_remove((round * 7) as usize % live.len());
+        }
+        if round % 16 == 15 {
+            bench.streams.complete(s(round % 3));
+            bench.allocator.trim_to(20 * MIB).unwrap();
+        }
+        check_tiling(&bench.allocator.snapshot().unwrap());
+        for (at, one) in live.iter().enumerate() {
+            for other in &live[at + 1..] {
+                assert!(
+                    one.address() + one.bytes() <= other.address()
+                        || other.address() + other.bytes() <= one.address(),
+                    "{one:?} overlaps {other:?}"
+                );
+            }
+        }
+    }
+    errors
+}
+
+fn settle(bench: &common::Bench) {
+    (0..3).for_each(|stream| bench.streams.complete(s(stream)));
+    bench.allocator.empty_cache().unwrap();
+    assert_eq!(bench.allocator.stats().reserved.current, 0);
+    assert_eq!(bench.streams.live_events(), 0);
+    bench.allocator.allocate(9 * MIB, s(1)).unwrap();
+}
+
+#[test]
+fn a_source_that_fails_once_at_any_call_is_survived() {
+    let clean = bench(u64::MAX, tight());
+    assert!(scenario(&clean).is_empty());
+    let calls = clean.source.calls();
+    assert!(calls.allocate > 10 && calls.release > 5, "{calls:?}");
+    settle(&clean);
+    for call in 0..calls.allocate {
+        let bench = bench(u64::MAX, tight());
+        bench.source.fail_allocate_after(call);
+        let errors = scenario(&bench);
+        // Tried again after letting go of what is cached; an error only where there was nothing to let go of.
+        assert!(errors.len() <= 1 && errors.iter().all(|error| matches!(error, AllocError::OutOfMemory(_))));
+        settle(&bench);
+        assert_eq!(bench.source.calls().live_bytes, bench.allocator.stats().reserved.current);
+    }
+    for call in 0..calls.release {
+        let bench = bench(u64::MAX, tight());
+        bench.source.fail_release_after(call);
+        assert!(scenario(&bench).is_empty());
+        settle(&bench);
+        let faults = bench.allocator.faults();
+        assert_eq!(faults.len(), 1);
+        let Fault::ReleaseFailed { segment, message } = &faults[0] else { panic!("{faults:?}") };
+        assert!(message.contains("told to fail"), "{message}");
+        let lost = bench.source.calls().live_bytes - bench.allocator.stats().reserved.current;
+        assert_eq!(lost, segment.bytes(), "what its source did not take is no longer counted");
+    }
+}
+
+#[test]
+fn a_source_that_always_fails_is_out_of_memory() {
+    let bench = bench(0, tight());
+    let errors = scenario(&bench);
+    assert_eq!(errors.len(), 60);
+    assert!(errors.iter().all(|error| matches!(error, AllocError::OutOfMemory(_))));
+    assert_eq!(bench.allocator.stats().out_of_memory, 60);
+}
+
+#[test]
+fn an_event_that_fails_at_any_call_keeps_its_memory_pending() {
+    for call in 0..40 {
+        let bench = bench(u64::MAX, tight());
+        bench.streams.fail_record_after(call);
+        assert!(scenario(&bench).is_empty());
+        settle(&bench);
+    }
+}
+
+#[test]
+fn an_allocator_that_is_dropped_gives_all_back() {
+    let common::Bench { source, streams, allocator } = bench(u64::MAX, tight());
+    let blocks: Vec<Block> = (1..9).map(|n| allocator.allocate(n * MIB / 2, s(n % 3)).unwrap()).collect();
+    streams.enqueue(s(5));
+    blocks[3].record_stream(s(5)).unwrap();
+    let (first, rest) = {
+        let mut rest = blocks;
+        (rest.remove(0), rest)
+    };
+    drop(rest);
+    drop(allocator);
+    let live = source.calls().live_bytes;
+    assert!(
+        live > 0 && live < source.calls().peak_bytes,
+        "only what the last block's stream has is left: {live}"
+    );
+    assert!(Arc::strong_count(&source) > 1);
+    drop(first);
+    assert_eq!((source.calls().live_bytes, streams.live_events()), (0, 0));
+    assert_eq!(Arc::strong_count(&source), 1);
+}
