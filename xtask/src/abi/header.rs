@@ -231,3 +231,36 @@ fn run(program: &Program, header: &Path) -> Result<Vec<String>> {
     ensure!(output.status.success(), "the C program failed: {}", output.status);
     Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_go_and_code_stays() {
+        let text = "int a; // one; two\n/* int b;\n */int c; /* */ int d;";
+        assert_eq!(without_comments(text), "int a; \n int c;   int d;");
+        assert_eq!(without_comments("int a; /* to the end"), "int a;  ");
+    }
+
+    #[test]
+    fn a_declaration_is_one_line_without_the_preprocessors() {
+        let statement = "\n#ifdef X\n  #define Y 1\n#endif\nncclResult_t  ncclF (int a,\n    int b)";
+        assert_eq!(declaration(statement), "ncclResult_t ncclF(int a, int b)");
+    }
+
+    #[test]
+    fn a_header_that_differs_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let header = folder.path().join("nccl.h");
+        fs::write(&header, "typedef struct { char internal[64]; } ncclUniqueId;\nint ncclF(int);\n").unwrap();
+        let mut program = Program::default();
+        program.check("sizeof(ncclUniqueId)", 128);
+        program.check("sizeof(int)", 4);
+        program.declare("int ncclF(int a)");
+        assert_eq!(run(&program, &header).unwrap(), ["sizeof(ncclUniqueId) is 64 in the header, 128 here"]);
+        assert_eq!(program.count, 3);
+        program.declare("int ncclF(long a)");
+        assert!(format!("{:#}", run(&program, &header).unwrap_err()).contains("conflicting types"));
+    }
+}

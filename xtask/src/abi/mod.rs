@@ -14,12 +14,15 @@ use nccl_sys::Version;
 
 use crate::headers::{self, NCCL, Part, Pin};
 
+/// The releases that are compared unless others are asked for.
+const DEFAULT: &str = "2.18.3,2.21.5,2.32.3";
+
 /// Options of `cargo xtask abi`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
     /// The releases, separated by commas, or `all`; each is a download of 80 to 350 MB, kept under `target` (of
-    /// `all` only the headers are)
-    #[arg(long, value_delimiter = ',', default_value = "2.18.3,2.21.5,2.32.3")]
+    /// `all` only these three and the headers are)
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT)]
     releases: Vec<String>,
     /// Load this one library and print what it has, for the process that compares several
     #[arg(long, hide = true)]
@@ -46,7 +49,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let prototypes = header::prototypes(&headers::find(&newest, "include/nccl.h")?)?;
     let mut findings = Vec::new();
     for pin in pins(&options.releases)? {
-        findings.push(examine(pin, &prototypes, !all).with_context(|| format!("NCCL {}", pin.version))?);
+        let keep = !all || DEFAULT.split(',').any(|release| release == pin.version);
+        findings.push(examine(pin, &prototypes, keep).with_context(|| format!("NCCL {}", pin.version))?);
     }
     report::print(&findings);
     let faults: Vec<_> = findings

@@ -153,3 +153,35 @@ fn download(pin: &Pin, folder: &Path) -> Result<PathBuf> {
     );
     Ok(wheel)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_are_in_order_and_whole() {
+        let releases: Vec<_> = NCCL.iter().map(|pin| release(pin.version).unwrap()).collect();
+        assert!(releases.is_sorted_by(|one, next| one < next), "{releases:?}");
+        for pin in NCCL {
+            assert!(pin.sha256.len() == 64 && pin.sha256.bytes().all(|c| c.is_ascii_hexdigit()), "{pin:?}");
+        }
+    }
+
+    #[test]
+    fn a_release_has_three_numbers() {
+        assert_eq!(release("2.32.3").unwrap(), [2, 32, 3]);
+        for text in ["", "2", "2.32", "2.32.x", "2.32.3.1", "2..3"] {
+            assert!(release(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn parts_are_told_by_place_and_name() {
+        let holds = |part: Part, file: &str| part.holds(Path::new(file));
+        assert!(holds(Part::Headers, "nvidia/nccl/include/nccl.h"));
+        assert!(!holds(Part::Headers, "nvidia/nccl/lib/libnccl.so.2"));
+        assert!(holds(Part::Library, "nvidia/nccl/lib/libnccl.so.2"));
+        assert!(holds(Part::Library, "clang/native/libclang.so"));
+        assert!(!holds(Part::Library, "nvidia/nccl/lib/libnccl.so.2.txt/readme"));
+    }
+}
