@@ -4,8 +4,8 @@
 //! unique ids, votes), not for tensors, and what it holds dies with its host.
 //!
 //! - [`Store`]: what every store can do. [`HashStore`] serves the threads of one process, [`TcpStore`] the
-//!   processes of a job; it is compatible with PyTorch's store on the wire.
-//!   [`PrefixStore`] gives a part of a program its own namespace.
+//!   processes of a job (and is compatible with PyTorch's store on the wire), [`PrefixStore`] gives a part of a
+//!   program its own namespace.
 //! - [`rendezvous()`], [`barrier`]: all ranks meet at a name, or all that came are told who did not.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store runs on them.
 //!

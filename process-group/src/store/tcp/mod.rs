@@ -43,6 +43,10 @@ const KEPT: usize = 8;
 /// with either of its servers; queues need the libuv one). There is no authentication: keep it on networks whose
 /// users you trust. It listens on the loopback interface unless [`TcpOptions::listen`] says otherwise.
 ///
+/// What the protocol leaves open: a key that is deleted between the end of a wait and the read that follows it is
+/// read as empty; [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that
+/// does not answer (its process is stopped) ends at most 5 s after its deadline.
+///
 /// ```
 /// use process_group::store::{Deadline, Store, TcpStore};
 /// use std::time::Duration;
