@@ -1,0 +1,221 @@
+//! What ranks do differently is an error on all of them in a strict world, and a hang in a faithful one.
+
+mod rig;
+
+use std::ffi::c_void;
+use std::sync::{Arc, Barrier};
+
+use gpu_sim::World;
+use nccl_sys::*;
+use rig::{Comm, OK, Rank, run_in_comm, world};
+use rusty_fork::rusty_fork_test;
+
+/// How the odd rank's call differs.
+#[derive(Clone, Copy, Debug)]
+enum Odd {
+    Kind,
+    Type,
+    Count,
+    Op,
+    Root,
+}
+
+fn call(rank: &Rank, comm: Comm, buffer: u64, odd: Option<Odd>) {
+    let pointer = buffer as *mut c_void;
+    let element = if matches!(odd, Some(Odd::Type)) { ncclDataType_t::ncclFloat32 } else { ncclDataType_t::ncclInt32 };
+    let count = if matches!(odd, Some(Odd::Count)) { 32 } else { 16 };
+    let op = if matches!(odd, Some(Odd::Op)) { ncclRedOp_t::ncclMax } else { ncclRedOp_t::ncclSum };
+    let root = if matches!(odd, Some(Odd::Root)) { 1 } else { 0 };
+    let stream = rank.stream.nccl();
+    if matches!(odd, Some(Odd::Kind)) {
+        ok!(rank.rig, ncclBroadcast(pointer, pointer, count, element, root, comm.0, stream));
+    } else {
+        ok!(rank.rig, ncclReduce(pointer, pointer, count, element, op, root, comm.0, stream));
+    }
+}
+
+fn faithful(devices: usize) -> World {
+    World::builder().devices(devices).capacity(1 << 30).faithful().start().unwrap()
+}
+
+/// Waits until `count` waits of the world say `what`.
+fn until_waiting(world: &World, what: &str, count: usize) {
+    for _ in 0..2000 {
+        if world.waiting().iter().filter(|waiting| waiting.what.contains(what)).count() >= count {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("nobody waits for {what:?}: {:?}", world.waiting());
+}
+
+rusty_fork_test! {
+    #[test]
+    fn a_collective_that_differs_fails_on_every_member() {
+        let world = world(4);
+        let cases = [
+            (Odd::Kind, "ncclBroadcast", "ncclReduce"),
+            (Odd::Type, "16 f32", "16 i32"),
+            (Odd::Count, "32 i32", "16 i32"),
+            (Odd::Op, "(max", "(sum"),
+            (Odd::Root, "root 1", "root 0"),
+        ];
+        for (odd, one, other) in cases {
+            let texts = run_in_comm(&world, 4, move |rank, comm| {
+                let buffer = rank.alloc(256);
+                call(rank, comm, buffer, (rank.rank == 2).then_some(odd));
+                rank.synchronize();
+                assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage, "{odd:?}");
+                let text = rank.rig.last_error();
+                // The stream goes on, and so does the communicator.
+                assert_eq!(rank.sum(comm, 1), 4);
+                rank.free(buffer);
+                text
+            });
+            for text in texts {
+                assert!(text.contains("rank 2 calls") && text.contains("while rank"), "{odd:?}: {text}");
+                assert!(text.contains(one) && text.contains(other), "{odd:?}: {text}");
+            }
+        }
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn messages_that_differ_fail_on_both_sides() {
+        let world = world(2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let (buffer, pointer) = (rank.alloc(64), std::ptr::null_mut::<c_void>());
+            let pointer = pointer.wrapping_byte_add(buffer as usize);
+            let (element, stream) = (ncclDataType_t::ncclInt32, rank.stream.nccl());
+            if rank.rank == 0 {
+                ok!(rank.rig, ncclSend(pointer, 8, element, 1, comm.0, stream));
+            } else {
+                ok!(rank.rig, ncclRecv(pointer, 4, element, 0, comm.0, stream));
+            }
+            rank.synchronize();
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage);
+            let text = rank.rig.last_error();
+            assert!(text.contains("rank 0 sends 8 i32") && text.contains("rank 1 receives 4 i32"), "{text}");
+            assert_eq!(rank.sum(comm, 1), 2);
+            rank.free(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_faithful_world_hangs_until_the_abort() {
+        let world = faithful(2);
+        let reached = Arc::new(Barrier::new(3));
+        let (rig, id) = (rig::Rig::new(&world), rig::Rig::new(&world).unique_id());
+        let ranks: Vec<_> = (0..2)
+            .map(|device| {
+                let (rig, reached) = (rig.clone(), reached.clone());
+                std::thread::spawn(move || {
+                    let rank = rig.rank(device);
+                    let comm = rank.init(id, 2);
+                    let buffer = rank.alloc(256);
+                    call(&rank, comm, buffer, (device == 1).then_some(Odd::Count));
+                    reached.wait();
+                    ok!(rig, ncclCommAbort(comm.0));
+                    rank.synchronize();
+                    rank.free(buffer);
+                    rank.leave();
+                })
+            })
+            .collect();
+        until_waiting(&world, "an abort", 2);
+        reached.wait();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_buffer_registered_on_one_side_only_is_an_error() {
+        let world = world(2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let buffer = rank.alloc(8192);
+            let mut handle = std::ptr::null_mut();
+            if rank.rank == 1 {
+                ok!(rank.rig, ncclCommRegister(comm.0, buffer as *mut c_void, 8192, &mut handle));
+            }
+            assert_eq!(rank.all_reduce(comm, buffer, 16), OK);
+            rank.synchronize();
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage);
+            assert!(rank.rig.last_error().contains("send buffer registered"), "{}", rank.rig.last_error());
+            if rank.rank == 1 {
+                ok!(rank.rig, ncclCommDeregister(comm.0, handle));
+            }
+            assert_eq!(rank.sum(comm, 1), 2);
+            rank.free(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_use_after_free_faults_here_and_is_told_to_the_others() {
+        let world = world(3);
+        let id = rig::Rig::new(&world).unique_id();
+        rig::run(&world, 3, move |rank| {
+            let comm = rank.init(id, 3);
+            let buffer = rank.alloc(4096);
+            if rank.rank == 1 {
+                rank.free(buffer);
+            }
+            assert_eq!(rank.all_reduce(comm, buffer, 16), OK);
+            // SAFETY: no preconditions.
+            let code = unsafe { rank.rig.cuda.cuStreamSynchronize.unwrap()(rank.stream.0) };
+            let faulted = code == cuda_driver_sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+            assert_eq!(faulted, rank.rank == 1, "{code:?}");
+            let wanted =
+                if faulted { ncclResult_t::ncclUnhandledCudaError } else { ncclResult_t::ncclRemoteError };
+            assert_eq!(rank.rig.async_error(comm), wanted);
+            ok!(rank.rig, ncclCommAbort(comm.0));
+            if !faulted {
+                rank.free(buffer);
+            }
+        });
+    }
+
+    #[test]
+    fn who_destroyed_its_communicator_is_missed_by_name() {
+        let world = world(2);
+        let id = rig::Rig::new(&world).unique_id();
+        rig::run(&world, 2, move |rank| {
+            let comm = rank.init(id, 2);
+            if rank.rank == 1 {
+                rank.rig.destroy(comm);
+                return;
+            }
+            let buffer = rank.alloc(64);
+            assert_eq!(rank.all_reduce(comm, buffer, 16), OK);
+            rank.synchronize();
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclRemoteError);
+            assert!(rank.rig.last_error().contains("rank 1"), "{}", rank.rig.last_error());
+            rank.free(buffer);
+            rank.rig.destroy(comm);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn different_host_calls_are_an_error_on_every_member() {
+        let world = world(2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let buffer = rank.symmetric(1 << 21);
+            let code = if rank.rank == 0 {
+                let mut window = std::ptr::null_mut();
+                nccl!(
+                    rank.rig,
+                    ncclCommWindowRegister(comm.0, buffer as *mut c_void, 1 << 21, &mut window, 1)
+                )
+            } else {
+                let mut child = std::ptr::null_mut();
+                nccl!(rank.rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()))
+            };
+            assert_eq!(code, ncclResult_t::ncclInvalidUsage);
+            assert!(rank.rig.last_error().contains("different calls"), "{}", rank.rig.last_error());
+            rank.free_symmetric(buffer);
+        });
+        world.finish().unwrap();
+    }
+}
