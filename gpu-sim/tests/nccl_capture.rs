@@ -38,6 +38,8 @@ fn all_reduce(rank: &Rank, comm: Comm, buffer: u64) {
 }
 
 rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
     #[test]
     fn a_graph_replays_its_collectives_among_live_ones() {
         let world = world(3);
@@ -107,7 +109,7 @@ rusty_fork_test! {
                 gpu_sim::World::builder().devices(2).capacity(1 << 30).nccl_release(release).start().unwrap();
             run_in_comm(&world, 2, move |rank, comm| {
                 let buffer = rank.symmetric(1 << 21);
-                let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+                let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
                 cuda!(rank.rig, cuStreamBeginCapture_v2(rank.stream.0, mode));
                 let mut window = std::ptr::null_mut();
                 let pointer = buffer as *mut c_void;

@@ -76,7 +76,8 @@ fn reduced(case: &Case, n: usize) -> Vec<u8> {
     let values = (0..case.ranks).map(|rank| value(case, rank, n));
     let result = match case.op {
         0 => values.sum::<i64>() as f64,
-        1 => values.product::<i64>() as f64,
+        // In floats a zero has a sign.
+        1 => values.map(|value| value as f64).product(),
         2 => values.max().unwrap() as f64,
         3 => values.min().unwrap() as f64,
         _ => {
@@ -187,6 +188,8 @@ prop_compose! {
 }
 
 rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
     #[test]
     fn everything_equals_its_reference() {
         let world = world(5);

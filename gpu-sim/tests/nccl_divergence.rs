@@ -22,7 +22,8 @@ enum Odd {
 
 fn call(rank: &Rank, comm: Comm, buffer: u64, odd: Option<Odd>) {
     let pointer = buffer as *mut c_void;
-    let element = if matches!(odd, Some(Odd::Type)) { ncclDataType_t::ncclFloat32 } else { ncclDataType_t::ncclInt32 };
+    let element =
+        if matches!(odd, Some(Odd::Type)) { ncclDataType_t::ncclFloat32 } else { ncclDataType_t::ncclInt32 };
     let count = if matches!(odd, Some(Odd::Count)) { 32 } else { 16 };
     let op = if matches!(odd, Some(Odd::Op)) { ncclRedOp_t::ncclMax } else { ncclRedOp_t::ncclSum };
     let root = if matches!(odd, Some(Odd::Root)) { 1 } else { 0 };
@@ -50,6 +51,8 @@ fn until_waiting(world: &World, what: &str, count: usize) {
 }
 
 rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
     #[test]
     fn a_collective_that_differs_fails_on_every_member() {
         let world = world(4);
@@ -116,7 +119,7 @@ rusty_fork_test! {
                     let buffer = rank.alloc(256);
                     call(&rank, comm, buffer, (device == 1).then_some(Odd::Count));
                     reached.wait();
-                    ok!(rig, ncclCommAbort(comm.0));
+                    rig.abort(comm);
                     rank.synchronize();
                     rank.free(buffer);
                     rank.leave();
@@ -169,7 +172,7 @@ rusty_fork_test! {
             let wanted =
                 if faulted { ncclResult_t::ncclUnhandledCudaError } else { ncclResult_t::ncclRemoteError };
             assert_eq!(rank.rig.async_error(comm), wanted);
-            ok!(rank.rig, ncclCommAbort(comm.0));
+            rank.rig.abort(comm);
             if !faulted {
                 rank.free(buffer);
             }

@@ -36,7 +36,8 @@ fn exchange(rank: &Rank, comm: Comm, size: usize, number: usize, unit: usize, re
     }
     ok!(rank.rig, ncclGroupStart());
     let send_all = || sends.iter().for_each(|&(p, b, l)| assert_eq!(send(rank, comm, b, l, p), OK));
-    let receive_all = || receives.iter().for_each(|&(p, b, n)| assert_eq!(recv(rank, comm, b, len(n), p), OK));
+    let receive_all =
+        || receives.iter().for_each(|&(p, b, n)| assert_eq!(recv(rank, comm, b, len(n), p), OK));
     if receive_first {
         receive_all();
         send_all();
@@ -54,6 +55,8 @@ fn exchange(rank: &Rank, comm: Comm, size: usize, number: usize, unit: usize, re
 }
 
 rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
     #[test]
     fn messages_of_a_group_progress_together() {
         let world = world(4);

@@ -4,6 +4,7 @@ mod rig;
 
 use std::ffi::c_void;
 
+use cuda_driver_sys as cu;
 use gpu_sim::World;
 use nccl_sys::*;
 use rig::{Comm, OK, Rank, Rig, run_in_comm};
@@ -40,15 +41,20 @@ fn two_segments(rank: &Rank) -> (u64, impl FnOnce()) {
     let size = 2 * MIB;
     let mut address = 0;
     cuda!(rank.rig, cuMemAddressReserve(&mut address, 2 * size, 0, 0, 0));
-    let mut property = cuda_driver_sys::CUmemAllocationProp::default();
-    property.type_ = cuda_driver_sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    property.requestedHandleTypes =
-        cuda_driver_sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    property.location.type_ = cuda_driver_sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    let location = cu::CUmemLocation {
+        type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        ..cu::CUmemLocation::default()
+    };
+    let mut property = cu::CUmemAllocationProp {
+        type_: cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location,
+        ..cu::CUmemAllocationProp::default()
+    };
     property.location.__bindgen_anon_1.id = rank.rank as i32;
-    let access = cuda_driver_sys::CUmemAccessDesc {
+    let access = cu::CUmemAccessDesc {
         location: property.location,
-        flags: cuda_driver_sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
     for part in 0..2 {
         let mut handle = 0;
@@ -65,6 +71,8 @@ fn two_segments(rank: &Rank) -> (u64, impl FnOnce()) {
 }
 
 rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
     #[test]
     fn every_release_registers_and_uses_windows() {
         for release in ERAS {
@@ -322,7 +330,7 @@ rusty_fork_test! {
                         let rig = rig.clone();
                         move || {
                             std::thread::sleep(std::time::Duration::from_millis(50));
-                            ok!(rig, ncclCommAbort(comm.0));
+                            rig.abort(comm);
                         }
                     });
                     let (code, _) = register(&rank, comm, buffer, MIB);
@@ -337,7 +345,7 @@ rusty_fork_test! {
         for rank in ranks {
             let (comm, rank) = rank.join().unwrap();
             if rank.rank == 1 {
-                ok!(rig, ncclCommAbort(comm.0));
+                rig.abort(comm);
             }
         }
     }

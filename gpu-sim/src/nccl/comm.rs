@@ -59,8 +59,6 @@ pub(crate) struct Comm {
 /// What the ranks told each other when they met.
 #[derive(Clone, Debug)]
 pub(crate) struct Topology {
-    /// Device ordinals by rank.
-    pub(crate) devices: Vec<usize>,
     /// Whether windows can be had.
     pub(crate) symmetric: bool,
     /// Bytes of symmetric address space.

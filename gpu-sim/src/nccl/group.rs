@@ -70,11 +70,6 @@ pub(crate) fn end(machine: &Arc<Machine>, library: &Library) -> Result {
     launch(machine, group.operations)
 }
 
-/// Whether a group is open.
-pub(crate) fn is_open(machine: &Machine) -> bool {
-    with_group(machine, |group| group.depth > 0)
-}
-
 /// Makes an error of a queued call stick to the open group.
 pub(crate) fn remember(machine: &Machine, failure: &Failure) {
     with_group(machine, |group| {

@@ -95,7 +95,6 @@ fn introduce(machine: &Machine, comm: &Comm) -> Result {
     }
     let largest = cards.iter().map(|card| card[1]).max().unwrap_or(0);
     comm.set_topology(Topology {
-        devices,
         symmetric: std::env::var_os("NCCL_WIN_ENABLE").is_none_or(|value| value != "0"),
         stride: largest.next_multiple_of(STRIDE_UNIT),
     });

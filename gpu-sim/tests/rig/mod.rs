@@ -51,6 +51,7 @@ impl Stream {
 pub(crate) struct Id(pub(crate) ncclUniqueId);
 
 /// Calls a driver function, which must succeed.
+#[allow(clippy::macro_metavars_in_unsafe, reason = "for C calls")]
 #[macro_export]
 macro_rules! cuda {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
@@ -61,6 +62,7 @@ macro_rules! cuda {
 }
 
 /// Calls an NCCL function and gives its code.
+#[allow(clippy::macro_metavars_in_unsafe, reason = "for C calls")]
 #[macro_export]
 macro_rules! nccl {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
@@ -124,6 +126,10 @@ impl Rig {
 
     pub(crate) fn destroy(&self, comm: Comm) {
         ok!(self, ncclCommDestroy(comm.0));
+    }
+
+    pub(crate) fn abort(&self, comm: Comm) {
+        ok!(self, ncclCommAbort(comm.0));
     }
 
     pub(crate) fn split(&self, comm: Comm, color: c_int, key: c_int) -> Comm {
@@ -228,6 +234,14 @@ impl Rank {
     }
 }
 
+struct Alive;
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        std::process::exit(101);
+    }
+}
+
 /// Runs ranks 0 to `size` to their ends, each on its own device; what they return, by rank.
 pub(crate) fn run<T: Send + 'static>(
     world: &World,
@@ -239,9 +253,12 @@ pub(crate) fn run<T: Send + 'static>(
         .map(|rank| {
             let (rig, body) = (rig.clone(), body.clone());
             let actor = move || {
+                // A rank that fails leaves the others waiting: end the test's process with it.
+                let alive = Alive;
                 let rank = rig.rank(rank);
                 let result = body(&rank);
                 rank.leave();
+                std::mem::forget(alive);
                 result
             };
             (format!("rank {rank}"), Box::new(actor) as Box<dyn FnOnce() -> T + Send>)

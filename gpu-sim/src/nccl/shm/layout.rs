@@ -56,10 +56,6 @@ impl Layout {
         Self { size, pairs, staging, results, pipes, bytes }
     }
 
-    pub(super) fn size(&self) -> usize {
-        self.size
-    }
-
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }

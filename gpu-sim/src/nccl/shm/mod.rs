@@ -103,11 +103,6 @@ impl Shared {
         Ok(Self { base, layout })
     }
 
-    /// Ranks of the communicator.
-    pub(crate) fn size(&self) -> usize {
-        self.layout.size()
-    }
-
     /// The communicator's identity, the same on all ranks.
     pub(crate) fn id(&self) -> u64 {
         self.word(Layout::ID).load(Ordering::Relaxed)
