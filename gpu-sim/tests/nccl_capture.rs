@@ -1,5 +1,6 @@
 //! Collectives in graphs: recorded, replayed in launch order, and held until the graphs are gone.
 
+#[macro_use]
 mod rig;
 
 use std::ffi::c_void;

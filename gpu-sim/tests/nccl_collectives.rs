@@ -1,5 +1,6 @@
 //! Every collective, type, operation, length and rank count against plain references.
 
+#[macro_use]
 mod rig;
 
 use std::ffi::c_void;

@@ -1,5 +1,6 @@
 //! What ranks do differently is an error on all of them in a strict world, and a hang in a faithful one.
 
+#[macro_use]
 mod rig;
 
 use std::ffi::c_void;

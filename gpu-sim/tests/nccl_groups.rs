@@ -1,5 +1,6 @@
 //! Groups: messages progress together, one thread drives several ranks, errors stick, streams join.
 
+#[macro_use]
 mod rig;
 
 use std::ffi::c_void;

@@ -1,5 +1,6 @@
 //! Windows, by release: the table of what each answers, and what strictness adds.
 
+#[macro_use]
 mod rig;
 
 use std::ffi::c_void;

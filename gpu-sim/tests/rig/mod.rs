@@ -51,8 +51,6 @@ impl Stream {
 pub(crate) struct Id(pub(crate) ncclUniqueId);
 
 /// Calls a driver function, which must succeed.
-#[allow(clippy::macro_metavars_in_unsafe, reason = "for C calls")]
-#[macro_export]
 macro_rules! cuda {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
         // SAFETY: test arguments are valid, or wrong on purpose in ways that the embedded device checks.
@@ -62,8 +60,6 @@ macro_rules! cuda {
 }
 
 /// Calls an NCCL function and gives its code.
-#[allow(clippy::macro_metavars_in_unsafe, reason = "for C calls")]
-#[macro_export]
 macro_rules! nccl {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
         // SAFETY: test arguments are valid, or wrong on purpose in ways that the embedded device checks.
@@ -72,10 +68,9 @@ macro_rules! nccl {
 }
 
 /// Calls an NCCL function, which must succeed.
-#[macro_export]
 macro_rules! ok {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
-        let code = $crate::nccl!($rig, $name($($argument),*));
+        let code = nccl!($rig, $name($($argument),*));
         assert_eq!(code, nccl_sys::ncclResult_t::ncclSuccess, "{}: {}", stringify!($name), $rig.last_error());
     }};
 }
