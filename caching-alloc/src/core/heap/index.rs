@@ -8,6 +8,9 @@ use crate::core::size::{BINS, Units, bin_of};
 
 const WORDS: usize = BINS.div_ceil(64);
 
+/// Keys that a bin has room for from its first on.
+const ROOM: usize = 32;
+
 /// A free block, as the index orders it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
@@ -33,6 +36,10 @@ impl FreeIndex {
     pub(super) fn insert(&mut self, key: Key) {
         let bin = bin_of(key.units);
         let keys = &mut self.bins[bin];
+        if keys.capacity() == 0 {
+            // Rarely more, so that bins soon stop growing.
+            keys.reserve(ROOM);
+        }
         let at = keys.partition_point(|other| *other < key);
         keys.insert(at, key);
         self.occupied[bin / 64] |= 1 << (bin % 64);

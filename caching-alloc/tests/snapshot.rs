@@ -1,0 +1,148 @@
+//! Snapshots: their JSON is what PyTorch's viewer reads, and agrees with the trace.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use caching_alloc::core::{Action, Block, Snapshot};
+use common::{MIB, bench, check_tiling, s, tight, used};
+use serde_json::Value;
+
+fn busy() -> (common::Bench, Vec<Block>, Snapshot) {
+    let bench = bench(40 * MIB, tight());
+    let mut live: Vec<Block> = Vec::new();
+    for round in 0..120u64 {
+        let bytes = [600, MIB - 1, 2 * MIB + 1][(round % 3) as usize];
+        live.push(bench.allocator.allocate(bytes, s(round % 2)).unwrap());
+        if live.len() > 8 {
+            let block = live.remove((round * 5 % 8) as usize);
+            if round % 10 == 0 {
+                bench.streams.enqueue(s(9));
+                block.record_stream(s(9)).unwrap();
+            }
+        }
+        if round == 60 {
+            bench.allocator.annotate("half way").unwrap();
+            bench.allocator.trim_to(0).unwrap();
+            assert!(bench.allocator.allocate(100 * MIB, s(0)).is_err());
+        }
+    }
+    let snapshot = bench.allocator.snapshot().unwrap();
+    (bench, live, snapshot)
+}
+
+#[test]
+fn the_trace_leads_to_the_state() {
+    let (_bench, live, snapshot) = busy();
+    check_tiling(&snapshot);
+    assert!(snapshot.trace.is_sorted_by_key(|entry| entry.time_ns));
+    // Replayed from nothing: the rings are long enough to have everything.
+    let mut blocks = BTreeMap::new();
+    let mut segments = BTreeMap::new();
+    for entry in &snapshot.trace {
+        match &entry.action {
+            Action::Alloc(span) => {
+                let (_, (end, _)) =
+                    segments.range(..=span.address).next_back().expect("a segment before its blocks");
+                assert!(span.address + span.bytes <= *end);
+                assert_eq!(blocks.insert(span.address, (span.bytes, false)), None);
+            }
+            Action::FreeRequested(span) => {
+                assert_eq!(blocks.insert(span.address, (span.bytes, true)), Some((span.bytes, false)));
+            }
+            Action::FreeCompleted(span) => assert_eq!(blocks.remove(&span.address), Some((span.bytes, true))),
+            Action::SegmentAlloc(segment) => {
+                segments.insert(segment.address(), (segment.address() + segment.bytes(), segment.id()));
+            }
+            Action::SegmentFree(segment) => {
+                let range = segment.address()..segment.address() + segment.bytes();
+                assert_eq!(blocks.range(range).count(), 0, "no blocks in a segment that goes");
+                assert!(segments.remove(&segment.address()).is_some());
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(blocks, used(&snapshot).into_iter().collect());
+    assert!(live.iter().all(|block| blocks[&block.address()] == (block.bytes(), false)));
+    let addresses: Vec<u64> = snapshot.segments.iter().map(|state| state.segment.address()).collect();
+    assert_eq!(segments.into_keys().collect::<Vec<_>>(), addresses);
+}
+
+#[test]
+fn the_viewer_finds_what_it_reads() {
+    let (_bench, live, snapshot) = busy();
+    let json: Value = serde_json::from_str(&snapshot.to_json().unwrap()).unwrap();
+    let mut written = Vec::new();
+    snapshot.write_json(&mut written).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), json);
+
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"));
+    let mut active = 0;
+    for segment in json["segments"].as_array().unwrap() {
+        for key in
+            ["device", "address", "total_size", "allocated_size", "active_size", "requested_size", "stream"]
+        {
+            number(segment, key);
+        }
+        assert!(matches!(segment["segment_type"].as_str(), Some("small" | "large")));
+        assert_eq!(segment["segment_pool_id"].as_array().unwrap().len(), 2);
+        assert!(segment["frames"].is_array() && segment["is_expandable"] == false);
+        let mut at = number(segment, "address");
+        let mut sums = (0, 0);
+        for block in segment["blocks"].as_array().unwrap() {
+            assert_eq!(number(block, "address"), at, "the viewer adds sizes up");
+            at += number(block, "size");
+            assert!(block["frames"].is_array());
+            match block["state"].as_str().unwrap() {
+                "active_allocated" => {
+                    active += 1;
+                    sums.0 += number(block, "size");
+                    sums.1 += number(block, "size");
+                }
+                "active_pending_free" => sums.1 += number(block, "size"),
+                "inactive" => assert_eq!(number(block, "requested_size"), 0),
+                other => panic!("{other}"),
+            }
+        }
+        assert_eq!(at, number(segment, "address") + number(segment, "total_size"));
+        assert_eq!(sums, (number(segment, "allocated_size"), number(segment, "active_size")));
+    }
+    assert_eq!(active, live.len());
+
+    let traces = json["device_traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 1, "a list for each device up to this one");
+    let mut seen = BTreeMap::new();
+    for entry in traces[0].as_array().unwrap() {
+        let action = entry["action"].as_str().unwrap();
+        *seen.entry(action.to_owned()).or_insert(0) += 1;
+        for key in ["size", "stream", "time_us"] {
+            number(entry, key);
+        }
+        number(entry, if action == "oom" { "device_free" } else { "addr" });
+        assert!(entry["frames"].is_array() && entry.get("category").is_none());
+    }
+    for action in
+        ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "snapshot"]
+    {
+        assert!(seen.contains_key(action), "{action} in {seen:?}");
+    }
+    assert_eq!(seen["alloc"], seen["free_requested"] + active);
+    assert_eq!(json["external_annotations"][0]["name"], "half way");
+    assert_eq!(json["generation"], snapshot.generation);
+}
+
+#[test]
+fn a_short_ring_keeps_the_last_entries() {
+    let settings = caching_alloc::core::Settings { ring_entries: 8, ..tight() };
+    let bench = bench(u64::MAX, settings);
+    for bytes in 1..50u64 {
+        bench.allocator.allocate(bytes * 1000, s(1)).unwrap();
+    }
+    let snapshot = bench.allocator.snapshot().unwrap();
+    let blocks: Vec<_> = snapshot.trace.iter().filter(|entry| entry.action.kind().is_block()).collect();
+    // Eight hand-outs and frees; a free is two entries.
+    assert_eq!(blocks.len(), 12);
+    assert_eq!(blocks.last().unwrap().number, 49 * 3);
+    assert!(blocks.windows(2).all(|pair| pair[1].number == pair[0].number + 1));
+    assert!(matches!(&blocks[0].action, Action::Alloc(span) if span.requested == 46_000));
+}
