@@ -11,6 +11,7 @@
 //! | [`memory`] | device addresses, physical memory, rights, the checked view |
 //! | [`stream`] | queues and executors, events, capture, graphs |
 //! | `device` | devices, contexts, the current context, what a fault leaves behind |
+//! | [`kernel`] | host functions in the place of kernels |
 //! | [`fault`] | what goes wrong, what is made to go wrong, counters |
 //! | `abi` | the frame of every ABI function |
 //! | `driver` | the CUDA driver's ABI |
@@ -24,6 +25,7 @@ mod abi;
 mod device;
 mod driver;
 pub mod fault;
+pub mod kernel;
 pub mod memory;
 mod nccl;
 pub mod sched;

@@ -2,7 +2,8 @@
 //!
 //! Absent from the table, and so not supported: arrays, textures and surfaces, two- and three-dimensional copies,
 //! managed memory, pools of one's own, multicast, fabric handles, events between processes, nodes added to graphs by
-//! hand, child graphs, graph updates, external memory and semaphores, green contexts, kernels in PTX.
+//! hand, child graphs, graph updates, external memory and semaphores, green contexts. Kernels run as
+//! the host functions registered under their names; what PTX says besides names is not looked at.
 //!
 //! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
 //! notes; no lock is held while it waits.
@@ -18,6 +19,7 @@ mod graph;
 mod init;
 mod ipc;
 mod memory;
+mod module;
 mod pool;
 mod stream;
 mod value;
@@ -35,6 +37,7 @@ pub(crate) fn table() -> cuda_driver_sys::Table {
         init::install,
         ipc::install,
         memory::install,
+        module::install,
         pool::install,
         stream::install,
         value::install,

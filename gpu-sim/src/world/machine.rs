@@ -9,6 +9,7 @@ pub(crate) use super::builder::Mode;
 use super::{Builder, Leak, Part, Report, WorldError};
 use crate::device::{Contexts, Device};
 use crate::fault::Faults;
+use crate::kernel::Kernels;
 use crate::memory::Memory;
 use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
@@ -26,6 +27,7 @@ pub(crate) struct Machine {
     pub(crate) contexts: Contexts,
     pub(crate) memory: Memory,
     pub(crate) streams: Streams,
+    pub(crate) kernels: Kernels,
     parts: Mutex<HashMap<TypeId, Arc<dyn PartOf>>>,
     notes: Mutex<Notes>,
     initialised: AtomicBool,
@@ -86,6 +88,7 @@ impl Machine {
             contexts: Contexts::default(),
             memory: Memory::new(settings.seed)?,
             streams: Streams::default(),
+            kernels: Kernels::default(),
             parts: Mutex::default(),
             notes: Mutex::default(),
             initialised: AtomicBool::new(false),
@@ -139,6 +142,7 @@ impl Machine {
         let mut leaks: Vec<Leak> = parts.iter().flat_map(|p| p.leaks()).collect();
         leaks.extend(self.contexts.leaks());
         leaks.extend(self.streams.leaks());
+        leaks.extend(self.kernels.leaks());
         leaks.extend(self.memory.leaks());
         for part in &parts {
             part.stop();

@@ -10,7 +10,8 @@ pub use report::{Leak, Report, WorldError};
 
 use std::sync::Arc;
 
-use crate::fault::Faults;
+use crate::fault::{Fault, Faults};
+use crate::kernel::Launch;
 use crate::sched::{Actor, Deadlock, Scheduler, Step, Waiting};
 
 /// State that another part of the crate keeps in the world ([`Machine::part`]).
@@ -75,6 +76,17 @@ impl World {
     #[must_use]
     pub fn nccl(&self) -> nccl_sys::Table {
         crate::nccl::table(self.alive().nccl_release)
+    }
+
+    /// Runs `body` in the place of every kernel called `name` (as the PTX spells it), whose parameters have these
+    /// sizes in bytes. A later registration replaces an earlier one for functions that are looked up after it.
+    pub fn register_kernel(
+        &self,
+        name: &str,
+        parameters: &[usize],
+        body: impl Fn(&Launch<'_>) -> Result<(), Fault> + Send + Sync + 'static,
+    ) {
+        self.alive().kernels.register(name, parameters, Box::new(body));
     }
 
     /// The counters and injections of both ABIs.

@@ -1,0 +1,174 @@
+//! Kernels: host functions that run in a kernel's place, known by the kernel's name.
+//!
+//! One call of the function is one launch, the whole grid: it reads its parameters, reaches memory through
+//! [`crate::memory::View`]s and so meets the faults that the kernel would meet.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::fault::Fault;
+use crate::stream::{Exec, Launched, Work};
+use crate::world::Leak;
+
+/// What runs in a kernel's place.
+pub type Body = dyn Fn(&Launch<'_>) -> Result<(), Fault> + Send + Sync;
+
+/// One launch, as its body sees it.
+#[derive(Debug)]
+pub struct Launch<'a> {
+    /// The device, the stream, the way to memory.
+    pub exec: &'a Exec,
+    /// Blocks in the grid: x, y, z.
+    pub grid: [u32; 3],
+    /// Threads in a block: x, y, z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block in bytes.
+    pub shared: u32,
+    parameters: &'a [Vec<u8>],
+}
+
+impl Launch<'_> {
+    /// A parameter's bytes, as they were when the kernel was launched.
+    ///
+    /// # Errors
+    /// A trap, if the kernel was registered with fewer parameters.
+    pub fn bytes(&self, index: usize) -> Result<&[u8], Fault> {
+        let trap = || Fault::Trap(format!("parameter {index} of a kernel with {}", self.parameters.len()));
+        self.parameters.get(index).map(Vec::as_slice).ok_or_else(trap)
+    }
+
+    /// A parameter of 4 bytes.
+    ///
+    /// # Errors
+    /// A trap, if there is none of this size.
+    pub fn u32(&self, index: usize) -> Result<u32, Fault> {
+        self.array(index).map(u32::from_ne_bytes)
+    }
+
+    /// A parameter of 8 bytes, such as a device pointer.
+    ///
+    /// # Errors
+    /// A trap, if there is none of this size.
+    pub fn u64(&self, index: usize) -> Result<u64, Fault> {
+        self.array(index).map(u64::from_ne_bytes)
+    }
+
+    fn array<const N: usize>(&self, index: usize) -> Result<[u8; N], Fault> {
+        let bytes = self.bytes(index)?;
+        let trap =
+            |_| Fault::Trap(format!("parameter {index} has {} bytes, {N} were asked for", bytes.len()));
+        bytes.try_into().map_err(trap)
+    }
+}
+
+/// A registered kernel.
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    /// Sizes of its parameters in bytes.
+    pub(crate) parameters: Vec<usize>,
+    body: Box<Body>,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel").field("name", &self.name).field("parameters", &self.parameters).finish()
+    }
+}
+
+/// A kernel with the parameters of a launch.
+pub(crate) struct Invocation {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) parameters: Arc<Vec<Vec<u8>>>,
+}
+
+impl Work for Invocation {
+    fn describe(&self) -> String {
+        format!("kernel {} over {:?} blocks of {:?} threads", self.kernel.name, self.grid, self.block)
+    }
+
+    fn launch(&self) -> Launched {
+        let (kernel, parameters) = (self.kernel.clone(), self.parameters.clone());
+        let Self { grid, block, shared, .. } = *self;
+        Box::new(move |exec| (kernel.body)(&Launch { exec, grid, block, shared, parameters: &parameters }))
+    }
+}
+
+/// The world's kernels and the modules that were loaded.
+#[derive(Debug, Default)]
+pub(crate) struct Kernels {
+    tables: Mutex<Tables>,
+}
+
+#[derive(Debug, Default)]
+struct Tables {
+    registered: BTreeMap<String, Arc<Kernel>>,
+    next: u64,
+    /// Modules: the names of the kernels in their images.
+    modules: BTreeMap<u64, Vec<String>>,
+    /// Functions that were asked for: their module and kernel.
+    functions: BTreeMap<u64, (u64, Arc<Kernel>)>,
+}
+
+impl Kernels {
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn register(&self, name: &str, parameters: &[usize], body: Box<Body>) {
+        let kernel = Kernel { name: name.to_owned(), parameters: parameters.to_vec(), body };
+        self.tables().registered.insert(name.to_owned(), Arc::new(kernel));
+    }
+
+    /// A module of a PTX text.
+    pub(crate) fn load(&self, image: &str) -> u64 {
+        let mut tables = self.tables();
+        tables.next += 1;
+        let module = 0x3000_0000 + tables.next;
+        tables.modules.insert(module, entries(image));
+        module
+    }
+
+    /// False if there is no such module.
+    pub(crate) fn unload(&self, module: u64) -> bool {
+        let mut tables = self.tables();
+        tables.functions.retain(|_, f| f.0 != module);
+        tables.modules.remove(&module).is_some()
+    }
+
+    /// The handle of a module's kernel. `Err`: whether the module exists, whether the kernel is in it.
+    pub(crate) fn function(&self, module: u64, name: &str) -> Result<u64, (bool, bool)> {
+        let mut tables = self.tables();
+        let image = tables.modules.get(&module).ok_or((false, false))?;
+        if !image.iter().any(|n| n == name) {
+            return Err((true, false));
+        }
+        let kernel = tables.registered.get(name).cloned().ok_or((true, true))?;
+        let known = tables.functions.iter().find(|(_, f)| f.0 == module && f.1.name == name).map(|f| *f.0);
+        Ok(known.unwrap_or_else(|| {
+            tables.next += 1;
+            let function = 0x4000_0000 + tables.next;
+            tables.functions.insert(function, (module, kernel));
+            function
+        }))
+    }
+
+    pub(crate) fn kernel(&self, function: u64) -> Option<Arc<Kernel>> {
+        self.tables().functions.get(&function).map(|f| f.1.clone())
+    }
+
+    pub(crate) fn leaks(&self) -> Vec<Leak> {
+        let what = |names: &Vec<String>| format!("with the kernels {names:?}");
+        self.tables().modules.values().map(|m| Leak { kind: "module", what: what(m) }).collect()
+    }
+}
+
+/// The names that follow `.entry` in a PTX text.
+fn entries(image: &str) -> Vec<String> {
+    let name = |rest: &str| -> String {
+        rest.trim_start().chars().take_while(|c| c.is_alphanumeric() || "_$%".contains(*c)).collect()
+    };
+    image.split(".entry").skip(1).map(name).filter(|n| !n.is_empty()).collect()
+}
