@@ -87,7 +87,11 @@ pub(crate) fn together(communicators: &[Arc<Shared>], how: &str, deadline: Deadl
             shared.gate.close(how).then(|| -> Result<Ticket<Result<()>>> {
                 let thread = Service::start(shared.name())?;
                 let shared = shared.clone();
-                Ok(thread.submit(move || free(&shared, deadline)))
+                Ok(thread.submit(move || {
+                    free(&shared, deadline)?;
+                    shared.let_go();
+                    Ok(())
+                }))
             })
         })
         .collect();

@@ -78,6 +78,13 @@ impl Shared {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The communicator is gone: nothing reaches what its windows showed any more.
+    pub(crate) fn let_go(&self) {
+        let kept = std::mem::take(&mut self.windows().kept);
+        // Dropped here, with the lock released: memory may have much to tell when it goes.
+        drop(kept);
+    }
+
     /// What went wrong in the background.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
@@ -370,7 +377,9 @@ impl Communicator {
             let _entry = shared.gate.enter_closed(CALL);
             let _current = shared.context.enter()?;
             // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
-            unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
+            unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }?;
+            shared.let_go();
+            Ok(())
         }))
     }
 

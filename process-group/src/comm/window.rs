@@ -260,7 +260,7 @@ pub(crate) struct Windows {
     /// Every cell that NCCL was ever given.
     cells: Vec<Cell>,
     /// The memory under the windows, for who asked that it be kept.
-    kept: Vec<Arc<dyn Any + Send + Sync>>,
+    pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Windows {

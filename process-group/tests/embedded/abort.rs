@@ -1,0 +1,112 @@
+//! Abort: out of whatever a rank is blocked in, by release, from any thread.
+
+use std::thread;
+
+use process_group::comm::{
+    AbortHandle, CommError, DataType::F32, Group, ReduceOp, WindowRequest, wait_for_dropped,
+};
+use rusty_fork::rusty_fork_test;
+
+use crate::common::{faithful, far, machine, soon};
+
+rusty_fork_test! {
+    #[test]
+    fn a_blocked_registration_is_freed() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            let handle = communicator.abort_handle();
+            let memory = crate::window::segment(&rank);
+            let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
+            if rank.rank == 0 {
+                thread::scope(|scope| {
+                    let blocked = scope.spawn(|| unsafe { communicator.register_windows(&[request], far()) });
+                    // Until it is inside: then another call finds the communicator busy.
+                    while !matches!(unsafe { communicator.register(memory.ptr(), 4096, soon()) }, Err(CommError::Busy { .. })) {}
+                    handle.abort(far()).unwrap();
+                    blocked.join().unwrap().unwrap_err();
+                });
+            } else {
+                handle.abort(far()).unwrap();
+            }
+            handle.abort(far()).unwrap();
+            assert!(matches!(communicator.check(), Err(CommError::Closed { .. })));
+            assert!(matches!(communicator.async_error(), Err(CommError::Closed { .. })));
+        });
+        assert_eq!(machine.world.calls("ncclCommAbort"), 2);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn work_that_waits_for_a_peer_gives_up() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 4]));
+            if rank.rank == 0 {
+                unsafe {
+                    communicator.all_reduce(memory.ptr(), memory.ptr(), 4, F32, ReduceOp::Sum, &stream).unwrap();
+                }
+            }
+            communicator.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    #[test]
+    fn several_communicators_go_together() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let first = rank.communicator();
+            let second = first.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
+            let handles = [first.abort_handle(), second.abort_handle()];
+            for result in AbortHandle::abort_together(&handles, far()) {
+                result.unwrap();
+            }
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn nothing_is_freed_while_a_group_is_open() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 4]));
+            let handle = communicator.abort_handle();
+            let group = Group::begin(communicator.nccl()).unwrap();
+            unsafe { communicator.all_reduce(memory.ptr(), memory.ptr(), 4, F32, ReduceOp::Sum, &stream).unwrap() };
+            thread::scope(|scope| {
+                let abort = scope.spawn(|| handle.abort(far()));
+                while communicator.check().is_ok() {
+                    thread::yield_now();
+                }
+                let _ = group.finish();
+                abort.join().unwrap().unwrap();
+            });
+            let _ = stream.synchronize();
+        });
+    }
+
+    #[test]
+    fn before_2_22_a_blocked_communicator_is_leaked_and_said_so() {
+        let machine = faithful(2, 22105);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            let handle = communicator.abort_handle();
+            if rank.rank == 1 {
+                return communicator.abort(far()).unwrap();
+            }
+            // Blocked in a split that the other never joins.
+            thread::scope(|scope| {
+                let blocked = scope.spawn(|| communicator.split(Some(0), 0, &rank.config(), soon()));
+                let error = blocked.join().unwrap().unwrap_err();
+                assert!(matches!(error, CommError::DeadlineExceeded { .. }), "{error}");
+                let error = handle.abort(soon()).unwrap_err();
+                assert!(matches!(error, CommError::Leaked { .. }), "{error}");
+                assert!(error.to_string().contains("ncclCommSplit did not return"), "{error}");
+            });
+        });
+        assert!(wait_for_dropped(far()));
+    }
+}

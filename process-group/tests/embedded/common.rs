@@ -1,0 +1,162 @@
+//! A machine, its ranks, and memory that can be looked at.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory};
+use gpu_sim::World;
+use process_group::{
+    ProcessGroup,
+    comm::{Communicator, Config, Nccl, UniqueId, WindowFacts},
+    store::{Deadline, HashStore},
+};
+
+/// Further away than any test takes.
+pub(crate) fn far() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// Soon over, for what is not to happen.
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_millis(200))
+}
+
+/// An embedded machine, as the crates see it.
+pub(crate) struct Machine {
+    pub(crate) world: World,
+    pub(crate) driver: Driver,
+    pub(crate) nccl: Nccl,
+    pub(crate) store: Arc<HashStore>,
+}
+
+/// A machine with `devices` devices and the newest release that the tests are about.
+pub(crate) fn machine(devices: usize) -> Machine {
+    machine_with(devices, 22809)
+}
+
+/// A machine with an NCCL release.
+pub(crate) fn machine_with(devices: usize, release: i32) -> Machine {
+    start(World::builder().devices(devices).capacity(1 << 30).nccl_release(release))
+}
+
+/// A machine that hangs where hardware does.
+pub(crate) fn faithful(devices: usize, release: i32) -> Machine {
+    start(World::builder().devices(devices).capacity(1 << 30).nccl_release(release).faithful())
+}
+
+fn start(builder: gpu_sim::Builder) -> Machine {
+    let world = builder.start().unwrap();
+    // SAFETY: the world's functions behave as the driver's and NCCL's, and it outlives what is made of them.
+    let (driver, nccl) = unsafe {
+        (
+            cuda_driver::sys::Api::from_parts(world.cuda()).unwrap(),
+            nccl_sys::Api::from_parts(world.nccl()).unwrap(),
+        )
+    };
+    Machine {
+        world,
+        driver: Driver::new(driver).unwrap(),
+        nccl: Nccl::new(nccl),
+        store: Arc::new(HashStore::new()),
+    }
+}
+
+/// Where a rank stands.
+pub(crate) struct Rank {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) context: Context,
+    pub(crate) nccl: Nccl,
+    pub(crate) store: Arc<HashStore>,
+    pub(crate) id: UniqueId,
+}
+
+impl Machine {
+    pub(crate) fn context(&self, device: usize) -> Context {
+        self.driver.device(device as u32).unwrap().retain_primary().unwrap()
+    }
+
+    /// Runs `body` on `size` ranks, a thread and a device each; their results in order.
+    pub(crate) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+        let all: Vec<_> = (0..size).collect();
+        self.these_ranks(size, &all, body)
+    }
+
+    /// The same with only some of the ranks there.
+    pub(crate) fn these_ranks<T: Send>(
+        &self,
+        size: usize,
+        present: &[usize],
+        body: impl Fn(Rank) -> T + Sync,
+    ) -> Vec<T> {
+        let id = self.nccl.unique_id().unwrap();
+        let rank = |rank| Rank {
+            rank,
+            size,
+            context: self.context(rank),
+            nccl: self.nccl.clone(),
+            store: self.store.clone(),
+            id,
+        };
+        thread::scope(|scope| {
+            let body = &body;
+            let threads: Vec<_> = present
+                .iter()
+                .map(|number| {
+                    let rank = rank(*number);
+                    scope.spawn(move || body(rank))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+/// What all ranks of one machine know.
+pub(crate) fn facts() -> WindowFacts {
+    WindowFacts { one_host: Some(true), peer_access: Some(true), ..WindowFacts::default() }
+}
+
+impl Rank {
+    pub(crate) fn config(&self) -> Config {
+        let mut config = Config::new().name("test");
+        config.window_facts = facts();
+        config
+    }
+
+    pub(crate) fn communicator(&self) -> Communicator {
+        Communicator::init(&self.nccl, &self.context, &self.id, self.rank, self.size, &self.config(), far())
+            .unwrap()
+    }
+
+    pub(crate) fn world(&self) -> ProcessGroup {
+        self.builder().build().unwrap()
+    }
+
+    pub(crate) fn builder(&self) -> process_group::group::Builder {
+        ProcessGroup::builder()
+            .store(self.store.clone())
+            .rank(self.rank)
+            .world_size(self.size)
+            .context(&self.context)
+            .nccl(&self.nccl)
+            .timeout(Duration::from_secs(60))
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        Stream::new(&self.context, StreamFlags::NON_BLOCKING).unwrap()
+    }
+
+    /// Memory with these values.
+    pub(crate) fn memory(&self, values: &[f32]) -> DeviceMemory {
+        let memory = DeviceMemory::new(&self.context, values.len().max(1) * 4).unwrap();
+        memory.copy_from_host(0, values).unwrap();
+        memory
+    }
+}
+
+/// The values in memory.
+pub(crate) fn values(memory: &DeviceMemory) -> Vec<f32> {
+    let mut values = vec![0f32; memory.bytes() / 4];
+    memory.copy_to_host(0, &mut values).unwrap();
+    values
+}

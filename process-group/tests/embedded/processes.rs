@@ -1,0 +1,101 @@
+//! Ranks as processes: each with a machine of its own, joined by a TCP store and by NCCL's bootstrap.
+
+use std::{
+    env,
+    process::{Child, Command},
+    time::Duration,
+};
+
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp, WindowRequest},
+    group::{Buffer, GroupError, Request},
+    store::TcpStore,
+};
+
+use crate::common::{far, machine, values};
+
+const RANKS: usize = 4;
+
+/// Starts this test again as one rank; the variables are a launcher's.
+fn spawn(rank: usize, address: &str, absent: bool) -> Child {
+    let port = address.rsplit(':').next().unwrap();
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", "processes::one_rank", "--nocapture"])
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", RANKS.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port)
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        .env("PROCESS_GROUP_TEST_RANK", if absent { "absent" } else { "all" })
+        .spawn()
+        .unwrap()
+}
+
+/// The body of a rank, when it is started by one of the tests below.
+#[test]
+fn one_rank() {
+    let Ok(case) = env::var("PROCESS_GROUP_TEST_RANK") else { return };
+    let machine = machine(RANKS);
+    let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
+    let context = machine.context(device);
+    let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
+    if case == "absent" {
+        let error = builder.timeout(Duration::from_millis(1500)).build().unwrap_err();
+        assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [3]), "{error}");
+        return;
+    }
+    let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
+    let me = world.rank();
+    let processes: std::collections::HashSet<_> =
+        world.members().iter().map(|member| member.process).collect();
+    assert_eq!(processes.len(), RANKS);
+    let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
+    let rank = crate::common::Rank {
+        rank: me,
+        size: RANKS,
+        context,
+        nccl: machine.nccl.clone(),
+        store: machine.store.clone(),
+        id: process_group::comm::UniqueId::from_bytes([0; 128]),
+    };
+    let segment = crate::window::segment(&rank);
+    let stream = rank.stream();
+    for group in [&world, &pair] {
+        let windows = unsafe {
+            group
+                .communicator()
+                .register_windows(&[WindowRequest::symmetric(segment.ptr(), segment.bytes())], far())
+        };
+        assert!(windows.unwrap()[0].window().is_some());
+        let memory = rank.memory(&[me as f32; 1000]);
+        let buffer = Buffer::new(memory.ptr(), 1000, F32);
+        let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+        work.wait_timeout(far()).unwrap();
+        let sum: usize = group.global_ranks().iter().sum();
+        assert_eq!(values(&memory), [sum as f32; 1000]);
+    }
+    pair.destroy(far()).unwrap();
+    world.destroy(far()).unwrap();
+    drop((stream, segment, rank));
+    machine.world.finish().unwrap();
+}
+
+fn all_succeed(ranks: Vec<Child>) {
+    // Every one is waited for, so that none outlives the test.
+    let ended: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
+    assert!(ended.iter().all(|status| status.success()), "{ended:?}");
+}
+
+#[test]
+fn ranks_are_processes() {
+    let store = TcpStore::host(0).unwrap();
+    all_succeed((0..RANKS).map(|rank| spawn(rank, &store.address(), false)).collect());
+}
+
+#[test]
+fn an_absent_process_is_named() {
+    let store = TcpStore::host(0).unwrap();
+    all_succeed((0..RANKS - 1).map(|rank| spawn(rank, &store.address(), true)).collect());
+}

@@ -1,0 +1,182 @@
+//! Segments are registered before their first block is handed out, and for as long as they are there.
+
+use std::sync::{Arc, Mutex};
+
+use caching_alloc::{
+    core::{
+        Action as Event, ActionKind, Allocator, Entry, Filter, Settings, StreamId, Tracker, TrackerError,
+    },
+    driver::{DriverEvents, Sharing, VirtualMemorySource},
+};
+use gpu_sim::{Action, Injection};
+use process_group::registration::{RegistrarError, SegmentRegistrar};
+use rusty_fork::rusty_fork_test;
+
+use crate::common::{Machine, Rank, far, machine};
+
+const LARGE: u64 = 24 << 20;
+
+fn allocator(rank: &Rank) -> (Allocator, StreamId) {
+    let source = VirtualMemorySource::new(&rank.context, Sharing::by_descriptor()).unwrap();
+    let events = Arc::new(DriverEvents::new(&rank.context));
+    let stream = events.introduce(&rank.stream());
+    (Allocator::new(Arc::new(source), events, Settings::default()), stream)
+}
+
+/// Runs one rank alone, which is enough for what is local.
+fn alone(machine: &Machine, body: impl Fn(Rank) + Sync) {
+    machine.ranks(1, body);
+}
+
+/// Notes, for every segment that comes, how many registrations there were.
+struct Witness {
+    registrar: Mutex<Option<Arc<SegmentRegistrar>>>,
+    seen: Mutex<Vec<usize>>,
+}
+
+impl Tracker for Witness {
+    fn name(&self) -> &str {
+        "witness"
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        for entry in entries {
+            if let (Event::SegmentAlloc(_), Some(registrar)) =
+                (&entry.action, &*self.registrar.lock().unwrap())
+            {
+                self.seen.lock().unwrap().push(registrar.counts().registrations);
+            }
+        }
+        Ok(())
+    }
+}
+
+rusty_fork_test! {
+    #[test]
+    fn every_segment_is_registered_with_every_communicator_while_it_lives() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let (allocator, stream) = allocator(&rank);
+            let early = allocator.allocate(LARGE, stream).unwrap();
+            let registrar = Arc::new(SegmentRegistrar::attach(&allocator).unwrap());
+            let witness = Arc::new(Witness { registrar: Mutex::new(Some(registrar.clone())), seen: Mutex::default() });
+            let watching = allocator.attach(witness.clone(), Filter::only(&[ActionKind::SegmentAlloc])).unwrap();
+            let first = rank.communicator();
+            registrar.add(&first).unwrap();
+            registrar.add(&first).unwrap();
+            assert_eq!(registrar.counts().registrations, 1);
+            let second = allocator.allocate(LARGE, stream).unwrap();
+            let child = first.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
+            registrar.add(&child).unwrap();
+            let third = allocator.allocate(LARGE, stream).unwrap();
+            assert_eq!(*witness.seen.lock().unwrap(), [2, 6]);
+            let counts = registrar.counts();
+            assert_eq!((counts.segments, counts.communicators, counts.registrations), (3, 2, 6));
+            assert_eq!(machine.world.calls("ncclCommRegister"), 6);
+
+            drop(second);
+            allocator.empty_cache().unwrap();
+            let counts = registrar.counts();
+            assert_eq!((counts.segments, counts.registrations, counts.deregistered), (2, 4, 2));
+
+            registrar.remove(&child).unwrap();
+            assert_eq!(registrar.counts().registrations, 2);
+            child.destroy(far()).unwrap();
+            drop((early, third));
+            registrar.check().unwrap();
+            first.destroy(far()).unwrap();
+            assert_eq!((registrar.counts().communicators, registrar.counts().registrations), (0, 0));
+            witness.registrar.lock().unwrap().take();
+            watching.detach().unwrap();
+            Arc::into_inner(registrar).unwrap().detach().unwrap();
+            allocator.empty_cache().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_failed_registration_poisons_the_registrar_and_harms_nobody() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let (allocator, stream) = allocator(&rank);
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let communicator = rank.communicator();
+            registrar.add(&communicator).unwrap();
+            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)));
+            let block = allocator.allocate(LARGE, stream).unwrap();
+            let error = registrar.check().unwrap_err();
+            assert!(error.to_string().contains("ncclCommRegister failed"), "{error}");
+            assert_eq!(allocator.faults().len(), 1);
+            let another = allocator.allocate(LARGE, stream).unwrap();
+            assert_eq!(registrar.counts().failures, 1);
+            assert!(matches!(registrar.add(&communicator), Err(RegistrarError::Poisoned { .. })));
+            communicator.check().unwrap();
+            drop((block, another));
+            registrar.detach().unwrap();
+            communicator.destroy(far()).unwrap();
+            allocator.empty_cache().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_communicator_that_cannot_take_all_segments_takes_none() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let (allocator, stream) = allocator(&rank);
+            let blocks: Vec<_> = (0..3).map(|_| allocator.allocate(LARGE, stream).unwrap()).collect();
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let communicator = rank.communicator();
+            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(3));
+            let error = registrar.add(&communicator).unwrap_err();
+            assert!(matches!(error, RegistrarError::Register { .. }), "{error}");
+            assert_eq!(machine.world.calls("ncclCommDeregister"), 2);
+            assert_eq!(registrar.counts().registrations, 0);
+            registrar.add(&communicator).unwrap();
+            assert_eq!(registrar.counts().registrations, 3);
+            drop(registrar);
+            assert_eq!(machine.world.calls("ncclCommDeregister"), 5);
+            communicator.destroy(far()).unwrap();
+            drop(blocks);
+            allocator.empty_cache().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn memory_that_could_not_be_deregistered_is_held() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let (allocator, stream) = allocator(&rank);
+            let registrar = SegmentRegistrar::attach_with(&allocator, std::time::Duration::from_millis(50)).unwrap();
+            let communicator = rank.communicator();
+            registrar.add(&communicator).unwrap();
+            drop(allocator.allocate(LARGE, stream).unwrap());
+            machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2)));
+            allocator.empty_cache().unwrap();
+            assert_eq!((registrar.counts().segments, registrar.counts().stuck), (0, 1));
+            assert_eq!(allocator.snapshot().unwrap().quarantined.len(), 1);
+            communicator.destroy(far()).unwrap();
+            registrar.detach().unwrap();
+            allocator.reap().unwrap();
+            assert_eq!(allocator.snapshot().unwrap().quarantined.len(), 0);
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_communicator_of_another_device_is_refused() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            if rank.rank == 1 {
+                let zero = Rank { context: machine.context(0), ..rank };
+                let registrar = SegmentRegistrar::attach(&allocator(&zero).0).unwrap();
+                let error = registrar.add(&communicator).unwrap_err();
+                assert!(matches!(error, RegistrarError::WrongDevice { found: 1, wanted: 0, .. }), "{error}");
+            }
+            communicator.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+}
