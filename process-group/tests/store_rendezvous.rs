@@ -28,20 +28,27 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// The ranks' deadlines differ; the first to pass decides for all, also for a rank that comes later.
-fn absentees(store_of: impl Fn(usize) -> Arc<dyn Store> + Sync) {
-    let world = 8;
+/// Waits until these ranks are at a meeting, so that a deadline that passes then finds them there.
+fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
+    let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
+    store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
+}
+
+/// The first deadline to pass decides for all, also for a rank that comes later.
+fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
-    let meet = |rank: usize| {
-        let timeout = if rank == 3 { Duration::from_millis(100) } else { Duration::from_secs(60) };
-        rendezvous(&*store_of(rank), "start", rank, world, b"", Deadline::after(timeout)).unwrap_err()
+    let meet = |rank: usize, deadline: Deadline| {
+        rendezvous(&*store_of(), "start", rank, 8, b"", deadline).unwrap_err()
     };
-    let errors: Vec<_> = thread::scope(|scope| {
-        let present = (0..world).filter(|rank| !absent.contains(rank));
-        let ranks: Vec<_> = present.map(|rank| scope.spawn(move || meet(rank))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    let mut errors: Vec<_> = thread::scope(|scope| {
+        let others = [0, 1, 4, 7].map(|rank| scope.spawn(move || meet(rank, soon())));
+        wait_for(&*store_of(), "start", &[0, 1, 4, 7]);
+        let mut errors = vec![meet(3, Deadline::now())];
+        errors.extend(others.into_iter().map(|rank| rank.join().unwrap()));
+        errors
     });
-    for error in errors.into_iter().chain([meet(6)]) {
+    errors.push(meet(6, soon()));
+    for error in errors {
         assert!(matches!(&error, StoreError::Absent { ranks, world: 8, .. } if ranks == &absent), "{error}");
         assert!(error.to_string().contains("2, 5-6"), "{error}");
     }
@@ -50,9 +57,9 @@ fn absentees(store_of: impl Fn(usize) -> Arc<dyn Store> + Sync) {
 #[test]
 fn every_rank_that_came_is_told_who_did_not() {
     let shared = HashStore::new();
-    absentees(|_| Arc::new(shared.clone()));
+    absentees(|| Arc::new(shared.clone()));
     let host = TcpStore::host(0).unwrap();
-    absentees(|_| Arc::new(TcpStore::connect(&host.address(), soon()).unwrap()));
+    absentees(|| Arc::new(TcpStore::connect(&host.address(), soon()).unwrap()));
 }
 
 /// Rank 0 hosts the store and leaves as soon as it knows; the others must still learn it.
@@ -66,13 +73,11 @@ fn the_host_does_not_take_the_news_with_it() {
             thread::spawn(move || barrier(&store, "start", rank, 5, soon()))
         })
         .collect();
-    let own = barrier(&host, "start", 0, 5, Deadline::after(Duration::from_millis(200)));
+    wait_for(&host, "start", &[1, 2, 3]);
+    let own = barrier(&host, "start", 0, 5, Deadline::now());
     drop(host);
     for outcome in others.into_iter().map(|other| other.join().unwrap()).chain([own]) {
-        assert!(
-            matches!(&outcome, Err(StoreError::Absent { ranks, .. }) if ranks.contains(&4)),
-            "{outcome:?}"
-        );
+        assert!(matches!(&outcome, Err(StoreError::Absent { ranks, .. }) if *ranks == [4]), "{outcome:?}");
     }
 }
 

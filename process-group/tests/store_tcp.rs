@@ -120,7 +120,7 @@ fn nobody_at_the_address_is_an_error_at_the_deadline() {
     let (_reserved, port) = reserved_port();
     let address = format!("127.0.0.1:{port}");
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
-    assert!(matches!(error, StoreError::Unreachable { attempts: 2.., .. }), "{error}");
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
     assert!(matches!(TcpStore::connect("127.0.0.1", soon()), Err(StoreError::Address { .. })));
 }
 
@@ -287,8 +287,8 @@ fn more_clients_than_allowed_are_turned_away() {
     let limits = ServerLimits { clients: 2, ..ServerLimits::default() };
     let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
     let second = TcpStore::connect(&host.address(), soon()).unwrap();
-    let third = TcpStore::connect(&host.address(), Deadline::after(Duration::from_millis(20)));
-    assert!(matches!(third, Err(StoreError::Unreachable { .. })));
+    let mut third = TcpStream::connect(host.address()).unwrap();
+    assert_eq!(until_closed(&mut third), b"");
     drop(second);
     TcpStore::connect(&host.address(), soon()).unwrap();
 }
@@ -308,6 +308,6 @@ fn a_host_with_workers_waits_for_them() {
         worker.join().unwrap().unwrap();
     }
     assert_eq!(host.drain(soon()), 0);
-    let alone = TcpStore::options().workers(2).host(0, Deadline::after(Duration::from_millis(20)));
+    let alone = TcpStore::options().workers(2).host(0, Deadline::after(Duration::from_millis(500)));
     assert!(matches!(alone, Err(StoreError::Workers { arrived: 1, expected: 2, .. })), "{alone:?}");
 }

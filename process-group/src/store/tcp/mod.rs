@@ -10,6 +10,7 @@ mod host;
 mod socket;
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
@@ -154,7 +155,7 @@ impl TcpOptions {
         let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
         let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
         if sockets.is_empty() {
-            return Err(wrong(std::io::ErrorKind::NotFound.into()));
+            return Err(wrong(io::ErrorKind::NotFound.into()));
         }
         let address = address.to_owned();
         Inner { options: self, address, sockets, kept: Mutex::default(), host: None }.join(deadline)
@@ -206,24 +207,26 @@ impl Inner {
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
         let mut pause = Duration::from_millis(5);
         let mut attempts = 0;
+        let mut last = None;
         let mut connection = loop {
             attempts += 1;
-            let broken = match self.open(deadline) {
+            match self.open(deadline) {
                 Ok(connection) => break connection,
-                Err(Broken::Failed(failure)) => {
-                    let found = match failure {
-                        Failure::Protocol(found) => found,
-                        _ => format!(
-                            "it accepts connections but has not greeted within {:?}",
-                            deadline.waited()
-                        ),
-                    };
+                Err(Broken::Gone(error)) => last = Some(error),
+                // The deadline has passed in the middle of a further attempt: the ones before tell more.
+                Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
+                Err(Broken::Failed(Failure::Protocol(found))) => {
                     return Err(StoreError::NotAStore { address: self.address, found });
                 }
-                Err(Broken::Gone(error)) => error,
-            };
+                Err(Broken::Failed(_)) => {
+                    let waited = deadline.waited();
+                    let found = format!("it accepts connections but has not greeted within {waited:?}");
+                    return Err(StoreError::NotAStore { address: self.address, found });
+                }
+            }
             if deadline.remaining() <= pause {
-                let (waited, source) = (deadline.waited(), Arc::new(broken));
+                let source = Arc::new(last.unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
+                let waited = deadline.waited();
                 return Err(StoreError::Unreachable { address: self.address, attempts, waited, source });
             }
             thread::sleep(pause);
@@ -263,7 +266,7 @@ impl Inner {
     /// Tries every address once.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
-        let mut last = Broken::Gone(std::io::ErrorKind::NotFound.into());
+        let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
         for socket in &self.sockets {
             match Connection::open(*socket, sizes, self.options.patience, deadline) {
                 Ok(connection) => return Ok(connection),
