@@ -43,9 +43,15 @@ struct Peer {
 
 impl Peer {
     fn start(args: &[&str]) -> Self {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/store_support/torch_peer.py");
-        let mut child =
-            python().arg(script).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // Not by its path: the test's binary also runs where the source tree is not.
+        let script = include_str!("store_support/torch_peer.py");
+        let mut child = python()
+            .args(["-c", script])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
