@@ -1,0 +1,214 @@
+//! The crate on the machine's own GPUs: needs two, and NCCL, and says so where they are not.
+
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one promise for all: buffers are as long as said, and each test waits before it frees them"
+)]
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use cuda_driver::{
+    Context, Driver, Stream, StreamFlags,
+    graph::CaptureMode,
+    memory::DeviceMemory,
+    vmm::{Access, HandleTypes, Mapping, PhysicalMemory, Reservation},
+};
+use process_group::{
+    ProcessGroup,
+    comm::{
+        CommError, Communicator, Config, DataType::F32, Nccl, ReduceOp, UniqueId, WindowOutcome,
+        WindowRequest, wait_for_dropped,
+    },
+    group::{Buffer, Request},
+    store::{Deadline, HashStore},
+};
+
+fn far() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(2))
+}
+
+/// Two devices and NCCL.
+struct Hardware {
+    contexts: Vec<Context>,
+    nccl: Nccl,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// One test at a time, on hardware that is there; otherwise says why not.
+fn hardware() -> Option<Hardware> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let skip = |why: String| {
+        println!("skipped: {why}");
+        None
+    };
+    let driver = match Driver::load() {
+        Ok(driver) => driver,
+        Err(error) => return skip(error.to_string()),
+    };
+    let devices = driver.devices().unwrap();
+    if devices.len() < 2 {
+        return skip(format!("{} device(s), two are needed", devices.len()));
+    }
+    let nccl = match Nccl::load() {
+        Ok(nccl) => nccl,
+        Err(error) => return skip(error.to_string()),
+    };
+    println!("NCCL {} at {:?}", nccl.release(), nccl.api().path());
+    let contexts = devices[..2].iter().map(|device| device.retain_primary().unwrap()).collect();
+    Some(Hardware { contexts, nccl, _turn: turn })
+}
+
+impl Hardware {
+    fn ranks<T: Send>(
+        &self,
+        body: impl Fn(usize, &Context, Arc<HashStore>, &UniqueId) -> T + Sync,
+    ) -> Vec<T> {
+        let store = Arc::new(HashStore::new());
+        let id = self.nccl.unique_id().unwrap();
+        thread::scope(|scope| {
+            let (body, id) = (&body, &id);
+            let spawn = |(rank, context)| {
+                let store = store.clone();
+                scope.spawn(move || body(rank, context, store, id))
+            };
+            let threads: Vec<_> = self.contexts.iter().enumerate().map(spawn).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn communicator(&self, rank: usize, context: &Context, id: &UniqueId) -> Communicator {
+        let mut config = Config::new().name("hardware");
+        (config.window_facts.one_host, config.window_facts.peer_access) = (Some(true), Some(true));
+        Communicator::init(&self.nccl, context, id, rank, 2, &config, far()).unwrap()
+    }
+}
+
+fn segment(context: &Context, bytes: usize) -> Mapping {
+    let physical = PhysicalMemory::create(context, bytes, HandleTypes::POSIX_FD).unwrap();
+    let reservation = Reservation::new(context.driver(), bytes, 2 << 20).unwrap();
+    let mapping = reservation.map(0, &physical, 0, bytes).unwrap();
+    mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
+    mapping
+}
+
+#[test]
+fn a_group_works_from_windows_and_in_graphs() {
+    let Some(hardware) = hardware() else { return };
+    hardware.ranks(|rank, context, store, _| {
+        let world = ProcessGroup::builder()
+            .store(store)
+            .rank(rank)
+            .world_size(2)
+            .context(context)
+            .nccl(&hardware.nccl)
+            .timeout(Duration::from_secs(60))
+            .build()
+            .unwrap();
+        let pair = world.split("pair", &Request::Lists(vec![vec![1, 0]])).unwrap().unwrap();
+        assert_eq!(pair.rank(), 1 - rank);
+        let segments = [segment(context, 32 << 20), segment(context, 2 << 20)];
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        for group in [&world, &pair] {
+            let requests = segments.each_ref().map(|s| WindowRequest::symmetric(s.ptr(), s.bytes()));
+            let began = Instant::now();
+            let outcomes = unsafe { group.communicator().register_windows(&requests, far()) }.unwrap();
+            println!("rank {rank} {}: {outcomes:?} in {:?}", group.name(), began.elapsed());
+            assert_eq!(group.windows_supported().is_ok(), outcomes[0].window().is_some());
+            let elements = 1 << 20;
+            let values = vec![rank as f32 + 1.0; elements];
+            unsafe { context.copy_from_host(segments[0].ptr(), &values) }.unwrap();
+            let buffer = Buffer::new(segments[0].ptr(), elements, F32);
+            let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            work.wait_timeout(far()).unwrap();
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let exec = capture.end().unwrap().instantiate().unwrap();
+            stream.launch(&exec).unwrap();
+            stream.synchronize().unwrap();
+            let mut found = vec![0f32; elements];
+            unsafe { context.copy_to_host(&mut found, segments[0].ptr()) }.unwrap();
+            assert!(found.iter().all(|value| *value == 6.0));
+            drop(exec);
+            let windows: Vec<_> = outcomes
+                .into_iter()
+                .filter_map(|outcome| match outcome {
+                    WindowOutcome::Registered(window) => Some(window),
+                    _ => None,
+                })
+                .collect();
+            world.barrier(far()).unwrap();
+            group.communicator().deregister_windows(windows, far()).unwrap();
+        }
+        pair.destroy(far()).unwrap();
+        world.destroy(far()).unwrap();
+    });
+}
+
+#[test]
+fn an_abort_frees_a_blocked_registration() {
+    let Some(hardware) = hardware() else { return };
+    hardware.ranks(|rank, context, _, id| {
+        let communicator = hardware.communicator(rank, context, id);
+        if let Err(reason) = communicator.windows_supported() {
+            println!("skipped: {reason}");
+            return communicator.destroy(far()).unwrap();
+        }
+        let memory = segment(context, 2 << 20);
+        if rank == 0 {
+            let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
+            let error = unsafe { communicator.register_windows(&[request], soon()) }.unwrap_err();
+            assert!(matches!(error, CommError::DeadlineExceeded { .. }), "{error}");
+        } else {
+            thread::sleep(Duration::from_secs(3));
+        }
+        let began = Instant::now();
+        communicator.abort(far()).unwrap();
+        println!("rank {rank}: aborted in {:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn an_abort_frees_work_that_waits_for_a_peer() {
+    let Some(hardware) = hardware() else { return };
+    hardware.ranks(|rank, context, _, id| {
+        let communicator = hardware.communicator(rank, context, id);
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        let memory = DeviceMemory::new(context, 1 << 20).unwrap();
+        let reduce = || unsafe {
+            communicator.all_reduce(memory.ptr(), memory.ptr(), 1 << 18, F32, ReduceOp::Sum, &stream)
+        };
+        reduce().unwrap();
+        stream.synchronize().unwrap();
+        if rank == 0 {
+            reduce().unwrap();
+            assert!(!stream.query().unwrap());
+        }
+        let began = Instant::now();
+        communicator.abort(far()).unwrap();
+        stream.synchronize().unwrap();
+        println!("rank {rank}: aborted in {:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn an_absent_rank_is_a_deadline_and_leaves_a_process_that_goes_on() {
+    let Some(hardware) = hardware() else { return };
+    let id = hardware.nccl.unique_id().unwrap();
+    let context = &hardware.contexts[0];
+    let made = Communicator::init(&hardware.nccl, context, &id, 0, 2, &Config::new(), soon());
+    let error = made.unwrap_err();
+    assert!(matches!(error, CommError::DeadlineExceeded { .. }), "{error}");
+    let began = Instant::now();
+    assert!(wait_for_dropped(far()));
+    println!("ended in the background after {:?}", began.elapsed());
+    hardware.ranks(|rank, context, _, id| hardware.communicator(rank, context, id).destroy(far()).unwrap());
+}
