@@ -322,6 +322,16 @@ impl Message for Verdict {
     const KIND: u8 = 5;
 }
 
+impl Verdict {
+    /// Reads a verdict, as it stands in the store.
+    ///
+    /// # Errors
+    /// [`Malformed`] for anything that is no verdict of this protocol version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::from_bytes(bytes)
+    }
+}
+
 /// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
 ///
 /// A failure outweighs silence, and silence outweighs a registration that only waited for the silent.

@@ -23,7 +23,7 @@ use super::{
     refusal::{Absentee, NoWindows, Poison, Refusal},
     search::{Finding, Hashes, Range, Recalled, name, narrow},
     split::Split,
-    vote::{Step, Vote},
+    vote::{Step, Vote, standing_key},
     wire::{Malformed, Message},
 };
 
@@ -102,6 +102,9 @@ pub enum Output {
         segments: u32,
         /// When to give up; the outcome is then [`Outcome::Blocked`].
         until: Duration,
+        /// Where the members' [`Verdict`] will stand. A [`Verdict::Poison`] there means that the registration cannot
+        /// succeed any more: who is blocked in it may be freed.
+        verdict_key: String,
     },
     /// The commit has ended.
     Done(Conclusion),
@@ -422,7 +425,8 @@ impl Commit {
         let segments = agreed.segments;
         let outcome_until = now + share(deadline_ms, 5);
         self.phase = Phase::Registering { agreed, outcome_until };
-        Output::Register { segments, until: now + share(deadline_ms, 3) }
+        let verdict_key = standing_key(&self.vote_prefix("outcomes"));
+        Output::Register { segments, until: now + share(deadline_ms, 3), verdict_key }
     }
 
     fn outcome(&mut self, mut agreed: Agreed, mut vote: Vote, input: Input) -> Output {
@@ -456,11 +460,14 @@ impl Commit {
     }
 
     fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
-        let Record { group, round, rank, .. } = self.record;
-        let prefix = format!("{}/{}.{}/{round}/{name}", self.pool_key(), group.uid, group.epoch);
-        let vote = Vote::new(prefix, rank, self.members.clone(), posted, until);
+        let vote = Vote::new(self.vote_prefix(name), self.record.rank, self.members.clone(), posted, until);
         self.keys.extend(vote.keys_to_remove());
         vote
+    }
+
+    fn vote_prefix(&self, name: &str) -> String {
+        let Record { group, round, .. } = self.record;
+        format!("{}/{}.{}/{round}/{name}", self.pool_key(), group.uid, group.epoch)
     }
 
     fn place_key(&self, rank: u32) -> String {

@@ -134,6 +134,11 @@ impl Vote {
     }
 
     fn standing_key(&self) -> String {
-        format!("{}/stands", self.prefix)
+        standing_key(&self.prefix)
     }
+}
+
+/// Where the value of the vote of this prefix stands.
+pub(super) fn standing_key(prefix: &str) -> String {
+    format!("{prefix}/stands")
 }

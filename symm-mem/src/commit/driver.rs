@@ -17,8 +17,9 @@ pub(super) trait Local {
     /// An operation of the allocation log.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the first `segments` of the segments that the commit is about.
-    fn register(&mut self, segments: u32, deadline: Deadline) -> Outcome;
+    /// Registers the first `segments` of the segments that the commit is about; gives up at the deadline, or once a
+    /// verdict of death stands under `verdict_key`.
+    fn register(&mut self, segments: u32, deadline: Deadline, verdict_key: String) -> Outcome;
 }
 
 /// Runs `machine` to its end; with what the store said, if it failed.
@@ -46,8 +47,8 @@ pub(super) fn run(
                 Ok(Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect()))
             }
             Output::Recall { sequence } => Ok(Input::Operation(local.operation(sequence))),
-            Output::Register { segments, until } => {
-                Ok(Input::Registered(local.register(segments, deadline(until))))
+            Output::Register { segments, until, verdict_key } => {
+                Ok(Input::Registered(local.register(segments, deadline(until), verdict_key)))
             }
         };
         input = answer.unwrap_or_else(|error| {

@@ -36,7 +36,7 @@ impl Local for Rank {
         })
     }
 
-    fn register(&mut self, _segments: u32, _deadline: Deadline) -> Outcome {
+    fn register(&mut self, _segments: u32, _deadline: Deadline, _verdict_key: String) -> Outcome {
         if let Some(all) = &self.all {
             all.wait();
         }

@@ -30,7 +30,8 @@ pub use self::group::{CommunicatorGroup, SymmetricGroup};
 use crate::{
     agreement::{
         Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
-        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, Verdict,
+        WindowSupport,
     },
     error::CommitError,
     pool::{Memory, Standing, SymmetricPool},
@@ -45,6 +46,9 @@ pub struct CommitOptions {
     /// the rest is for the registration.
     pub deadline: Duration,
 }
+
+/// How long the abort of a poisoned group may take to free what it held.
+const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Default for CommitOptions {
     /// Strict, within 30 seconds.
@@ -143,7 +147,7 @@ impl SymmetricPool {
                     self.update_table(|table| table.without_group(id));
                     // Members that are blocked inside the library come out. What could not be freed is leaked by
                     // the communicator, which says so when it is used.
-                    let patience = Deadline::after(options.deadline / 16);
+                    let patience = Deadline::after(ABORT_PATIENCE.min(options.deadline / 16));
                     let _ = group.communicator().abort_handle().abort(patience);
                 }
                 Err(error)
@@ -172,12 +176,13 @@ impl SymmetricPool {
     /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
     fn situation(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Situation {
         let communicator = group.communicator();
-        let (log, log_since, segments, frozen) = self.memory().with(|arena| {
-            let state = arena.log().state();
-            let since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
-            let segments: Vec<Segment> = arena.segments().iter().map(segment).collect();
-            (LogPoint { length: state.length, hash: state.hash }, since, segments, arena.is_frozen())
-        });
+        let arena = self.memory().arena();
+        let state = arena.log().state();
+        let log = LogPoint { length: state.length, hash: state.hash };
+        let log_since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
+        let segments: Vec<Segment> = arena.segments().iter().map(segment).collect();
+        let frozen = arena.is_frozen();
+        drop(arena);
         let readiness = if Group::is_open() {
             Readiness::GroupOpen
         } else if frozen {
@@ -270,6 +275,21 @@ pub fn commit_all(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
+impl Member<'_> {
+    /// Has a thread abort the communicator once the members' verdict is that the group is dead: this rank may be
+    /// blocked in its registration, waiting for the one that failed. Not to have the thread costs time, no more.
+    fn watch(&self, verdict_key: String, deadline: Deadline) {
+        let (domain, abort) = (self.pool.domain().clone(), self.communicator.abort_handle());
+        let watch = move || {
+            let stands = domain.store().get(&verdict_key, deadline);
+            if let Ok(Ok(Verdict::Poison { .. })) = stands.map(|stands| Verdict::decode(&stands)) {
+                let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
+            }
+        };
+        let _ = thread::Builder::new().name("symm-mem-watch".to_owned()).spawn(watch);
+    }
+}
+
 /// This rank's side of one commit.
 struct Member<'a> {
     pool: &'a SymmetricPool,
@@ -280,22 +300,29 @@ struct Member<'a> {
 
 impl Local for Member<'_> {
     fn hash_at(&self, length: u64) -> Option<u64> {
-        self.pool.memory().with(|arena| arena.log().hash_at(length))
+        self.pool.memory().arena().log().hash_at(length)
     }
 
     fn operation(&self, sequence: u64) -> Option<Operation> {
-        self.pool.memory().with(|arena| arena.log().operation(sequence).map(operation))
+        self.pool.memory().arena().log().operation(sequence).map(operation)
     }
 
-    fn register(&mut self, segments: u32, deadline: Deadline) -> Outcome {
-        let requests: Vec<WindowRequest> = self.pool.memory().with(|arena| {
-            let first = self.segments.first().map_or(0, |segment| segment.ordinal as usize);
-            let new = arena.segments().iter().skip(first).take(segments as usize);
-            new.map(|segment| {
-                WindowRequest::symmetric(DevicePtr(segment.memory.address), segment.bytes as usize)
-            })
-            .collect()
-        });
+    fn register(&mut self, segments: u32, deadline: Deadline, verdict_key: String) -> Outcome {
+        let first = self.segments.first().map_or(0, |segment| segment.ordinal as usize);
+        let request = |segment: &SymmetricSegment| {
+            WindowRequest::symmetric(DevicePtr(segment.memory.address), segment.bytes as usize)
+        };
+        let requests: Vec<WindowRequest> = self
+            .pool
+            .memory()
+            .arena()
+            .segments()
+            .iter()
+            .skip(first)
+            .take(segments as usize)
+            .map(request)
+            .collect();
+        self.watch(verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until

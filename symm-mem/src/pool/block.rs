@@ -48,7 +48,7 @@ impl SymmetricBlock {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let freed = self.memory.with(|arena| arena.free(self.placed.placement));
+        let freed = self.memory.arena().free(self.placed.placement);
         // It was placed and this is the only one that frees it.
         debug_assert!(freed.is_ok(), "{freed:?}");
     }

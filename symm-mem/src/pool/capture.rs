@@ -14,7 +14,7 @@ pub struct PoolCapture {
 
 impl PoolCapture {
     pub(super) fn begin(memory: Arc<Memory>) -> Self {
-        memory.with(|arena| arena.freeze());
+        memory.arena().freeze();
         Self { memory, used: Vec::new() }
     }
 
@@ -31,7 +31,7 @@ impl PoolCapture {
 
 impl Drop for PoolCapture {
     fn drop(&mut self) {
-        self.memory.with(|arena| arena.unfreeze());
+        self.memory.arena().unfreeze();
     }
 }
 

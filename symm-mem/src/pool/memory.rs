@@ -3,7 +3,10 @@
 //! Kept by the pool, its blocks, its graph pins, and every communicator that has windows in it. The last of them
 //! to go gives the segments back, so memory is never taken from under a window.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use caching_alloc::core::symmetric::SymmetricArena;
 
@@ -17,15 +20,34 @@ impl Memory {
         Self { arena: Mutex::new(Some(arena)) }
     }
 
-    /// Does `work` with the arena, alone.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut SymmetricArena) -> T) -> T {
-        let mut arena = self.lock();
-        // It is there until this value is dropped, which nobody who borrows it can do.
-        work(arena.as_mut().expect("the arena is there while the memory is"))
+    /// The arena, for this thread alone. A guard and not a call with a closure, so that the arena's log sees the
+    /// line of the program that asked.
+    pub(crate) fn arena(&self) -> Arena<'_> {
+        Arena(self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<SymmetricArena>> {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The arena of a pool, locked.
+pub(crate) struct Arena<'a>(MutexGuard<'a, Option<SymmetricArena>>);
+
+/// Who borrows a memory keeps it from being dropped, and only then the arena is gone.
+const THERE: &str = "the arena is there while the memory is";
+
+impl Deref for Arena<'_> {
+    type Target = SymmetricArena;
+
+    fn deref(&self) -> &SymmetricArena {
+        self.0.as_ref().expect(THERE)
+    }
+}
+
+impl DerefMut for Arena<'_> {
+    fn deref_mut(&mut self) -> &mut SymmetricArena {
+        self.0.as_mut().expect(THERE)
     }
 }
 

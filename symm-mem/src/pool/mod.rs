@@ -14,6 +14,7 @@ mod lookup;
 mod memory;
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -22,7 +23,7 @@ use arc_swap::ArcSwap;
 use caching_alloc::{
     core::{
         SegmentSource,
-        symmetric::{Geometry, SymmetricArena, SymmetricError, SymmetricSegment},
+        symmetric::{Geometry, Placed, SymmetricArena, SymmetricError, SymmetricSegment},
     },
     driver::{Sharing, VirtualMemorySource},
 };
@@ -101,17 +102,34 @@ impl SymmetricPool {
     /// [`SymmetricError`]: no memory, or [`SymmetricError::PoolWouldGrowDuringCapture`].
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
-        let placed = self.memory.with(|arena| {
-            let placed = arena.allocate(bytes)?;
-            // Published before the block is handed out, in the order of the segments.
-            let table = self.table.load();
-            if let Some(segment) = arena.segments().get(table.segments()) {
-                let SymmetricSegment { ordinal, bytes, memory, .. } = *segment;
-                self.table.store(Arc::new(table.with_segment(ordinal, memory.address, bytes)));
-            }
-            Ok::<_, SymmetricError>(placed)
-        })?;
-        Ok(SymmetricBlock::new(self.memory.clone(), placed, bytes))
+        let mut arena = self.memory.arena();
+        let placed = arena.allocate(bytes)?;
+        Ok(self.hand_out(&arena, placed, bytes))
+    }
+
+    /// A block of `bytes` that errors about differences between ranks call `tag`. Not collective.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn allocate_tagged(
+        &self,
+        bytes: u64,
+        tag: impl Into<Cow<'static, str>>,
+    ) -> Result<SymmetricBlock, SymmetricError> {
+        let mut arena = self.memory.arena();
+        let placed = arena.allocate_tagged(bytes, tag)?;
+        Ok(self.hand_out(&arena, placed, bytes))
+    }
+
+    /// Publishes the segment that was made for a block, if one was, before the block is handed out.
+    fn hand_out(&self, arena: &SymmetricArena, placed: Placed, bytes: u64) -> SymmetricBlock {
+        let table = self.table.load();
+        if let Some(segment) = arena.segments().get(table.segments()) {
+            let SymmetricSegment { ordinal, bytes, memory, .. } = *segment;
+            self.table.store(Arc::new(table.with_segment(ordinal, memory.address, bytes)));
+        }
+        SymmetricBlock::new(self.memory.clone(), placed, bytes)
     }
 
     /// Where the `bytes` at `ptr` lie, and what their segment is to `group`; `None` if not in this pool. A search
@@ -135,12 +153,12 @@ impl SymmetricPool {
 
     /// How many segments there are.
     pub fn segments(&self) -> usize {
-        self.memory.with(|arena| arena.segments().len())
+        self.memory.arena().segments().len()
     }
 
     /// The allocation log: how many operations, and their hash. Equal on all ranks that kept the promise.
     pub fn log(&self) -> LogPoint {
-        let state = self.memory.with(|arena| arena.log().state());
+        let state = self.memory.arena().log().state();
         LogPoint { length: state.length, hash: state.hash }
     }
 
@@ -161,7 +179,8 @@ impl SymmetricPool {
     /// Replaces the table, not while another does so.
     pub(crate) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
         // The arena's lock orders this with the publication of new segments.
-        self.memory.with(|_| self.table.store(Arc::new(change(&self.table.load()))));
+        let _alone = self.memory.arena();
+        self.table.store(Arc::new(change(&self.table.load())));
     }
 
     pub(crate) fn seats(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<Seated>>>> {

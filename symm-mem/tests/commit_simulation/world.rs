@@ -17,7 +17,7 @@ use caching_alloc::{
 };
 use symm_mem::agreement::{
     Capabilities, Commit, Conclusion, GroupId, Input, LogPoint, Operation, OperationKind, Outcome, Output,
-    Policy, PoolId, Readiness, Seat, Segment, Situation, WindowSupport,
+    Policy, PoolId, Readiness, Seat, Segment, Situation, Verdict, WindowSupport,
 };
 
 /// SplitMix64.
@@ -143,6 +143,7 @@ pub(crate) struct World {
     store: HashMap<String, Vec<u8>>,
     counters: HashMap<String, u64>,
     waiting: Vec<(String, u32, u64)>,
+    watched: Vec<(String, u32, u64)>,
     calls: HashMap<(u64, u32), Vec<Call>>,
     registrations: HashMap<u32, u32>,
     faults: Faults,
@@ -189,6 +190,7 @@ impl World {
             store: HashMap::new(),
             counters: HashMap::new(),
             waiting: Vec::new(),
+            watched: Vec::new(),
             calls: HashMap::new(),
             registrations: HashMap::new(),
             faults: Faults::default(),
@@ -366,7 +368,8 @@ impl World {
                 let operation = state.arena.log().operation(sequence).map(operation);
                 self.answer(rank, fresh, Input::Operation(operation));
             }
-            Output::Register { segments, until } => {
+            Output::Register { segments, until, verdict_key } => {
+                self.watched.push((verdict_key, rank, fresh));
                 let until = (until - state.clock_offset).as_micros() as u64;
                 self.register(rank, fresh, segments as usize, until);
             }
@@ -425,6 +428,7 @@ impl World {
                         std::mem::take(&mut self.waiting).into_iter().partition(|(at, ..)| *at == key);
                     self.waiting = waiting;
                     let woken: Vec<(String, u32, u64)> = woken;
+                    self.free_the_blocked(&key, &stands);
                     for (_, rank, token) in woken {
                         self.soon(Event::Answer(rank, token, Input::Stands(stands.clone())));
                     }
@@ -438,6 +442,23 @@ impl World {
             }
         };
         self.soon(Event::Answer(rank, token, input));
+    }
+
+    /// A verdict of death frees those that are blocked in the registration, or not: that they are is no promise.
+    fn free_the_blocked(&mut self, key: &str, stands: &[u8]) {
+        let watching: Vec<(u32, u64)> = self
+            .watched
+            .extract_if(.., |(watched, ..)| watched == key)
+            .map(|(_, rank, token)| (rank, token))
+            .collect();
+        if matches!(Verdict::decode(stands), Ok(Verdict::Poison { .. })) {
+            for (rank, token) in watching {
+                let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
+                if !self.random.one_in(4) {
+                    self.soon(Event::Answer(rank, token, Input::Registered(outcome)));
+                }
+            }
+        }
     }
 
     /// The library: the k-th call of one member pairs with the k-th of the others, and nothing returns before

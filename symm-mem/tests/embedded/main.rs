@@ -1,0 +1,270 @@
+//! Pools and commits on the embedded device, with ranks as threads.
+
+mod job;
+
+use cuda_driver::graph::CaptureMode;
+use gpu_sim::{Action, Injection};
+use job::{options, run, soon};
+use process_group::comm;
+use symm_mem::{
+    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, Refusal,
+    Standing, SymmetricError, SymmetricGroup, commit_all,
+};
+
+const NCCL_2_28_9: i32 = 22809;
+const NCCL_2_28_3: i32 = 22803;
+
+fn windows(result: &Result<CommitReport, CommitError>) -> (usize, usize) {
+    let report = result.as_ref().expect("the ranks agree");
+    (report.new_windows, report.windows)
+}
+
+#[test]
+fn groups_share_a_pool_and_reduce_from_its_windows() {
+    run(
+        4,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let buckets: Vec<_> = (0..3).map(|_| pool.allocate(1 << 20).expect("there is room")).collect();
+            let groups = rank.groups();
+            let views = groups.map(|group| group.view());
+            let commits: Vec<_> = views.iter().map(|view| (&pool, view as &dyn SymmetricGroup)).collect();
+            for result in &commit_all(&commits, options()) {
+                assert_eq!(windows(result), (2, 2), "{result:?}");
+            }
+            for (bucket, group) in buckets.iter().zip(groups) {
+                rank.sum(bucket, group);
+                let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id).expect("in one segment");
+                let found = found.expect("in the pool");
+                assert_eq!(found.placement, bucket.placement());
+                assert!(matches!(found.standing, Standing::Window { .. }), "{found:?}");
+            }
+
+            // The pool grows; only what is new is registered, and a commit of nothing new registers nothing.
+            let more = pool.allocate(6 << 20).expect("there is room");
+            let pending =
+                pool.lookup(more.ptr(), 4, rank.world.id).expect("in one segment").expect("in the pool");
+            assert_eq!(pending.standing, Standing::Pending);
+            let grown = pool.commit(&rank.world.view(), options());
+            assert_eq!(windows(&grown), (1, 3));
+            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (0, 3));
+            rank.sum(&more, &rank.world);
+            let past = pool.lookup(more.ptr(), 1 << 30, rank.world.id);
+            assert!(matches!(past, Err(LookupError::SpansSegments { .. })), "{past:?}");
+
+            // The windows outlive the pool and its blocks, and the memory outlives the windows.
+            let at = more.ptr();
+            drop((pool, buckets, more));
+            rank.all_reduce(at, 6 << 20, &rank.world);
+            rank.stream.synchronize().expect("the memory is still there");
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_on() {
+    let results = run(
+        4,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let commit = |policy| {
+                let views = rank.groups().map(|group| group.view());
+                let commits: Vec<_> = views.iter().map(|view| (&pool, view as &dyn SymmetricGroup)).collect();
+                commit_all(&commits, options().policy(policy))
+            };
+            assert!(commit(Policy::Strict).iter().all(|result| windows(result) == (1, 1)));
+            let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));
+
+            let results = commit(Policy::Strict);
+            for (group, result) in rank.groups().iter().zip(&results) {
+                assert_eq!(result.is_err(), group.ranks.contains(&2), "{result:?}");
+            }
+            // What was committed before still works in all groups; and the prefix, nothing new, can be committed.
+            for group in rank.groups() {
+                rank.sum(&bucket, group);
+            }
+            for (group, result) in rank.groups().iter().zip(commit(Policy::Prefix)) {
+                let report = result.expect("a prefix can always be committed");
+                assert_eq!((report.windows, report.pending.is_some()), (1, group.ranks.contains(&2)));
+            }
+            drop((extra, bucket, pool));
+            rank.leave();
+            results
+        },
+    );
+    // Results of world, TP, DP.
+    let of_world: Vec<_> =
+        results.iter().map(|results| results[0].as_ref().expect_err("rank 2 is in it")).collect();
+    for error in &of_world {
+        assert_eq!(error.refusal(), of_world[0].refusal());
+        assert_eq!(error.name(), "SegmentCountMismatch");
+    }
+    let text = of_world[0].to_string();
+    for part in
+        ["ordinal 1", "rank 2: 1", "ranks 0, 1, 3: 0", "20971520 bytes", "no segment", "number 1", "main.rs:"]
+    {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    assert!(results[2][1].is_err() && results[3][1].is_err() && results[0][2].is_err());
+    assert!(results[0][1].is_ok() && results[1][1].is_ok() && results[1][2].is_ok() && results[3][2].is_ok());
+}
+
+#[test]
+fn a_release_without_windows_is_a_uniform_fallback() {
+    let results = run(
+        4,
+        NCCL_2_28_3,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let report = pool.commit(&rank.world.view(), options()).expect("the ranks agree");
+            assert_eq!((report.new_segments, report.windows), (1, 0));
+            let found =
+                pool.lookup(bucket.ptr(), 4, rank.world.id).expect("in one segment").expect("in the pool");
+            assert_eq!(found.standing, Standing::Agreed);
+            rank.sum(&bucket, &rank.world);
+            // A difference is found all the same.
+            let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));
+            let error = pool.commit(&rank.world.view(), options()).expect_err("rank 2 differs");
+            assert_eq!(error.name(), "SegmentCountMismatch");
+            drop((extra, bucket, pool));
+            rank.leave();
+            report.without
+        },
+    );
+    let Some(NoWindows::Unsupported { reason }) = &results[0] else { panic!("{results:?}") };
+    assert!(reason.contains("2.28.3"), "{reason}");
+    assert!(results.iter().all(|without| *without == results[0]), "{results:?}");
+}
+
+#[test]
+fn a_group_of_one_needs_no_window() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let report = pool.commit(&rank.dp.view(), options()).expect("it agrees with itself");
+            assert_eq!((report.segments, report.windows), (1, 0));
+            assert_eq!(report.without, Some(NoWindows::SingleMember {}));
+            rank.sum(&bucket, &rank.dp);
+            assert_eq!(windows(&pool.commit(&rank.tp.view(), options())), (1, 1));
+            rank.sum(&bucket, &rank.tp);
+            drop((bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_captured_graph_reduces_from_windows_and_keeps_its_blocks() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (1, 1));
+
+            let mut capture = pool.begin_capture();
+            capture.uses(&bucket);
+            let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
+            rank.fill(&bucket);
+            rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.world);
+            let grown = pool.allocate(64 << 20).expect_err("the pool is frozen");
+            assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
+            let refused = pool.commit(&rank.world.view(), options()).expect_err("both ranks capture");
+            let ranks = vec![0, 1];
+            assert_eq!(refused.refusal(), Some(&Refusal::CommitDuringCapture { ranks }));
+            let graph = recording.end().and_then(|graph| graph.instantiate()).expect("the capture is valid");
+            let pin = capture.finish();
+
+            let placement = bucket.placement();
+            drop(bucket);
+            let other = pool.allocate(1 << 20).expect("there is room");
+            assert_ne!(other.placement(), placement, "the graph keeps its block");
+            for _ in 0..3 {
+                rank.stream.launch(&graph).expect("the graph can be launched");
+            }
+            rank.stream.synchronize().expect("the work is done");
+            rank.check(&pin.blocks()[0], &rank.world);
+            drop((graph, pin));
+            let again = pool.allocate(1 << 20).expect("there is room");
+            assert_eq!(again.placement(), placement);
+            drop((again, other, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let open = (rank.rank == 1).then(|| comm::Group::begin(&rank.nccl).expect("none is open"));
+            let error = pool.commit(&rank.world.view(), options()).expect_err("rank 1 is inside a group");
+            assert_eq!(error.refusal(), Some(&Refusal::CommitInsideGroup { ranks: vec![1] }));
+            if let Some(open) = open {
+                open.finish().expect("it is empty");
+            }
+
+            let world = rank.world.view();
+            let wide = CommunicatorGroup { id: GroupId { uid: 7, epoch: 0 }, ranks: vec![0, 5], ..world };
+            let error = pool.commit(&wide, options()).expect_err("rank 5 has promised nothing");
+            assert!(
+                matches!(&error, CommitError::GroupOutsideDomain { outside, .. } if outside == &[5]),
+                "{error}"
+            );
+            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (1, 1));
+            drop((bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_failed_registration_poisons_the_group_on_all_members() {
+    let fail = Action::Fail(1);
+    let errors = run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", fail)),
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let error = pool.commit(&rank.world.view(), options()).expect_err("a registration fails");
+            let poison = pool.poison(rank.world.id);
+            assert!(matches!(poison, Some(Poison::RegistrationFailed { .. })), "{poison:?}");
+            // Whoever tries again is told at once, and by all members together.
+            let again = pool.commit(&rank.world.view(), options()).expect_err("the group is dead");
+            assert_eq!(again.name(), "RegistrationFailed");
+            // The other groups go on.
+            let report = pool.commit(&rank.dp.view(), options());
+            assert!(report.is_ok(), "{report:?}");
+            rank.sum(&bucket, &rank.dp);
+            let job::Rank { world, tp, dp, .. } = rank;
+            for group in [tp, dp] {
+                group.communicator.destroy(soon()).expect("all ranks leave");
+            }
+            let _ = world.communicator.abort(soon());
+            error.to_string()
+        },
+    );
+    assert_eq!(errors[0], errors[1]);
+    assert!(errors[0].contains("RegistrationFailed"), "{}", errors[0]);
+}
