@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `driver` | runs the machine of [`crate::agreement`] over a store |
 //! | `group` | what a commit needs of a group |
+//! | `watch` | frees a member that is blocked in a registration which cannot succeed |
 //! | here | what this rank brings, and what becomes of the result |
 
 mod driver;
 #[cfg(test)]
 mod driver_tests;
 mod group;
+mod watch;
 
 use std::{
     any::Any,
@@ -25,13 +27,12 @@ use process_group::{
     store::Deadline,
 };
 
-use self::driver::Local;
 pub use self::group::{CommunicatorGroup, SymmetricGroup};
+use self::{driver::Local, watch::Watch};
 use crate::{
     agreement::{
         Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
-        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, Verdict,
-        WindowSupport,
+        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
     },
     error::CommitError,
     pool::{Memory, Standing, SymmetricPool},
@@ -275,21 +276,6 @@ pub fn commit_all(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-impl Member<'_> {
-    /// Has a thread abort the communicator once the members' verdict is that the group is dead: this rank may be
-    /// blocked in its registration, waiting for the one that failed. Not to have the thread costs time, no more.
-    fn watch(&self, verdict_key: String, deadline: Deadline) {
-        let (domain, abort) = (self.pool.domain().clone(), self.communicator.abort_handle());
-        let watch = move || {
-            let stands = domain.store().get(&verdict_key, deadline);
-            if let Ok(Ok(Verdict::Poison { .. })) = stands.map(|stands| Verdict::decode(&stands)) {
-                let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
-            }
-        };
-        let _ = thread::Builder::new().name("symm-mem-watch".to_owned()).spawn(watch);
-    }
-}
-
 /// This rank's side of one commit.
 struct Member<'a> {
     pool: &'a SymmetricPool,
@@ -322,7 +308,8 @@ impl Local for Member<'_> {
             .take(segments as usize)
             .map(request)
             .collect();
-        self.watch(verdict_key, deadline);
+        let domain = self.pool.domain().clone();
+        let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until
