@@ -195,7 +195,7 @@ rusty_fork_test! {
     fn everything_equals_its_reference() {
         let world = world(5);
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig {
-            cases: 40,
+            cases: 24,
             failure_persistence: None,
             ..ProptestConfig::default()
         });

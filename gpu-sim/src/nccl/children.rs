@@ -1,7 +1,8 @@
 //! Communicators made of a communicator: split and shrink.
 
-use std::sync::Arc;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::bootstrap::UniqueId;
 use super::comm::Comm;
@@ -76,20 +77,28 @@ pub(crate) fn shrink(
     let Some(rank) = survivors.iter().position(|&rank| rank == parent.rank) else {
         return Err(Failure::argument(format!("{parent} is asked to shrink by its own rank")));
     };
-    let number = parent.shrinks.fetch_add(1, Ordering::SeqCst) + 1;
+    // The survivors alone have counted this shrink; its name tells it from those with other survivors.
+    let name = {
+        let mut shrinks = parent.shrinks.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = shrinks.entry(excluded.to_vec()).or_insert(0);
+        *count += 1;
+        let mut hasher = DefaultHasher::new();
+        (&*count, excluded).hash(&mut hasher);
+        hasher.finish()
+    };
     let shared = parent.shared();
     let words: [usize; 3] = std::array::from_fn(|i| shared.layout().invitation(survivors[0]) + 8 * i);
     if rank == 0 {
         let id = library.open_meeting(machine)?.to_words();
         shared.word(words[1]).store(id[0], Ordering::Relaxed);
         shared.word(words[2]).store(id[1], Ordering::Relaxed);
-        shared.word(words[0]).store(number, Ordering::SeqCst);
+        shared.word(words[0]).store(name, Ordering::SeqCst);
         shared.signal().notify();
     }
     parent.wait(
         Plane::Host,
         || format!("rank {} to open the shrunk communicator of {parent}", survivors[0]),
-        || shared.word(words[0]).load(Ordering::SeqCst) >= number,
+        || shared.word(words[0]).load(Ordering::SeqCst) == name,
     )?;
     let id = [words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed));
     let child = init::create(machine, library, rank, survivors.len(), parent.device, config);

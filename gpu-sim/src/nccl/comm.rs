@@ -1,5 +1,6 @@
 //! One rank's end of a communicator.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -52,8 +53,8 @@ pub(crate) struct Comm {
     pub(crate) graphs: AtomicUsize,
     /// Collectives that were begun.
     pub(crate) collectives: AtomicU64,
-    /// How often the communicator was shrunk.
-    pub(crate) shrinks: AtomicU64,
+    /// How often the communicator was shrunk, by the ranks that were excluded.
+    pub(crate) shrinks: Mutex<BTreeMap<Vec<usize>, u64>>,
 }
 
 /// What the ranks told each other when they met.
@@ -103,7 +104,7 @@ impl Comm {
             children: Mutex::default(),
             graphs: AtomicUsize::new(0),
             collectives: AtomicU64::new(0),
-            shrinks: AtomicU64::new(0),
+            shrinks: Mutex::default(),
         })
     }
 

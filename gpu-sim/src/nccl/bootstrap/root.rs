@@ -133,7 +133,9 @@ impl Meeting {
         heard
     }
 
-    fn complete(&self, size: usize) {
+    fn complete(self, size: usize) {
+        // An id serves once: before anybody goes on, nobody listens any more.
+        drop(self.listener);
         let members = self.callers.iter().filter(|caller| caller.hello.is_some());
         match Shared::create(size, self.id.hash()) {
             Ok((memory, _mapping)) => {

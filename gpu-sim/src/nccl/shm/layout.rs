@@ -76,7 +76,7 @@ impl Layout {
         self.phase(Plane::Host, rank) + 8
     }
 
-    /// Where a rank invites others to a new communicator: how many invitations it made, and the name's two words.
+    /// Where a rank invites others to a new communicator: what the invitation is for, and the id's two words.
     pub(crate) fn invitation(&self, rank: usize) -> usize {
         self.phase(Plane::Host, rank) + 16
     }

@@ -1,0 +1,337 @@
+//! How communicators begin and end: init, split, shrink, finalize, abort, revoke; releases, counters, faults.
+
+#[macro_use]
+mod rig;
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use gpu_sim::{Action, Injection, World};
+use nccl_sys::*;
+use rig::{Comm, OK, Rig, run, run_in_comm, world};
+use rusty_fork::rusty_fork_test;
+
+const UNUSABLE: ncclResult_t = ncclResult_t::ncclInvalidArgument;
+
+rusty_fork_test! {
+    #![rusty_fork(timeout_ms = 60000)]
+
+    #[test]
+    fn ranks_disagree_at_init() {
+        let world = world(3);
+        let rig = Rig::new(&world);
+        // (rank, size) of the three callers, and what the refusal says.
+        let cases = [([(0, 3), (1, 3), (2, 4)], "rank count"), ([(0, 3), (1, 3), (1, 3)], "came twice")];
+        for (places, text) in cases {
+            let id = rig.unique_id();
+            run(&world, 3, move |rank| {
+                let (place, size) = places[rank.rank];
+                let mut comm = std::ptr::null_mut();
+                let code = nccl!(rank.rig, ncclCommInitRank(&mut comm, size, id.0, place));
+                assert_eq!(code, ncclResult_t::ncclInvalidUsage);
+                assert!(comm.is_null());
+                assert!(rank.rig.last_error().contains(text), "{}", rank.rig.last_error());
+            });
+        }
+        let id = rig.unique_id();
+        run(&world, 1, move |rank| {
+            rank.rig.destroy(rank.init(id, 1));
+            let mut comm = std::ptr::null_mut();
+            let mut init = |id, size, place| nccl!(rank.rig, ncclCommInitRank(&mut comm, size, id, place));
+            assert_eq!(init(id.0, 1, 0), ncclResult_t::ncclSystemError, "an id serves once");
+            assert_eq!(init(id.0, 1, 1), UNUSABLE);
+            assert_eq!(init(id.0, 0, 0), UNUSABLE);
+            assert_eq!(init(ncclUniqueId { internal: [3; 128] }, 1, 0), UNUSABLE);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn two_ranks_on_one_device_are_refused() {
+        let world = world(1);
+        let rig = Rig::new(&world);
+        let rank = rig.rank(0);
+        let mut comms = [std::ptr::null_mut(); 2];
+        let code = nccl!(rig, ncclCommInitAll(comms.as_mut_ptr(), 2, [0, 0].as_ptr()));
+        assert_eq!(code, ncclResult_t::ncclInvalidUsage);
+        assert!(rig.last_error().contains("both on device 0"), "{}", rig.last_error());
+        assert_eq!(comms, [std::ptr::null_mut(); 2]);
+        rank.leave();
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn configurations_and_scalable_init() {
+        let world = World::builder().devices(2).capacity(1 << 30).nccl_release(23203).start().unwrap();
+        let rig = Rig::new(&world);
+        let ids = [rig.unique_id(), rig.unique_id()];
+        run(&world, 2, move |rank| {
+            let mut config = ncclConfig_t {
+                size: size_of::<ncclConfig_t>(),
+                magic: 0xcafe_beef,
+                version: 23203,
+                blocking: 0,
+                ..ncclConfig_t::default()
+            };
+            let mut comm = std::ptr::null_mut();
+            let (mut ids, place) = (ids.map(|id| id.0), rank.rank as c_int);
+            let mut init = |config: &mut ncclConfig_t| {
+                nccl!(rank.rig, ncclCommInitRankScalable(&mut comm, 2, place, 2, ids.as_mut_ptr(), config))
+            };
+            assert_eq!(init(&mut config), UNUSABLE, "non-blocking");
+            config.blocking = c_int::MIN;
+            (config.minCTAs, config.maxCTAs, config.cgaClusterSize) = (c_int::MIN, c_int::MIN, c_int::MIN);
+            assert_eq!(init(&mut config), OK, "{}", rank.rig.last_error());
+            assert_eq!(rank.sum(Comm(comm), 1), 2);
+            rank.rig.destroy(Comm(comm));
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn splits_follow_colour_and_key() {
+        let world = world(5);
+        run_in_comm(&world, 5, |rank, comm| {
+            // Odd ranks in reverse, even ranks as they are, and rank 4 in none.
+            let color = if rank.rank == 4 { -1 } else { (rank.rank % 2) as c_int };
+            let key = if color == 1 { -(rank.rank as c_int) } else { 0 };
+            let child = rank.rig.split(comm, color, key);
+            if rank.rank == 4 {
+                assert!(child.0.is_null());
+            } else {
+                let wanted = match rank.rank {
+                    0 | 3 => 0,
+                    _ => 1,
+                };
+                assert_eq!(rank.rig.place(child), (wanted, 2));
+                assert_eq!(rank.sum(child, 1 << rank.rank), if color == 1 { 0b1010 } else { 0b0101 });
+                // A child of the child; the parent serves beside them.
+                let grandchild = rank.rig.split(child, 0, 0);
+                assert_eq!(rank.sum(grandchild, 1), 2);
+                rank.rig.destroy(grandchild);
+                rank.rig.destroy(child);
+            }
+            assert_eq!(rank.sum(comm, 1), 5);
+            let mut child = std::ptr::null_mut();
+            assert_eq!(nccl!(rank.rig, ncclCommSplit(comm.0, -2, 0, &mut child, std::ptr::null_mut())), UNUSABLE);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn survivors_shrink_without_the_excluded() {
+        let world = world(4);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 4, move |rank| {
+            let comm = rank.init(id, 4);
+            let without = |excluded: &mut [c_int]| {
+                let mut child = std::ptr::null_mut();
+                let count = excluded.len() as c_int;
+                let config = std::ptr::null_mut();
+                let list = excluded.as_mut_ptr();
+                let code = nccl!(rank.rig, ncclCommShrink(comm.0, list, count, &mut child, config, 0));
+                (code, Comm(child))
+            };
+            if rank.rank != 0 {
+                let (code, child) = without(&mut [0]);
+                assert_eq!(code, OK, "{}", rank.rig.last_error());
+                assert_eq!(rank.sum(child, 1), 3);
+                rank.rig.destroy(child);
+            }
+            assert_eq!(without(&mut [4]).0, UNUSABLE);
+            assert_eq!(without(&mut []).0, UNUSABLE);
+            if rank.rank < 2 {
+                let (code, child) = without(&mut [3, 2]);
+                assert_eq!(code, OK, "{}", rank.rig.last_error());
+                assert_eq!(rank.rig.place(child), (rank.rank, 2));
+                assert_eq!(rank.sum(child, 1), 2);
+                rank.rig.destroy(child);
+            }
+            rank.rig.destroy(comm);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn an_abort_gets_an_init_out() {
+        let world = world(1);
+        let rig = Rig::new(&world);
+        let rank = rig.rank(0);
+        let id = rig.unique_id();
+        // The handle is written before the ranks meet, so that another thread can abort.
+        let cell = Box::leak(Box::new(std::sync::atomic::AtomicPtr::<ncclComm>::default()));
+        let seen = &*cell;
+        let aborter = std::thread::spawn({
+            let rig = rig.clone();
+            move || loop {
+                let comm = seen.load(std::sync::atomic::Ordering::SeqCst);
+                if !comm.is_null() {
+                    std::thread::sleep(Duration::from_millis(20));
+                    return rig.abort(Comm(comm));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let code = nccl!(rig, ncclCommInitRank(seen.as_ptr(), 2, id.0, 0));
+        assert_eq!(code, ncclResult_t::ncclInternalError, "{}", rig.last_error());
+        aborter.join().unwrap();
+        rank.leave();
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn an_abort_gets_work_on_streams_and_a_split_out() {
+        let world = world(2);
+        let rig = Rig::new(&world);
+        let id = rig.unique_id();
+        let comms: Vec<Comm> = run(&world, 2, move |rank| rank.init(id, 2));
+        let rank = rig.rank(0);
+        let buffer = rank.alloc(64);
+        for _ in 0..3 {
+            assert_eq!(rank.all_reduce(comms[0], buffer, 16), OK);
+        }
+        let aborter = std::thread::spawn({
+            let (rig, comm) = (rig.clone(), comms[0]);
+            move || {
+                std::thread::sleep(Duration::from_millis(50));
+                rig.abort(comm);
+            }
+        });
+        let mut child = std::ptr::null_mut();
+        let code = nccl!(rig, ncclCommSplit(comms[0].0, 0, 0, &mut child, std::ptr::null_mut()));
+        assert_eq!(code, ncclResult_t::ncclInternalError);
+        rank.synchronize();
+        aborter.join().unwrap();
+        assert_eq!(rank.all_reduce(comms[0], buffer, 1), UNUSABLE, "the handle is gone");
+        rig.abort(comms[1]);
+        rank.free(buffer);
+        rank.leave();
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn aborts_in_a_group_free_at_its_end() {
+        let world = world(1);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 1, move |rank| {
+            let comm = rank.init(id, 1);
+            ok!(rank.rig, ncclGroupStart());
+            rank.rig.abort(comm);
+            assert_eq!(rank.rig.place(comm), (0, 1), "the flag is up, the communicator is there");
+            ok!(rank.rig, ncclGroupEnd());
+            assert_eq!(nccl!(rank.rig, ncclCommCount(comm.0, &mut 0)), UNUSABLE);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn revoked_communicators_can_only_have_children() {
+        let world = world(3);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 3, move |rank| {
+            let comm = rank.init(id, 3);
+            let buffer = rank.alloc(64);
+            if rank.rank != 2 {
+                // Rank 2 never joins this one.
+                assert_eq!(rank.all_reduce(comm, buffer, 16), OK);
+            }
+            ok!(rank.rig, ncclCommRevoke(comm.0, 0));
+            rank.synchronize();
+            assert_eq!(rank.all_reduce(comm, buffer, 16), ncclResult_t::ncclInvalidUsage);
+            assert_eq!(nccl!(rank.rig, ncclCommFinalize(comm.0)), ncclResult_t::ncclInvalidUsage);
+            let child = rank.rig.split(comm, 0, 0);
+            assert_eq!(rank.sum(child, 1), 3);
+            rank.rig.destroy(child);
+            rank.rig.destroy(comm);
+            rank.free(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn finalize_ends_the_work_and_comes_once() {
+        let world = world(2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let buffer = rank.upload(&1i32.to_ne_bytes());
+            for _ in 0..5 {
+                assert_eq!(rank.all_reduce(comm, buffer, 1), OK);
+            }
+            ok!(rank.rig, ncclCommFinalize(comm.0));
+            assert_eq!(nccl!(rank.rig, ncclCommFinalize(comm.0)), UNUSABLE);
+            assert_eq!(rank.all_reduce(comm, buffer, 1), ncclResult_t::ncclInvalidUsage);
+            rank.synchronize();
+            assert_eq!(rank.read(buffer, 4), 32i32.to_ne_bytes());
+            rank.free(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_communicator_that_is_left_is_a_leak() {
+        let world = world(1);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 1, move |rank| rank.init(id, 1));
+        let error = world.finish().unwrap_err().to_string();
+        assert!(error.contains("communicator") && error.contains("rank 0 of 1"), "{error}");
+    }
+
+    #[test]
+    fn functions_that_a_release_lacks_are_absent() {
+        let has = |release: i32| {
+            let world = World::builder().nccl_release(release).start().unwrap();
+            let table = world.nccl();
+            let mut version = 0;
+            // SAFETY: the version is written in place.
+            unsafe { table.ncclGetVersion.unwrap()(&mut version) };
+            assert_eq!(version, release);
+            world.finish().unwrap();
+            [
+                table.ncclCommSplit.is_some(),
+                table.ncclCommRegister.is_some(),
+                table.ncclCommInitRankScalable.is_some(),
+                table.ncclCommWindowRegister.is_some() && table.ncclCommShrink.is_some(),
+                table.ncclAlltoAll.is_some(),
+                table.ncclCommRevoke.is_some(),
+            ]
+        };
+        assert_eq!(has(21304), [false; 6]);
+        assert_eq!(has(21903), [true, true, false, false, false, false]);
+        assert_eq!(has(22703), [true, true, true, true, false, false]);
+        assert_eq!(has(22803), [true, true, true, true, true, false]);
+        assert_eq!(has(22809), [true; 6]);
+    }
+
+    #[test]
+    fn calls_are_counted_and_can_fail() {
+        let world = world(1);
+        let rig = Rig::new(&world);
+        world.faults().inject(Injection::new("ncclGetUniqueId", Action::Fail(2)));
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        assert_eq!(nccl!(rig, ncclGetUniqueId(&mut id)), ncclResult_t::ncclSystemError);
+        rig.unique_id();
+        assert_eq!(world.calls("ncclGetUniqueId"), 2);
+        // An injected failure of a queued call leaves the group usable.
+        run_in_comm(&world, 1, |rank, comm| {
+            let buffer = rank.upload(&5i32.to_ne_bytes());
+            assert_eq!(rank.all_reduce(comm, buffer, 1), OK);
+            rank.synchronize();
+            rank.free(buffer);
+        });
+        assert_eq!(world.calls("ncclAllReduce"), 1);
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn texts_of_codes() {
+        let world = world(1);
+        let rig = Rig::new(&world);
+        let text = |code| {
+            // SAFETY: the answer is a C string that lives for ever.
+            unsafe { std::ffi::CStr::from_ptr(rig.nccl.ncclGetErrorString.unwrap()(code)) }.to_str().unwrap()
+        };
+        assert_eq!(text(OK), "no error");
+        assert_eq!(text(ncclResult_t(99)), "unknown result code");
+        assert_eq!(text(ncclResult_t::ncclTimeout), "unknown result code", "2.28 has no such code");
+        world.finish().unwrap();
+    }
+}
