@@ -1,5 +1,7 @@
 //! Development tasks of the workspace; `cargo xtask help` lists them.
 //!
+//! - [`demo`]: the main job, end to end, one process a rank
+//! - [`trace`]: recorded allocation traces
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`bundle`]: everything that a GPU host without Rust needs
@@ -8,9 +10,14 @@ mod abi;
 mod bundle;
 mod ci;
 mod codegen;
+mod demo;
+#[cfg(test)]
+#[path = "../tests/demo.rs"]
+mod demo_end_to_end;
 mod headers;
 mod run_tests;
 mod shell;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -25,6 +32,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Run the main job: agree on a symmetric pool, reduce gradient buckets from its windows, catch a diverging rank
+    Demo(demo::Options),
+    /// One rank of the demo; the demo starts it
+    #[command(hide = true)]
+    DemoRank(demo::RankOptions),
     /// Run all tests: unit, property, end-to-end and documentation tests
     Test(run_tests::Options),
     /// Run everything that a change has to pass
@@ -39,6 +51,8 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
+        Task::Demo(options) => return demo::run(&options),
+        Task::DemoRank(options) => return demo::run_rank(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),

@@ -130,7 +130,10 @@ pub enum StoreError {
         value: String,
     },
     /// Some ranks did not arrive. Every rank that did arrive gets the same list.
-    #[error("{} of {world} ranks never arrived at {at:?} (waited {waited:?}): {}", .ranks.len(), ranges(.ranks))]
+    #[error(
+        "{} {} of {world} never arrived at {at:?} (waited {:.1} s)",
+        if .ranks.len() == 1 { "rank" } else { "ranks" }, ranges(.ranks), .waited.as_secs_f64()
+    )]
     Absent {
         /// The ranks that are missing, ascending.
         ranks: Vec<usize>,

@@ -1,6 +1,8 @@
 //! What a commit needs of a group.
 
+use process_group::ProcessGroup;
 use process_group::comm::Communicator;
+use process_group::group::enqueued_on;
 
 use crate::agreement::{Enqueued, GroupId};
 
@@ -43,5 +45,25 @@ impl SymmetricGroup for CommunicatorGroup<'_> {
 
     fn communicator(&self) -> &Communicator {
         self.communicator
+    }
+}
+
+impl SymmetricGroup for ProcessGroup {
+    fn id(&self) -> GroupId {
+        let id = Self::id(self);
+        GroupId { uid: id.uid, epoch: id.epoch }
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        self.global_ranks().into_iter().map(|rank| rank as u32).collect()
+    }
+
+    fn communicator(&self) -> &Communicator {
+        Self::communicator(self)
+    }
+
+    fn enqueued(&self) -> Vec<Enqueued> {
+        let groups = enqueued_on(self.context().device());
+        groups.into_iter().map(|group| Enqueued { group: group.id.uid, operations: group.sequence }).collect()
     }
 }

@@ -1,0 +1,196 @@
+//! Gradient buckets of the recorded model (GPT-2, 124 M parameters) and what stands in them.
+//!
+//! Gradients become ready last layer first; as data-parallel trainers do, they are packed in that order into
+//! buckets of about 25 MiB (the first one small, so that communication starts early). Buckets alternate
+//! between f32 and bf16. Their values are small integers chosen so that every partial sum over up to 64 ranks
+//! is exact in both types: a check of every element needs no tolerance.
+
+use half::bf16;
+use process_group::comm::DataType;
+
+const FIRST_BUCKET: u64 = 1 << 20;
+const BUCKET: u64 = 25 << 20;
+const LAYERS: usize = 12;
+const WIDTH: u64 = 768;
+const VOCABULARY: u64 = 50_257;
+const CONTEXT: u64 = 1_024;
+
+/// One bucket: `elements` values of type `data_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) elements: u64,
+    pub(crate) data_type: DataType,
+    /// Its place in the sequence of buckets.
+    pub(crate) index: u32,
+}
+
+/// Parameters of the model in elements, in the order in which their gradients become ready.
+fn gradients() -> Vec<u64> {
+    let layer = [
+        WIDTH,
+        WIDTH, // first norm: scale, shift
+        3 * WIDTH * WIDTH,
+        3 * WIDTH, // attention, in
+        WIDTH * WIDTH,
+        WIDTH, // attention, out
+        WIDTH,
+        WIDTH, // second norm
+        4 * WIDTH * WIDTH,
+        4 * WIDTH, // feed-forward, in
+        4 * WIDTH * WIDTH,
+        WIDTH, // feed-forward, out
+    ];
+    let mut parameters = vec![VOCABULARY * WIDTH, CONTEXT * WIDTH];
+    parameters.extend(std::iter::repeat_n(layer, LAYERS).flatten());
+    parameters.extend([WIDTH, WIDTH]);
+    parameters.reverse();
+    parameters
+}
+
+/// The model's buckets, as many from the front as fit in `budget` bytes, at least one.
+pub(crate) fn buckets(budget: u64) -> Vec<Bucket> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let mut elements = 0;
+    let mut total = 0;
+    let mut gradients = gradients().into_iter().peekable();
+    while let Some(gradient) = gradients.next() {
+        elements += gradient;
+        let limit = if buckets.is_empty() { FIRST_BUCKET } else { BUCKET };
+        let data_type = if buckets.len().is_multiple_of(2) { DataType::F32 } else { DataType::Bf16 };
+        if (elements * data_type.size() as u64) < limit && gradients.peek().is_some() {
+            continue;
+        }
+        let bucket = Bucket { elements, data_type, index: buckets.len() as u32 };
+        elements = 0;
+        total += bucket.bytes();
+        if total > budget && !buckets.is_empty() {
+            break;
+        }
+        buckets.push(bucket);
+    }
+    buckets
+}
+
+impl Bucket {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.elements * self.data_type.size() as u64
+    }
+
+    /// Writes what `rank` contributes in `round`.
+    pub(crate) fn fill(&self, rank: u32, round: u32, out: &mut [u8]) {
+        self.write(out, round, 1, self.weight(rank));
+    }
+
+    /// How many elements of `reduced` are the exact sum over `ranks`; the first that is not, if any.
+    pub(crate) fn check(&self, ranks: &[u32], round: u32, reduced: &[u8]) -> Result<u64, Mismatch> {
+        let members = ranks.len() as u32;
+        let weights = ranks.iter().map(|&rank| self.weight(rank)).sum();
+        let mut expected = vec![0; reduced.len()];
+        self.write(&mut expected, round, members, weights);
+        if expected == reduced {
+            return Ok(self.elements);
+        }
+        let size = self.data_type.size();
+        let differs = expected.chunks_exact(size).zip(reduced.chunks_exact(size));
+        let element = differs.take_while(|(expected, found)| expected == found).count();
+        let at = element * size..(element + 1) * size;
+        Err(Mismatch {
+            bucket: self.index,
+            element: element as u64,
+            expected: self.read(&expected[at.clone()]),
+            found: self.read(&reduced[at]),
+        })
+    }
+
+    /// What a rank adds to every element; sums of it stay exact, as [`Self::base`] has it.
+    fn weight(&self, rank: u32) -> u32 {
+        if self.data_type == DataType::F32 { rank } else { rank & 1 }
+    }
+
+    /// The part of an element that all ranks have in common: below 1024 in f32 and below 2 in bf16, so that
+    /// 64 of them with their weights stay below 2^24 and 2^8, up to where the types hold every integer.
+    fn base(&self, element: u32, round: u32) -> u32 {
+        let salt = (self.index << 8 | round).wrapping_mul(0x85eb_ca6b);
+        let mixed = (element ^ salt).wrapping_mul(0x9e37_79b1) >> 16;
+        if self.data_type == DataType::F32 { mixed & 1023 } else { mixed & 1 }
+    }
+
+    fn write(&self, out: &mut [u8], round: u32, members: u32, weights: u32) {
+        let value = |element: usize| (members * self.base(element as u32, round) + weights) as f32;
+        if self.data_type == DataType::F32 {
+            for (element, place) in out.chunks_exact_mut(4).enumerate() {
+                place.copy_from_slice(&value(element).to_ne_bytes());
+            }
+        } else {
+            for (element, place) in out.chunks_exact_mut(2).enumerate() {
+                place.copy_from_slice(&bf16::from_f32(value(element)).to_ne_bytes());
+            }
+        }
+    }
+
+    fn read(&self, element: &[u8]) -> f32 {
+        match *element {
+            [a, b, c, d] => f32::from_ne_bytes([a, b, c, d]),
+            [a, b] => bf16::from_ne_bytes([a, b]).to_f32(),
+            _ => f32::NAN,
+        }
+    }
+}
+
+/// An element that is not the sum it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("bucket {bucket}, element {element}: expected the sum {expected}, found {found}")]
+pub(crate) struct Mismatch {
+    bucket: u32,
+    element: u64,
+    expected: f32,
+    found: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_whole_model_is_bucketed() {
+        let buckets = buckets(u64::MAX);
+        assert_eq!(buckets.iter().map(|bucket| bucket.elements).sum::<u64>(), 124_439_808);
+        assert_eq!(super::buckets(0).len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn a_sum_over_the_ranks_passes_and_a_changed_element_does_not(
+            ranks in prop::collection::btree_set(0u32..64, 1..64),
+            bf16s in any::<bool>(),
+            elements in 1usize..300,
+            round in 0u32..4,
+            broken in any::<prop::sample::Index>(),
+        ) {
+            let data_type = if bf16s { DataType::Bf16 } else { DataType::F32 };
+            let bucket = Bucket { elements: elements as u64, data_type, index: 3 };
+            let ranks: Vec<u32> = ranks.into_iter().collect();
+            let size = data_type.size();
+            let mut sum = vec![0f32; elements];
+            let mut part = vec![0; elements * size];
+            for &rank in &ranks {
+                bucket.fill(rank, round, &mut part);
+                for (sum, part) in sum.iter_mut().zip(part.chunks_exact(size)) {
+                    *sum += bucket.read(part);
+                }
+            }
+            let mut reduced: Vec<u8> = sum
+                .iter()
+                .flat_map(|&sum| match bf16s {
+                    true => bf16::from_f32(sum).to_ne_bytes().to_vec(),
+                    false => sum.to_ne_bytes().to_vec(),
+                })
+                .collect();
+            prop_assert_eq!(bucket.check(&ranks, round, &reduced).unwrap(), elements as u64);
+            let broken = broken.index(elements);
+            reduced[broken * size + size - 1] ^= 1;
+            prop_assert_eq!(bucket.check(&ranks, round, &reduced).unwrap_err().element, broken as u64);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! One rank allocates a segment that the others do not; every member of its groups hears of it.
+
+use anyhow::{Context as _, Result, ensure};
+use caching_alloc::core::symmetric::Geometry;
+use symm_mem::{CommitError, CommitOptions, SymmetricPool};
+
+use super::groups::diverging_rank;
+use super::protocol::{Message, Reporter, monotonic_nanoseconds};
+use super::rank::Job;
+
+/// Lets the diverging rank diverge, has every group commit, and gives the numbers of the groups that agree.
+pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) -> Result<Vec<u32>> {
+    let before = pool.segments();
+    let extra = if job.options.rank == diverging_rank(job.options.ranks) {
+        // As large as segments get: no other has that much left.
+        let bytes = Geometry::default().largest_segment;
+        let block = pool.allocate(bytes).context("the diverging rank's segment")?;
+        ensure!(pool.segments() == before + 1, "a block of {bytes} bytes did not need a segment of its own");
+        Some(block)
+    } else {
+        None
+    };
+    job.members[0].process_group.barrier(job.deadline())?;
+    if extra.is_some() {
+        reporter.send(&Message::Diverging { nanoseconds: monotonic_nanoseconds() })?;
+    }
+    let mut agreeing = Vec::new();
+    let options = CommitOptions::default().deadline(job.options.deadline);
+    for member in &job.members {
+        match pool.commit(&member.process_group, options) {
+            Ok(_) => agreeing.push(member.number),
+            Err(error @ CommitError::Refused { .. }) => {
+                let nanoseconds = monotonic_nanoseconds();
+                let (kind, text) = (error.name().to_owned(), error.to_string());
+                reporter.send(&Message::Refused { group: member.number, kind, text, nanoseconds })?;
+            }
+            Err(error) => return Err(error).with_context(|| format!("the commit of {}", member.group)),
+        }
+    }
+    Ok(agreeing)
+}

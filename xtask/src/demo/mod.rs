@@ -1,0 +1,58 @@
+//! `cargo xtask demo`: the main job, end to end, one process a rank.
+//!
+//! Every rank
+//! 1. replays a recorded training run through its caching allocator, while a tracker registers every segment
+//!    with the communicators of its device ([`replay`]);
+//! 2. places gradient buckets ([`buckets`]) in one symmetric pool, commits it for each of its groups
+//!    ([`groups`]) and all-reduces the buckets from the windows, eagerly and in a captured graph, checking
+//!    every element ([`reduce`]);
+//! 3. sees one rank allocate a segment that the others do not, gets the same typed error as every other member
+//!    of the affected groups, and goes on with the groups that agree ([`diverge`]).
+//!
+//! The [`launcher`] hosts the store, starts the ranks, hears from them ([`protocol`]) and reports ([`report`]).
+
+mod backend;
+mod buckets;
+mod diverge;
+mod groups;
+mod launcher;
+mod options;
+mod protocol;
+mod rank;
+mod reduce;
+mod replay;
+mod report;
+
+use std::process::ExitCode;
+
+pub(crate) use options::{Options, RankOptions};
+
+/// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let outcome = launcher::run(options).and_then(|figures| {
+        report::table(&figures);
+        if options.json {
+            println!("{}", report::json(&figures));
+        }
+        figures.verdict()
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            if options.json {
+                println!("{}", report::failure(&error));
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs one rank; what happens to it is told to the launcher.
+pub(crate) fn run_rank(options: &RankOptions) -> ExitCode {
+    match rank::run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The launcher has heard of it, or is gone.
+        Err(_) => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,90 @@
+//! Recorded allocation traces: one event a line, `CODE ADDRESS(hex) SIZE(bytes) STREAM`, plain or gzipped.
+//!
+//! | code | meaning |
+//! | --- | --- |
+//! | `a` | allocation: SIZE is what the program asked for, before any rounding |
+//! | `r` | free requested: the owner let go |
+//! | `f` | free completed: the block is reusable, later than `r` where another stream still used it |
+//! | `S` `D` `M` `U` | what the recorded allocator did with the driver; a replay leaves it out |
+//!
+//! A trace is read whole and checked before anything is replayed, so that a broken one costs nothing.
+
+mod parse;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// The recorded training run that the demo replays when no other is named.
+pub(crate) const GPT2_TRAIN: &[u8] = include_bytes!("../../data/gpt2_train.trace.gz");
+
+/// One thing that the recorded program did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Block number `block` is asked for: `bytes` on stream number `stream`.
+    Allocate { block: u32, bytes: u64, stream: u32 },
+    /// The owner of `block` let go of it.
+    RequestFree { block: u32 },
+    /// The last use of `block` ended.
+    CompleteFree { block: u32 },
+}
+
+/// A checked trace: blocks are numbered in the order of their allocation.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    pub(crate) events: Vec<Event>,
+    /// Blocks that the trace allocates.
+    pub(crate) allocations: u32,
+    /// Streams that the trace names, numbered from 0.
+    pub(crate) streams: u32,
+    /// The sum, at its highest, of the requests between `a` and `f`, each rounded up to 512 bytes.
+    pub(crate) peak_active: u64,
+}
+
+/// Where a trace came from, as errors name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    BuiltIn,
+    File(PathBuf),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuiltIn => f.write_str("the built-in gpt2_train trace"),
+            Self::File(path) => write!(f, "trace file {}", path.display()),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub(crate) enum TraceError {
+    #[error("{origin}: cannot be read")]
+    Read { origin: Origin, source: std::io::Error },
+    #[error("{origin}: the gzip stream is damaged or cut short after {read} bytes of text")]
+    Gzip { origin: Origin, read: u64, source: std::io::Error },
+    #[error(
+        "{origin}, line {line}: expected {expected}, found {found:?} \
+         (a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U)"
+    )]
+    Line { origin: Origin, line: u64, expected: &'static str, found: String },
+    #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
+    Empty { origin: Origin },
+}
+
+impl Trace {
+    /// Reads the trace at `path`, or the built-in one.
+    pub(crate) fn load(path: Option<&Path>) -> Result<Self, TraceError> {
+        match path {
+            None => parse::read(GPT2_TRAIN, Origin::BuiltIn),
+            Some(path) => {
+                let origin = Origin::File(path.to_owned());
+                let file = std::fs::File::open(path)
+                    .map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
+                parse::read(file, origin)
+            }
+        }
+    }
+}
