@@ -25,6 +25,8 @@ enum Step {
 /// Stream 3 carries collectives.
 const STREAMS: u64 = 4;
 const COLLECTIVE: StreamId = StreamId(3);
+/// A stream that has done nothing and waits for nobody.
+const NOBODY: StreamId = StreamId(u64::MAX);
 /// The default pool, one more, and one that never splits.
 const POOLS: usize = 3;
 
@@ -55,8 +57,8 @@ struct Model {
     live: Vec<Live>,
     /// Who used each unit of memory last, as (stream, position): what has to come before its next use.
     last_uses: HashMap<u64, Vec<(StreamId, u64)>>,
-    /// Which pool owned an address last, while its segment is live.
-    owners: BTreeMap<u64, (u64, usize)>,
+    /// Live segments that have had a block, by address: number, length, pool.
+    owners: BTreeMap<u64, (u64, u64, usize)>,
 }
 
 impl Model {
@@ -156,8 +158,9 @@ impl Model {
             }
         }
         let segment = block.segment();
-        let owner = self.owners.entry(segment.address()).or_insert((segment.id().0, pool));
-        assert_eq!(*owner, (segment.id().0, pool), "a segment serves one pool");
+        let now = (segment.id().0, segment.bytes(), pool);
+        let owner = self.owners.entry(segment.address()).or_insert(now);
+        assert_eq!(*owner, now, "a segment serves one pool");
         self.bench.streams.enqueue(stream);
         self.live.push(Live { block, users: Vec::new() });
     }
@@ -205,12 +208,18 @@ impl Model {
         assert_eq!(stats.all.active.current, blocks.values().map(|(bytes, _)| bytes).sum::<u64>());
         let both = stats.small.allocated.current + stats.large.allocated.current;
         assert_eq!(both, stats.all.allocated.current);
-        self.owners.retain(|address, (id, _)| {
-            snapshot
-                .segments
-                .iter()
-                .any(|state| state.segment.address() == *address && state.segment.id().0 == *id)
-        });
+        let live: HashMap<u64, u64> =
+            snapshot.segments.iter().map(|state| (state.segment.id().0, state.segment.address())).collect();
+        let gone = self.owners.iter().filter(|(_, (id, ..))| !live.contains_key(id));
+        for (address, (_, bytes, _)) in gone {
+            for unit in (*address..address + bytes).step_by(512) {
+                for (user, position) in self.last_uses.remove(&unit).unwrap_or_default() {
+                    let ended = self.bench.streams.comes_after(NOBODY, user, position);
+                    assert!(ended, "{unit:#x} went back while {user} used it");
+                }
+            }
+        }
+        self.owners.retain(|_, (id, ..)| live.contains_key(id));
     }
 
     fn finish(mut self) {

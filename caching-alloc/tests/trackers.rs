@@ -4,7 +4,8 @@ mod common;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
 
 use caching_alloc::core::{
     Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
@@ -167,6 +168,55 @@ fn a_tracker_misses_nothing_while_others_allocate() {
         mirror.check(&snapshot);
     }
     assert!(bench.allocator.faults().is_empty());
+}
+
+/// A mirror that takes its time over the snapshot: until others have allocated meanwhile.
+struct Slow {
+    mirror: Mirror,
+    begun: Mutex<mpsc::Sender<()>>,
+    done: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Tracker for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+
+    fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
+        self.begun.lock().unwrap().send(())?;
+        self.done.lock().unwrap().recv_timeout(Duration::from_secs(60))?;
+        self.mirror.attached(snapshot)
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        self.mirror.observe(entries)
+    }
+}
+
+#[test]
+fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
+    let bench = bench(u64::MAX, tight());
+    drop(bench.allocator.allocate(1000, s(1)).unwrap());
+    let (begin, begun) = mpsc::channel();
+    let (finish, done) = mpsc::channel();
+    let slow = Arc::new(Slow { mirror: Mirror::default(), begun: Mutex::new(begin), done: Mutex::new(done) });
+    let attachment = std::thread::scope(|scope| {
+        let allocator = &bench.allocator;
+        scope.spawn(move || {
+            begun.recv_timeout(Duration::from_secs(60)).unwrap();
+            for _ in 0..500 {
+                allocator.allocate(1000, s(1)).unwrap();
+            }
+            finish.send(()).unwrap();
+        });
+        bench.allocator.attach(slow.clone(), Filter::all()).unwrap()
+    });
+    let snapshot = bench.allocator.snapshot().unwrap();
+    slow.mirror.check(&snapshot);
+    let state = slow.mirror.state.lock().unwrap();
+    assert!(state.numbers[&(PoolId(0), s(1))] >= 1500, "the hits were told afterwards");
+    drop(state);
+    attachment.detach().unwrap();
 }
 
 /// Knows the segments that it was told of.

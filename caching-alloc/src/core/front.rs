@@ -109,3 +109,60 @@ fn places(units: Units) -> [usize; 2] {
     let first = (units.wrapping_mul(0x9e37_79b1) >> 22) as usize;
     [first, first ^ 1]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::segment::SizeClass::Large;
+
+    fn with(blocks: &[Units]) -> (Heap, Vec<BlockId>) {
+        let mut heap = Heap::default();
+        heap.add_segment(100_000, Large);
+        let ids = blocks.iter().map(|units| heap.allocate(*units, Large, true).unwrap()).collect();
+        (heap, ids)
+    }
+
+    #[test]
+    fn the_last_in_of_the_same_length_is_the_first_out() {
+        let (mut heap, ids) = with(&[3, 3, 4]);
+        let mut front = Front::new(1 << 20);
+        ids.iter().for_each(|id| front.put(&mut heap, *id));
+        assert_eq!(front.take(&mut heap, 3), Some(ids[1]));
+        assert_eq!(front.take(&mut heap, 3), Some(ids[0]));
+        assert_eq!(front.take(&mut heap, 3), None);
+        assert_eq!(front.take(&mut heap, 5), None);
+        assert_eq!(front.take(&mut heap, 4), Some(ids[2]));
+        assert_eq!(front.kept, 0);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_bound() {
+        let limit = 100 * 512;
+        let (mut heap, ids) = with(&[6; 40]);
+        let mut front = Front::new(limit);
+        for id in ids {
+            front.put(&mut heap, id);
+            assert!(front.kept <= limit);
+        }
+        assert_eq!(front.kept, 8 * 6 * 512, "over the bound all went to the heap, and it began anew");
+        assert!(front.drain(&mut heap));
+        assert!(!front.drain(&mut heap));
+        assert!(heap.is_free(0), "all is merged");
+        // A seventeenth of the bound is too long to be kept.
+        let long = heap.allocate(7, Large, true).unwrap();
+        front.put(&mut heap, long);
+        assert!(front.kept == 0 && heap.is_free(0));
+    }
+
+    #[test]
+    fn a_length_without_a_slot_goes_to_the_heap() {
+        let mut front = Front::new(1 << 30);
+        let same = |units: &Units| places(*units)[0] / 2 == places(1)[0] / 2;
+        let lengths: Vec<Units> = (1..50_000).filter(same).take(3).collect();
+        let (mut heap, ids) = with(&lengths);
+        ids.iter().for_each(|id| front.put(&mut heap, *id));
+        assert_eq!(front.take(&mut heap, lengths[2]), None, "two others have its slots");
+        assert_eq!(front.take(&mut heap, lengths[1]), Some(ids[1]));
+        assert_eq!(front.take(&mut heap, lengths[0]), Some(ids[0]));
+    }
+}

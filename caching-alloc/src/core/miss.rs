@@ -22,10 +22,13 @@ use super::heap::BlockId;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
 use super::shard::{Request, Shard};
-use super::size::{bytes_of, units_for};
+use super::size::{MAX_BLOCK, bytes_of, units_for};
 use super::source::SourceError;
 use super::symmetric::{OperationKind, SEGMENT_STEP};
 use super::tracker;
+
+/// How much faster segments for small requests grow than those for large ones.
+const SMALL_FACTOR: u64 = 4;
 
 impl Shard {
     pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
@@ -137,14 +140,14 @@ impl Shard {
             let bytes = block.next_multiple_of(step);
             return (bytes, bytes);
         }
-        if class == SizeClass::Small {
-            let bytes = settings.small_segment.max(block).next_multiple_of(step);
-            return (bytes, bytes);
-        }
-        let step = step.max(SEGMENT_STEP);
-        let least = block.next_multiple_of(step);
         let share = self.state.lock().reserved(class) / settings.growth_divisor.max(1);
-        (least.max(settings.large_segment).max(share).next_multiple_of(step), least)
+        let (step, floor, share) = match class {
+            // There is less of it in all, so that waste matters less than the number of segments.
+            SizeClass::Small => (step, settings.small_segment, share.saturating_mul(SMALL_FACTOR)),
+            SizeClass::Large => (step.max(SEGMENT_STEP), settings.large_segment, share),
+        };
+        let least = block.next_multiple_of(step);
+        (least.max(floor).max(share).min(MAX_BLOCK).next_multiple_of(step), least)
     }
 
     /// Moves over an idle segment of another stream that has room for the request. Under the growth lock, as

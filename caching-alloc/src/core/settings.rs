@@ -14,12 +14,13 @@ pub struct Settings {
     /// Freed blocks of a pool and stream that are kept whole for the next request of the same size, at most so many
     /// bytes, and of blocks of up to a sixteenth of that.
     pub front_bytes: u64,
-    /// Size of a segment for requests of up to 1 MiB.
+    /// Least size of a segment for requests of up to 1 MiB.
     pub small_segment: u64,
     /// Least size of a segment for larger requests.
     pub large_segment: u64,
     /// A new segment for larger requests is at least this fraction of what its pool and stream have already:
-    /// 1/`growth_divisor`. Larger divisors waste less, smaller ones make fewer segments.
+    /// 1/`growth_divisor`; one for requests of up to 1 MiB four times that. When memory is scarce a segment is only as
+    /// long as the request. Larger divisors waste less, smaller ones make fewer segments.
     pub growth_divisor: u64,
     /// Before a segment for larger requests is made, segments of its pool and stream that are idle but too short
     /// go back, up to as many bytes: little is reserved that large requests cannot use. The host waits for the
