@@ -225,6 +225,50 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn below_2_22_an_abort_under_a_caller_is_misuse() {
+        let world = World::builder().devices(1).capacity(1 << 30).nccl_release(22105).start().unwrap();
+        let rig = Rig::new(&world);
+        let rank = rig.rank(0);
+        let id = rig.unique_id();
+        let cell = &*Box::leak(Box::new(std::sync::atomic::AtomicPtr::<ncclComm>::default()));
+        let init = std::thread::spawn({
+            let rig = rig.clone();
+            move || {
+                let rank = rig.rank(0);
+                let code = nccl!(rig, ncclCommInitRank(cell.as_ptr(), 2, id.0, 0));
+                rank.leave();
+                code
+            }
+        });
+        while world.calls("ncclCommInitRank") == 0 || cell.load(std::sync::atomic::Ordering::SeqCst).is_null() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        rig.abort(Comm(cell.load(std::sync::atomic::Ordering::SeqCst)));
+        assert_eq!(init.join().unwrap(), ncclResult_t::ncclInternalError);
+        rank.leave();
+        let error = world.finish().unwrap_err().to_string();
+        assert!(error.contains("below 2.22"), "{error}");
+    }
+
+    #[test]
+    fn a_group_that_fails_forgets_its_inits() {
+        let world = world(1);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 1, move |rank| {
+            let mut comm = std::ptr::null_mut();
+            ok!(rank.rig, ncclGroupStart());
+            ok!(rank.rig, ncclCommInitRank(&mut comm, 1, id.0, 0));
+            assert!(!comm.is_null());
+            let mut other = std::ptr::null_mut();
+            assert_eq!(nccl!(rank.rig, ncclCommInitRank(&mut other, 1, id.0, 7)), UNUSABLE);
+            assert_eq!(nccl!(rank.rig, ncclGroupEnd()), UNUSABLE);
+            assert!(comm.is_null());
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
     fn revoked_communicators_can_only_have_children() {
         let world = world(3);
         let id = Rig::new(&world).unique_id();

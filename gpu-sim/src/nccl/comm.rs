@@ -49,6 +49,8 @@ pub(crate) struct Comm {
     async_error: AtomicU32,
     /// Communicators made from this one, to get their init out too.
     children: Mutex<Vec<Weak<Comm>>>,
+    /// Calls of the host that are inside the communicator.
+    pub(crate) calls: AtomicUsize,
     /// Work that is recorded in live graphs.
     pub(crate) graphs: AtomicUsize,
     /// Collectives that were begun.
@@ -102,6 +104,7 @@ impl Comm {
             finalized: AtomicBool::new(false),
             async_error: AtomicU32::new(ncclResult_t::ncclSuccess.0),
             children: Mutex::default(),
+            calls: AtomicUsize::new(0),
             graphs: AtomicUsize::new(0),
             collectives: AtomicU64::new(0),
             shrinks: Mutex::default(),
@@ -267,8 +270,11 @@ impl Comm {
         if !self.is_ready() {
             return Err(Failure::argument(format!("{self} is not initialised yet")));
         }
-        if let Some(interrupted) = self.interruption(Plane::Stream) {
+        if let Some(interrupted) = self.interruption(Plane::Host) {
             return Err(interrupted.into());
+        }
+        if self.is_revoked() {
+            return Err(Interrupted::Revoked.into());
         }
         if self.is_finalized() {
             return Err(Failure::usage(format!("{self} was finalized")));

@@ -6,6 +6,7 @@
 //! sticks until the end, and nothing is carried out then.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUgraphNodeType, CUstream};
@@ -80,7 +81,14 @@ pub(crate) fn remember(machine: &Machine, failure: &Failure) {
 }
 
 /// Queues a host's call of a communicator; a group of its own if none is open.
-pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Comm, job: Job) -> Result {
+pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm>, job: Job) -> Result {
+    let inside = comm.clone();
+    let job: Job = Box::new(move || {
+        inside.calls.fetch_add(1, Ordering::SeqCst);
+        let result = job();
+        inside.calls.fetch_sub(1, Ordering::SeqCst);
+        result
+    });
     start(machine);
     with_group(machine, |group| group.jobs.entry((comm.id(), comm.handle)).or_default().push(job));
     end(machine, library)

@@ -222,7 +222,9 @@ fn collective(comm: &Comm, one: &Collective, send: &View, recv: &View) -> Result
 /// How the ranks' calls differ, if they do.
 fn divergence(cards: &[Card]) -> Option<String> {
     if let Some(rank) = cards.iter().position(|card| card[STALE] != 0) {
-        return Some(format!("rank {rank} runs a graph whose window was deregistered"));
+        return Some(format!(
+            "rank {rank} runs work whose window was deregistered after it was enqueued or captured"
+        ));
     }
     let (odd, usual) = odd_one(cards)?;
     let (a, b) = (&cards[odd], &cards[usual]);

@@ -52,11 +52,32 @@ fn add_init(
     let comm = init::create(machine, library, rank, size, device, config);
     // Known at once, so that another thread can abort the init.
     out.set(comm.handle as ncclComm_t);
-    let (machine_, library_, comm_) = (machine.clone(), library.clone(), comm.clone());
+    let pending = Pending { library: library.clone(), comm: comm.clone(), out, done: false };
+    let machine_ = machine.clone();
     let job = Box::new(move || {
-        init::meet(&machine_, &library_, &comm_, id).inspect_err(|_| out.set(std::ptr::null_mut()))
+        let mut pending = pending;
+        init::meet(&machine_, &pending.library, &pending.comm, id)?;
+        pending.done = true;
+        Ok(())
     });
     group::add_job(machine, library, &comm, job)
+}
+
+/// A communicator whose init is queued. It is forgotten unless that ends well, or when the group never runs it.
+struct Pending {
+    library: Arc<Library>,
+    comm: Arc<Comm>,
+    out: Out<ncclComm_t>,
+    done: bool,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.done {
+            self.library.remove(&self.comm);
+            self.out.set(std::ptr::null_mut());
+        }
+    }
 }
 
 /// The device of the calling thread.
@@ -239,20 +260,25 @@ pub(super) unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult
     })
 }
 
-/// Waits for the rank's own work. A captured communicator cannot end before its graphs.
-fn finalize(comm: &Comm) -> Result {
-    let graphs = || comm.graphs.load(Ordering::SeqCst);
-    if comm.strict && graphs() > 0 {
-        return Err(Failure::usage(format!(
-            "{} live graphs hold work of {comm}: destroy them first (a real communicator waits for them for ever)",
-            graphs()
-        )));
+/// Refuses to end a captured communicator before its graphs: a real one waits for them for ever.
+fn check_graphs(comm: &Comm) -> Result {
+    match comm.graphs.load(Ordering::SeqCst) {
+        0 => Ok(()),
+        _ if !comm.strict => Ok(()),
+        graphs => Err(Failure::usage(format!(
+            "{graphs} live graphs hold work of {comm}: destroy them first (a real communicator waits for them for ever)"
+        ))),
     }
+}
+
+/// Waits for the rank's own work and graphs, and takes no more.
+fn finalize(comm: &Comm) -> Result {
+    check_graphs(comm)?;
     comm.finalize();
     comm.wait(
         Plane::Stream,
         || format!("the work and the graphs of {comm}"),
-        || graphs() == 0 && comm.queue.is_idle(),
+        || comm.graphs.load(Ordering::SeqCst) == 0 && comm.queue.is_idle(),
     )?;
     Ok(())
 }
@@ -264,7 +290,9 @@ pub(super) unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_
         }
         let comm = library.comm(comm)?;
         if comm.is_ready() && !comm.is_aborted() && !comm.is_revoked() && !comm.is_finalized() {
-            finalize(&comm)?;
+            check_graphs(&comm)?;
+            // Work that was aborted, or whose peers are gone, ends too.
+            let _ = finalize(&comm);
         }
         comm.depart();
         library.remove(&comm);
@@ -278,6 +306,11 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
             return Ok(());
         }
         let comm = library.comm(comm)?;
+        if comm.release < 22200 && comm.calls.load(Ordering::SeqCst) > 0 {
+            machine.misuse(format!(
+                "ncclCommAbort of {comm} while another thread is inside it: releases below 2.22 free it at once"
+            ));
+        }
         comm.abort();
         // From 2.22 the flag rises at once and a group frees at its end.
         if comm.release >= 22200 && group::forget_at_end(machine, &comm) {
