@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use process_group::store::{Store, StoreError};
+use process_group::{
+    ProcessGroup,
+    store::{Store, StoreError},
+};
 
 use crate::agreement::PoolId;
 
@@ -81,6 +84,16 @@ impl Domain {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// The domain of a process group's members, known by the group's number and by the ranks of the job. Its pools
+    /// can be committed for the group and for every subgroup of it.
+    ///
+    /// # Errors
+    /// [`DomainError::Store`].
+    pub fn of(group: &ProcessGroup) -> Result<Self, DomainError> {
+        let (uid, rank) = (group.id().uid, rank_of(group.global_rank()));
+        Self::new(Arc::new(group.store()), uid, rank, ranks_of(group))
+    }
+
     /// The domain's number.
     pub fn uid(&self) -> u64 {
         self.inner.uid
@@ -105,6 +118,16 @@ impl Domain {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
         PoolId { domain: self.inner.uid, generation: self.inner.generation, pool }
     }
+}
+
+/// The members of a process group as ranks of a domain.
+pub(crate) fn ranks_of(group: &ProcessGroup) -> Vec<u32> {
+    group.global_ranks().into_iter().map(rank_of).collect()
+}
+
+/// A job has fewer ranks than that.
+fn rank_of(rank: usize) -> u32 {
+    u32::try_from(rank).unwrap_or(u32::MAX)
 }
 
 impl std::fmt::Debug for Domain {

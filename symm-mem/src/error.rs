@@ -11,7 +11,7 @@ use crate::agreement::{GroupId, Malformed, Poison, Refusal};
 #[non_exhaustive]
 pub enum CommitError {
     /// Nothing was registered, on no member. The group is as it was before and can commit again.
-    #[error("commit of {group} refused on all members: {refusal}")]
+    #[error("commit of group {group} refused on all members: {refusal}")]
     Refused {
         /// The group.
         group: GroupId,
@@ -19,7 +19,7 @@ pub enum CommitError {
         refusal: Refusal,
     },
     /// The group is dead, on all members: abort its communicator, and make it anew in its next epoch.
-    #[error("{group} is poisoned on all members: {poison}")]
+    #[error("group {group} is poisoned on all members: {poison}")]
     Poisoned {
         /// The group.
         group: GroupId,
@@ -27,7 +27,7 @@ pub enum CommitError {
         poison: Poison,
     },
     /// The store failed, so that this member does not know what the others decided; they will miss it.
-    #[error("commit of {group} could not reach the store{}", if *poisoned {
+    #[error("commit of group {group} could not reach the store{}", if *poisoned {
         " after the decision to register, so the group is poisoned"
     } else {
         ""
@@ -43,7 +43,7 @@ pub enum CommitError {
     /// The group has members that have promised nothing about the pool's allocations. Every member finds that by
     /// itself.
     #[error(
-        "{group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
+        "group {group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
          union of all groups that are to share the pool"
     )]
     GroupOutsideDomain {
@@ -56,7 +56,7 @@ pub enum CommitError {
     },
     /// What stands in the store is no decision.
     #[error(
-        "what stands in the store for {group} cannot be read: does another program write under its keys?"
+        "what stands in the store for group {group} cannot be read: does another program write under its keys?"
     )]
     Unreadable {
         /// The group.
@@ -65,7 +65,7 @@ pub enum CommitError {
         source: Malformed,
     },
     /// The commit's machine was driven wrongly: a bug of this crate.
-    #[error("the commit of {group} was driven out of step; this is a bug of symm-mem")]
+    #[error("the commit of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group.
         group: GroupId,

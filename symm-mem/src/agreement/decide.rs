@@ -4,6 +4,8 @@
 //! the store keeps. That they are functions of the set of records, and not of the order in which these came,
 //! is what makes the error the same whoever computed it.
 
+use process_group::group::GroupId;
+
 use super::{
     record::{Policy, Readiness, Record, Segment, WindowSupport},
     refusal::{Capability, Identity, NoWindows, Poison, Refusal, Shape},
@@ -185,7 +187,7 @@ fn unready(records: &[&Record]) -> Option<Refusal> {
 }
 
 fn outstanding(records: &[&Record]) -> Option<Refusal> {
-    let mut groups: Vec<u64> =
+    let mut groups: Vec<GroupId> =
         records.iter().flat_map(|record| &record.enqueued).map(|enqueued| enqueued.group).collect();
     groups.sort_unstable();
     groups.dedup();

@@ -27,9 +27,9 @@ mod tests;
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
+pub use process_group::group::GroupId;
 pub use record::{
-    Capabilities, Enqueued, GroupId, LogPoint, Place, Policy, PoolId, Readiness, Record, Segment,
-    WindowSupport,
+    Capabilities, Enqueued, LogPoint, Place, Policy, PoolId, Readiness, Record, Segment, WindowSupport,
 };
 pub use refusal::{Absentee, Capability, Identity, NoWindows, Poison, Refusal, Shape};
 pub use search::Range;

@@ -2,32 +2,14 @@
 
 use std::fmt;
 
+use process_group::group::GroupId;
+
 use super::{
     refusal::Poison,
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 
-/// A group of ranks in one life: the group's number in its world, and how often its communicator was made.
-///
-/// Communicator pointers and names come back; this pair does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId {
-    /// The group's number; the order in which several groups are processed.
-    pub uid: u64,
-    /// How often the group's communicator was made anew.
-    pub epoch: u64,
-}
 wire_struct!(GroupId { uid, epoch });
-
-impl fmt::Display for GroupId {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "group {}", self.uid)?;
-        if self.epoch != 0 {
-            write!(out, " (epoch {})", self.epoch)?;
-        }
-        Ok(())
-    }
-}
 
 /// A pool: the domain's number, which life of the domain, and the pool's number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,8 +128,8 @@ wire_struct!(Capabilities { library, windows });
 /// How much a group has been given to do on the rank's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Enqueued {
-    /// The group's number.
-    pub group: u64,
+    /// The group.
+    pub group: GroupId,
     /// How many operations have been enqueued.
     pub operations: u64,
 }

@@ -1,5 +1,7 @@
 //! Why a commit ends without windows, in the words that every member is given.
 
+use process_group::group::GroupId;
+
 use super::{
     history::Divergence,
     record::{LogPoint, Place, Policy},
@@ -157,7 +159,7 @@ pub enum Refusal {
     )]
     CollectivesOutstanding {
         /// The group whose operations they are.
-        group: u64,
+        group: GroupId,
         /// How many operations each rank has enqueued.
         operations: Split<u64>,
     },
@@ -418,7 +420,7 @@ fn describe_missing(missing: &[Absentee]) -> String {
         .iter()
         .map(|Side { value, ranks }| match value {
             Some(Place { group, round }) => {
-                format!("{}: last seen entering commit {round} of {group}", Ranks(ranks))
+                format!("{}: last seen entering commit {round} of group {group}", Ranks(ranks))
             }
             None => format!("{}: never seen committing this pool", Ranks(ranks)),
         })

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use process_group::group::GroupId;
+
 use super::{
     hash::chain,
     machine::{Commit, Conclusion, Ending},
-    record::{Capabilities, Enqueued, GroupId, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Poison,
 };
 

@@ -65,7 +65,7 @@ fn record() -> impl Strategy<Value = Record> {
                 capabilities,
                 enqueued: enqueued
                     .into_iter()
-                    .map(|(group, operations)| Enqueued { group, operations })
+                    .map(|(uid, operations)| Enqueued { group: GroupId { uid, epoch: 0 }, operations })
                     .collect(),
                 address_space_left,
                 committed: logs.0,
@@ -305,7 +305,10 @@ fn a_group_of_one_needs_no_window() {
 
 #[test]
 fn texts_of_nothing_do_not_fail() {
-    let empty = Refusal::CollectivesOutstanding { group: 1, operations: Split { sides: Vec::new() } };
+    let empty = Refusal::CollectivesOutstanding {
+        group: GroupId { uid: 1, epoch: 0 },
+        operations: Split { sides: Vec::new() },
+    };
     assert!(!empty.to_string().is_empty());
     assert!(!Refusal::CommitTimeout { missing: Vec::new(), waited_ms: 0 }.to_string().is_empty());
 }

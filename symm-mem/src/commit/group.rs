@@ -1,8 +1,10 @@
 //! What a commit needs of a group.
 
-use process_group::ProcessGroup;
-use process_group::comm::Communicator;
-use process_group::group::enqueued_on;
+use process_group::{
+    ProcessGroup,
+    comm::{Communicator, WindowsUnsupported},
+    group::enqueued_on,
+};
 
 use crate::agreement::{Enqueued, GroupId};
 
@@ -17,9 +19,42 @@ pub trait SymmetricGroup: Sync {
     /// Its communicator.
     fn communicator(&self) -> &Communicator;
 
+    /// Whether the group can have windows.
+    ///
+    /// # Errors
+    /// The reason why not.
+    fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
+        self.communicator().windows_supported()
+    }
+
     /// How much each group has been given to do on this rank's device, as far as that is counted.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
+    }
+}
+
+impl SymmetricGroup for ProcessGroup {
+    fn id(&self) -> GroupId {
+        self.id()
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        crate::domain::ranks_of(self)
+    }
+
+    fn communicator(&self) -> &Communicator {
+        self.communicator()
+    }
+
+    fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
+        self.windows_supported()
+    }
+
+    fn enqueued(&self) -> Vec<Enqueued> {
+        enqueued_on(self.context().device())
+            .into_iter()
+            .map(|counted| Enqueued { group: counted.id, operations: counted.sequence })
+            .collect()
     }
 }
 
@@ -45,25 +80,5 @@ impl SymmetricGroup for CommunicatorGroup<'_> {
 
     fn communicator(&self) -> &Communicator {
         self.communicator
-    }
-}
-
-impl SymmetricGroup for ProcessGroup {
-    fn id(&self) -> GroupId {
-        let id = Self::id(self);
-        GroupId { uid: id.uid, epoch: id.epoch }
-    }
-
-    fn ranks(&self) -> Vec<u32> {
-        self.global_ranks().into_iter().map(|rank| rank as u32).collect()
-    }
-
-    fn communicator(&self) -> &Communicator {
-        Self::communicator(self)
-    }
-
-    fn enqueued(&self) -> Vec<Enqueued> {
-        let groups = enqueued_on(self.context().device());
-        groups.into_iter().map(|group| Enqueued { group: group.id.uid, operations: group.sequence }).collect()
     }
 }

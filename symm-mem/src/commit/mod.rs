@@ -194,7 +194,7 @@ impl SymmetricPool {
                 Err(error) => Readiness::Failed { ordinal: None, cause: error.to_string() },
             }
         };
-        let windows = match communicator.windows_supported() {
+        let windows = match group.windows_supported() {
             Ok(()) => WindowSupport::Available,
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
         };
