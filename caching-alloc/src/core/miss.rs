@@ -77,7 +77,7 @@ impl Shard {
         }
         let replace = self.device.settings.replace_idle && matches!(self.pool.kind, PoolKind::Cached);
         if replace && class == SizeClass::Large && !self.device.is_collective(self.stream) {
-            self.device.release_shard(growth, self, generous);
+            self.device.release_shard(growth, self, Some(class), generous);
         }
         if let Some(block) = self.grow(growth, request, class, generous)? {
             return Ok(block);

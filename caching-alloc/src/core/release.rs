@@ -1,10 +1,8 @@
 //! Giving memory back: cached segments, and what the last block of a dropped pool leaves.
 
-use std::sync::Arc;
-
 use super::device::{Device, Growth};
 use super::error::{Fault, chain};
-use super::segment::Segment;
+use super::segment::{Segment, SizeClass};
 use super::shard::Shard;
 
 impl Device {
@@ -18,18 +16,24 @@ impl Device {
             if left == 0 {
                 break;
             }
-            self.release_shard(growth, &shard, left);
+            self.release_shard(growth, &shard, None, left);
         }
         gone(self)
     }
 
-    /// Gives back a shard's segments without blocks, until `wanted` bytes have gone.
-    pub(super) fn release_shard(&self, growth: &mut Growth, shard: &Arc<Shard>, wanted: u64) {
+    /// Gives back a shard's segments without blocks, of one class or of both, until `wanted` bytes have gone.
+    pub(super) fn release_shard(
+        &self,
+        growth: &mut Growth,
+        shard: &Shard,
+        class: Option<SizeClass>,
+        wanted: u64,
+    ) {
         let stays = shard.pool.is_symmetric() || shard.pool.is_frozen();
         if stays || self.events.is_capturing(shard.stream).unwrap_or(false) {
             return;
         }
-        let segments = shard.state.lock().withdraw_all(wanted);
+        let segments = shard.state.lock().withdraw_all(class, wanted);
         if segments.is_empty() {
             return;
         }
@@ -49,13 +53,17 @@ impl Device {
 
 impl super::shard::ShardState {
     /// Takes out segments that are free, newest first, until they have `wanted` bytes.
-    fn withdraw_all(&mut self, wanted: u64) -> Vec<Segment> {
+    fn withdraw_all(&mut self, class: Option<SizeClass>, wanted: u64) -> Vec<Segment> {
         self.drain();
         let mut bytes = 0;
         let mut segments = Vec::new();
         for ordinal in (0..self.segments.len()).rev() {
             if bytes >= wanted {
                 break;
+            }
+            let fits = |segment: &Segment| class.is_none_or(|class| segment.class() == class);
+            if !self.segments[ordinal].as_ref().is_some_and(fits) {
+                continue;
             }
             if let Some(segment) = self.withdraw(ordinal) {
                 bytes += segment.bytes();
