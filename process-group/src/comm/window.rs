@@ -343,6 +343,13 @@ impl Communicator {
         self.config().window_facts.decide(&shared.nccl, shared.context.driver().version(), shared.place.size)
     }
 
+    /// How many bytes of this rank's memory are windows of the communicator: what they take of its symmetric address
+    /// space, which is as large as the largest member's device memory, rounded up to 4 GiB.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.shared().windows().live.iter().map(|(_, _, bytes)| *bytes as u64).sum()
+    }
+
     /// Keeps `memory` until the communicator is gone: for memory that its windows reach, so that no window outlives
     /// what it shows.
     pub fn keep(&self, memory: Arc<dyn Any + Send + Sync>) {

@@ -205,7 +205,7 @@ impl SymmetricPool {
             readiness,
             capabilities: Capabilities { library, windows },
             enqueued: group.enqueued(),
-            address_space_left: None,
+            address_space_left: address_space_left(communicator),
             log,
             log_since,
             segments,
@@ -339,6 +339,14 @@ impl Local for Member<'_> {
             }
         }
     }
+}
+
+/// What windows may still take of the communicator's symmetric address space, in bytes, as far as this rank knows:
+/// NCCL reserves the largest device memory among the members, rounded up to 4 GiB.
+fn address_space_left(communicator: &Communicator) -> Option<u64> {
+    const STEP: u64 = 4 << 30;
+    let total = communicator.context().device().total_memory().ok()? as u64;
+    Some(total.next_multiple_of(STEP).saturating_sub(communicator.window_bytes()))
 }
 
 fn segment(segment: &SymmetricSegment) -> Segment {

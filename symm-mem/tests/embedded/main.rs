@@ -4,7 +4,7 @@ mod job;
 
 use cuda_driver::graph::CaptureMode;
 use gpu_sim::{Action, Injection};
-use job::{options, run, soon};
+use job::{options, run, run_on_one_thread, soon};
 use process_group::comm;
 use symm_mem::{
     CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, Refusal,
@@ -29,14 +29,13 @@ fn groups_share_a_pool_and_reduce_from_its_windows() {
             let pool = rank.pool();
             let buckets: Vec<_> = (0..3).map(|_| pool.allocate(1 << 20).expect("there is room")).collect();
             let groups = rank.groups();
-            let views = groups.map(|group| group.view());
-            let commits: Vec<_> = views.iter().map(|view| (&pool, view as &dyn SymmetricGroup)).collect();
+            let commits = groups.map(|group| (&pool, group as &dyn SymmetricGroup));
             for result in &commit_all(&commits, options()) {
                 assert_eq!(windows(result), (2, 2), "{result:?}");
             }
             for (bucket, group) in buckets.iter().zip(groups) {
                 rank.sum(bucket, group);
-                let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id).expect("in one segment");
+                let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id()).expect("in one segment");
                 let found = found.expect("in the pool");
                 assert_eq!(found.placement, bucket.placement());
                 assert!(matches!(found.standing, Standing::Window { .. }), "{found:?}");
@@ -45,13 +44,13 @@ fn groups_share_a_pool_and_reduce_from_its_windows() {
             // The pool grows; only what is new is registered, and a commit of nothing new registers nothing.
             let more = pool.allocate(6 << 20).expect("there is room");
             let pending =
-                pool.lookup(more.ptr(), 4, rank.world.id).expect("in one segment").expect("in the pool");
+                pool.lookup(more.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
             assert_eq!(pending.standing, Standing::Pending);
-            let grown = pool.commit(&rank.world.view(), options());
+            let grown = pool.commit(&rank.world, options());
             assert_eq!(windows(&grown), (1, 3));
-            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (0, 3));
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (0, 3));
             rank.sum(&more, &rank.world);
-            let past = pool.lookup(more.ptr(), 1 << 30, rank.world.id);
+            let past = pool.lookup(more.ptr(), 1 << 30, rank.world.id());
             assert!(matches!(past, Err(LookupError::SpansSegments { .. })), "{past:?}");
 
             // The windows outlive the pool and its blocks, and the memory outlives the windows.
@@ -74,8 +73,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
             let commit = |policy| {
-                let views = rank.groups().map(|group| group.view());
-                let commits: Vec<_> = views.iter().map(|view| (&pool, view as &dyn SymmetricGroup)).collect();
+                let commits = rank.groups().map(|group| (&pool, group as &dyn SymmetricGroup));
                 commit_all(&commits, options().policy(policy))
             };
             assert!(commit(Policy::Strict).iter().all(|result| windows(result) == (1, 1)));
@@ -83,7 +81,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
 
             let results = commit(Policy::Strict);
             for (group, result) in rank.groups().iter().zip(&results) {
-                assert_eq!(result.is_err(), group.ranks.contains(&2), "{result:?}");
+                assert_eq!(result.is_err(), group.global_ranks().contains(&2), "{result:?}");
             }
             // What was committed before still works in all groups; and the prefix, nothing new, can be committed.
             for group in rank.groups() {
@@ -91,7 +89,10 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
             }
             for (group, result) in rank.groups().iter().zip(commit(Policy::Prefix)) {
                 let report = result.expect("a prefix can always be committed");
-                assert_eq!((report.windows, report.pending.is_some()), (1, group.ranks.contains(&2)));
+                assert_eq!(
+                    (report.windows, report.pending.is_some()),
+                    (1, group.global_ranks().contains(&2))
+                );
             }
             drop((extra, bucket, pool));
             rank.leave();
@@ -124,15 +125,15 @@ fn a_release_without_windows_is_a_uniform_fallback() {
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
-            let report = pool.commit(&rank.world.view(), options()).expect("the ranks agree");
+            let report = pool.commit(&rank.world, options()).expect("the ranks agree");
             assert_eq!((report.new_segments, report.windows), (1, 0));
             let found =
-                pool.lookup(bucket.ptr(), 4, rank.world.id).expect("in one segment").expect("in the pool");
+                pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
             assert_eq!(found.standing, Standing::Agreed);
             rank.sum(&bucket, &rank.world);
             // A difference is found all the same.
             let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));
-            let error = pool.commit(&rank.world.view(), options()).expect_err("rank 2 differs");
+            let error = pool.commit(&rank.world, options()).expect_err("rank 2 differs");
             assert_eq!(error.name(), "SegmentCountMismatch");
             drop((extra, bucket, pool));
             rank.leave();
@@ -153,11 +154,11 @@ fn a_group_of_one_needs_no_window() {
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
-            let report = pool.commit(&rank.dp.view(), options()).expect("it agrees with itself");
+            let report = pool.commit(&rank.dp, options()).expect("it agrees with itself");
             assert_eq!((report.segments, report.windows), (1, 0));
             assert_eq!(report.without, Some(NoWindows::SingleMember {}));
             rank.sum(&bucket, &rank.dp);
-            assert_eq!(windows(&pool.commit(&rank.tp.view(), options())), (1, 1));
+            assert_eq!(windows(&pool.commit(&rank.tp, options())), (1, 1));
             rank.sum(&bucket, &rank.tp);
             drop((bucket, pool));
             rank.leave();
@@ -174,7 +175,7 @@ fn a_captured_graph_reduces_from_windows_and_keeps_its_blocks() {
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
-            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (1, 1));
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
 
             let mut capture = pool.begin_capture();
             capture.uses(&bucket);
@@ -183,7 +184,7 @@ fn a_captured_graph_reduces_from_windows_and_keeps_its_blocks() {
             rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.world);
             let grown = pool.allocate(64 << 20).expect_err("the pool is frozen");
             assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
-            let refused = pool.commit(&rank.world.view(), options()).expect_err("both ranks capture");
+            let refused = pool.commit(&rank.world, options()).expect_err("both ranks capture");
             let ranks = vec![0, 1];
             assert_eq!(refused.refusal(), Some(&Refusal::CommitDuringCapture { ranks }));
             let graph = recording.end().and_then(|graph| graph.instantiate()).expect("the capture is valid");
@@ -216,21 +217,22 @@ fn one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all() {
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
-            let open = (rank.rank == 1).then(|| comm::Group::begin(&rank.nccl).expect("none is open"));
-            let error = pool.commit(&rank.world.view(), options()).expect_err("rank 1 is inside a group");
+            let open = (rank.rank == 1).then(|| comm::Group::begin(rank.world.nccl()).expect("none is open"));
+            let error = pool.commit(&rank.world, options()).expect_err("rank 1 is inside a group");
             assert_eq!(error.refusal(), Some(&Refusal::CommitInsideGroup { ranks: vec![1] }));
             if let Some(open) = open {
                 open.finish().expect("it is empty");
             }
 
-            let world = rank.world.view();
-            let wide = CommunicatorGroup { id: GroupId { uid: 7, epoch: 0 }, ranks: vec![0, 5], ..world };
+            let communicator = rank.world.communicator();
+            let id = GroupId { uid: 77, epoch: 0 };
+            let wide = CommunicatorGroup { id, ranks: vec![0, 5], communicator };
             let error = pool.commit(&wide, options()).expect_err("rank 5 has promised nothing");
             assert!(
                 matches!(&error, CommitError::GroupOutsideDomain { outside, .. } if outside == &[5]),
                 "{error}"
             );
-            assert_eq!(windows(&pool.commit(&rank.world.view(), options())), (1, 1));
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
             drop((bucket, pool));
             rank.leave();
         },
@@ -247,24 +249,76 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate(1 << 20).expect("there is room");
-            let error = pool.commit(&rank.world.view(), options()).expect_err("a registration fails");
-            let poison = pool.poison(rank.world.id);
+            let error = pool.commit(&rank.world, options()).expect_err("a registration fails");
+            let poison = pool.poison(rank.world.id());
             assert!(matches!(poison, Some(Poison::RegistrationFailed { .. })), "{poison:?}");
             // Whoever tries again is told at once, and by all members together.
-            let again = pool.commit(&rank.world.view(), options()).expect_err("the group is dead");
+            let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
             assert_eq!(again.name(), "RegistrationFailed");
             // The other groups go on.
-            let report = pool.commit(&rank.dp.view(), options());
+            let report = pool.commit(&rank.dp, options());
             assert!(report.is_ok(), "{report:?}");
             rank.sum(&bucket, &rank.dp);
             let job::Rank { world, tp, dp, .. } = rank;
             for group in [tp, dp] {
-                group.communicator.destroy(soon()).expect("all ranks leave");
+                group.destroy(soon()).expect("all ranks leave");
             }
-            let _ = world.communicator.abort(soon());
+            let _ = world.abort(soon());
             error.to_string()
         },
     );
     assert_eq!(errors[0], errors[1]);
     assert!(errors[0].contains("RegistrationFailed"), "{}", errors[0]);
+}
+
+#[test]
+fn unequal_numbers_of_collectives_are_refused_before_anything_waits() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            rank.fill(&bucket);
+            if rank.rank == 0 {
+                rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
+            }
+            let error = pool.commit(&rank.world, options()).expect_err("rank 1 has not enqueued its part");
+            let Some(Refusal::CollectivesOutstanding { group, operations }) = error.refusal() else {
+                panic!("{error}")
+            };
+            assert_eq!((*group, operations.sides.len()), (rank.tp.id(), 2));
+            if rank.rank == 1 {
+                rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
+            }
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+            rank.stream.synchronize().expect("the work is done");
+            rank.check(&bucket, &rank.tp);
+            drop((bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn one_thread_commits_for_all_ranks() {
+    run_on_one_thread(
+        4,
+        NCCL_2_28_9,
+        |_| {},
+        |ranks| {
+            let pools: Vec<_> = ranks.iter().map(job::Rank::pool).collect();
+            let blocks: Vec<_> = pools.iter().map(|pool| pool.allocate(1 << 20)).collect();
+            let groups =
+                |(rank, pool)| job::Rank::groups(rank).map(|group| (pool, group as &dyn SymmetricGroup));
+            // In an order that would hang if it were taken as it is.
+            let commits: Vec<_> = ranks.iter().zip(&pools).flat_map(groups).rev().collect();
+            for result in &commit_all(&commits, options()) {
+                assert_eq!(windows(result), (1, 1));
+            }
+            drop((blocks, pools));
+            std::thread::scope(|scope| ranks.into_iter().for_each(|rank| drop(scope.spawn(|| rank.leave()))));
+        },
+    );
 }
