@@ -160,10 +160,7 @@ impl Device {
             wait.event = self.mark(wait.stream);
             return wait.event.is_some() && self.has_ended(wait);
         };
-        // No event of a stream that is being captured can be queried.
-        if self.events.is_capturing(wait.stream).unwrap_or(true) {
-            return false;
-        }
+        // An error, as over a stream that is being captured, tells nothing.
         let ended = self.events.query(event).unwrap_or(false);
         if ended {
             self.events.recycle(event);
