@@ -313,6 +313,25 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn collectives_of_a_group_see_the_windows_that_it_registers() {
+        let world = world_of(22809, 2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let buffer = rank.symmetric(2 * MIB);
+            let mut window = std::ptr::null_mut();
+            ok!(rank.rig, ncclGroupStart());
+            assert_eq!(rank.all_reduce(comm, buffer + rank.rank as u64 * 512, 1), OK);
+            ok!(rank.rig, ncclCommWindowRegister(comm.0, buffer as *mut c_void, 2 * MIB, &mut window, 1));
+            ok!(rank.rig, ncclGroupEnd());
+            rank.synchronize();
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage);
+            assert!(rank.rig.last_error().contains("window 0 at 0x200"), "{}", rank.rig.last_error());
+            assert_eq!(deregister(rank, comm, window as usize), OK);
+            rank.free_symmetric(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
     fn an_abort_gets_a_blocked_registration_out() {
         let world = world_of(22809, 2);
         let rig = Rig::new(&world);

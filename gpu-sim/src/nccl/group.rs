@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cuda_driver_sys::{CUgraphNodeType, CUstream};
 
+use super::collective::Shape;
 use super::comm::Comm;
 use super::error::{Failure, Result};
 use super::library::Library;
@@ -27,7 +28,8 @@ pub(crate) type Job = Box<dyn FnOnce() -> Result + Send>;
 /// What goes into a communicator's plan.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    Collective(Collective),
+    /// A collective, its send and its receive buffer.
+    Collective(Shape, u64, u64),
     Message(Message),
 }
 
@@ -188,7 +190,7 @@ fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>
     }
     for Draft { comm, operations, streams } in drafts {
         let join = (streams.len() > 1).then(|| Join::new(&comm, streams.len() - 1));
-        let plan = Plan::new(&comm, steps(operations), capturing != 0, join.clone());
+        let plan = Plan::new(&comm, steps(&comm, operations), capturing != 0, join.clone());
         let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL;
         streams[0].enqueue(machine, kind, Arc::new(plan)).map_err(cuda)?;
         if let Some(join) = join {
@@ -201,12 +203,14 @@ fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>
 }
 
 /// Collectives in their order, then all messages together.
-fn steps(operations: Vec<Operation>) -> Vec<Step> {
+fn steps(comm: &Comm, operations: Vec<Operation>) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut messages = Vec::new();
     for operation in operations {
         match operation {
-            Operation::Collective(one) => steps.push(Step::Collective(one)),
+            Operation::Collective(shape, send, recv) => {
+                steps.push(Step::Collective(Collective::bind(comm, shape, send, recv)));
+            }
             Operation::Message(message) => messages.push(message),
         }
     }

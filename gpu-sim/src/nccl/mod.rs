@@ -21,6 +21,9 @@
 //! shared memory, so a killed process leaves ranks that wait, as with the real library, and nothing else; results
 //! do not depend on timing, thread count or rank. A strict world turns every difference between ranks into an error
 //! on all of them; a faithful one hangs where the real library hangs.
+//!
+//! Every device reaches every other, so communicators have window support; `NCCL_WIN_ENABLE=0` in the environment of
+//! a rank takes it away, as with the real library.
 
 mod abi;
 mod bootstrap;

@@ -35,7 +35,8 @@ struct Binding {
 }
 
 impl Collective {
-    pub(crate) fn new(comm: &Comm, shape: Shape, send: u64, recv: u64) -> Self {
+    /// Binds a call to what its buffers lie in now: windows that its group registers are there already.
+    pub(crate) fn bind(comm: &Comm, shape: Shape, send: u64, recv: u64) -> Self {
         let lengths = shape.lengths(comm.rank, comm.size);
         // The side that decides the path, by kind.
         let (sends, receives) = match shape.kind {

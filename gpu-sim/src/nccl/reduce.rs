@@ -231,33 +231,44 @@ trait Lane {
 integers!(i8, u8, i32, u32, i64, u64);
 floats!(f32, f64);
 
-macro_rules! halves {
-    ($($type:ty),*) => {$(
-        impl Lane for $type {
-            type Acc = f32;
+impl Lane for f16 {
+    type Acc = f32;
 
-            fn load(acc: &mut [f32], bytes: &[u8]) {
-                let mut halves = [<$type>::ZERO; BLOCK];
-                let halves = &mut halves[..acc.len()];
-                for (half, chunk) in halves.iter_mut().zip(bytes.chunks_exact(2)) {
-                    *half = <$type>::from_bits(u16::from_ne_bytes([chunk[0], chunk[1]]));
-                }
-                halves.convert_to_f32_slice(acc);
-            }
-
-            fn store(bytes: &mut [u8], acc: &[f32]) {
-                let mut halves = [<$type>::ZERO; BLOCK];
-                let halves = &mut halves[..acc.len()];
-                halves.convert_from_f32_slice(acc);
-                for (chunk, half) in bytes.chunks_exact_mut(2).zip(halves) {
-                    chunk.copy_from_slice(&half.to_bits().to_ne_bytes());
-                }
-            }
+    fn load(acc: &mut [f32], bytes: &[u8]) {
+        let mut halves = [f16::ZERO; BLOCK];
+        let halves = &mut halves[..acc.len()];
+        for (half, chunk) in halves.iter_mut().zip(bytes.chunks_exact(2)) {
+            *half = f16::from_bits(u16::from_ne_bytes([chunk[0], chunk[1]]));
         }
-    )*};
+        halves.convert_to_f32_slice(acc);
+    }
+
+    fn store(bytes: &mut [u8], acc: &[f32]) {
+        let mut halves = [f16::ZERO; BLOCK];
+        let halves = &mut halves[..acc.len()];
+        halves.convert_from_f32_slice(acc);
+        for (chunk, half) in bytes.chunks_exact_mut(2).zip(halves) {
+            chunk.copy_from_slice(&half.to_bits().to_ne_bytes());
+        }
+    }
 }
 
-halves!(f16, bf16);
+impl Lane for bf16 {
+    type Acc = f32;
+
+    // The upper half of an `f32`.
+    fn load(acc: &mut [f32], bytes: &[u8]) {
+        for (value, chunk) in acc.iter_mut().zip(bytes.chunks_exact(2)) {
+            *value = f32::from_bits(u32::from(u16::from_ne_bytes([chunk[0], chunk[1]])) << 16);
+        }
+    }
+
+    fn store(bytes: &mut [u8], acc: &[f32]) {
+        for (chunk, value) in bytes.chunks_exact_mut(2).zip(acc) {
+            chunk.copy_from_slice(&bf16::from_f32(*value).to_bits().to_ne_bytes());
+        }
+    }
+}
 
 #[cfg(test)]
 #[path = "reduce_tests.rs"]

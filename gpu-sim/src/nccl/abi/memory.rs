@@ -1,17 +1,18 @@
 //! Allocation, local registration, windows.
 
 use std::ffi::{c_int, c_void};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
 
 use super::{Out, call, queued};
 use crate::abi::Refusal;
-use crate::memory::{Access, GRANULARITY, MemoryError, round_up};
+use crate::memory::{Access, GRANULARITY, MemoryError, Physical, round_up};
 use crate::nccl::error::Failure;
 use crate::nccl::group;
 use crate::nccl::window::rules::Era;
 use crate::nccl::window::{Outcome, Registration, deregister};
+use crate::world::Machine;
 
 /// Flags of `ncclCommWindowRegister` by the release that has them.
 const FLAGS: [(u32, c_int); 4] = [(22703, 1), (22907, 2), (23203, 4), (23203, 8)];
@@ -33,22 +34,28 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: us
             .ok_or_else(|| Failure::argument(format!("{size} bytes are more than memory has")))?;
         let physical = machine.devices[device].arena.allocate(bytes, true).map_err(memory)?;
         let handle = machine.memory.handles().add(physical.clone());
-        let mut space = machine.memory.space();
-        let base = space.reserve(machine.memory.region(), bytes, 0, 0).map_err(memory)?;
-        let mapped = space.map(base, bytes, 0, handle, &physical);
+        let mapped = map(machine, handle, &physical);
         // The mapping keeps the memory.
         machine.memory.handles().release(handle).map_err(memory)?;
-        if let Err(error) = mapped {
-            space.unreserve(base, bytes).map_err(memory)?;
-            return Err(memory(error));
-        }
-        let everybody: Vec<_> = (0..machine.devices.len()).map(|device| (device, Access::all())).collect();
-        space.set_access(base, bytes, &everybody).map_err(memory)?;
-        drop(space);
+        let base = mapped.map_err(memory)?;
         library.allocations.lock().unwrap_or_else(PoisonError::into_inner).insert(base);
         out.set(base as *mut c_void);
         Ok(())
     })
+}
+
+/// Maps memory at fresh addresses, for all devices.
+fn map(machine: &Machine, handle: u64, physical: &Arc<Physical>) -> Result<u64, MemoryError> {
+    let bytes = physical.size();
+    let mut space = machine.memory.space();
+    let base = space.reserve(machine.memory.region(), bytes, 0, 0)?;
+    if let Err(error) = space.map(base, bytes, 0, handle, physical) {
+        space.unreserve(base, bytes)?;
+        return Err(error);
+    }
+    let everybody: Vec<_> = (0..machine.devices.len()).map(|device| (device, Access::all())).collect();
+    space.set_access(base, bytes, &everybody)?;
+    Ok(base)
 }
 
 pub(super) unsafe extern "C" fn ncclMemFree(pointer: *mut c_void) -> ncclResult_t {

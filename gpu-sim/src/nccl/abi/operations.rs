@@ -12,7 +12,6 @@ use crate::nccl::error::{Failure, Result};
 use crate::nccl::group::{self, Operation};
 use crate::nccl::library::Library;
 use crate::nccl::p2p::{Direction, Message};
-use crate::nccl::plan::Collective;
 use crate::nccl::reduce::{Element, Op};
 use crate::world::Machine;
 
@@ -48,8 +47,8 @@ impl Arguments {
             if shape.count == 0 {
                 return Ok(());
             }
-            let one = Collective::new(&comm, shape, self.send as u64, self.recv as u64);
-            add(machine, library, &comm, Operation::Collective(one), self.stream)
+            let operation = Operation::Collective(shape, self.send as u64, self.recv as u64);
+            add(machine, library, &comm, operation, self.stream)
         })
     }
 }
