@@ -1,4 +1,4 @@
-//! Where the workspace is, and how its tasks run `cargo`.
+//! Where the workspace is, how its tasks run `cargo`, how they say what went wrong.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +37,17 @@ fn cargo_path() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
 }
 
+/// An error and its causes in one text, each said once: many errors repeat their cause in their own words.
+pub(crate) fn explain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
+        }
+    }
+    text
+}
+
 /// A `cargo` command in the workspace's root.
 pub(crate) fn cargo(root: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(cargo_path());
@@ -63,4 +74,16 @@ pub(crate) fn line(command: &Command) -> String {
         .map(|word| word.to_string_lossy().into_owned())
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error =
+            anyhow::anyhow!("no such file").context("cannot read x: no such file").context("the demo");
+        assert_eq!(explain(&error), "the demo: cannot read x: no such file");
+    }
 }

@@ -6,6 +6,7 @@ use gpu_sim::World;
 use process_group::comm::Nccl;
 
 use super::options::Backend;
+use crate::shell::explain;
 
 /// Capacity of an embedded device, in bytes: that of a large GPU; the host pays for what is touched only.
 const CAPACITY: u64 = 140 << 30;
@@ -49,10 +50,10 @@ pub(crate) fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
     match (real(ranks), wanted) {
         (Ok(ranks), _) => Ok(Plan { backend: Backend::Cuda, ranks }),
         (Err(error), Backend::Cuda) => {
-            Err(error.context("--backend cuda: use --backend sim for the embedded device"))
+            Err(error.context("--backend cuda cannot run here (--backend sim takes the embedded device)"))
         }
         (Err(error), _) => {
-            eprintln!("on the embedded device, since: {error:#}");
+            eprintln!("on the embedded device, since: {}", explain(&error));
             Ok(Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) })
         }
     }

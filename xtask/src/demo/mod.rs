@@ -25,6 +25,8 @@ mod report;
 
 use std::process::ExitCode;
 
+use crate::shell::explain;
+
 pub(crate) use options::{Options, RankOptions};
 
 /// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
@@ -39,7 +41,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", explain(&error));
             if options.json {
                 println!("{}", report::failure(&error));
             }

@@ -15,6 +15,7 @@ use super::groups::{self, Group, Role};
 use super::options::RankOptions;
 use super::protocol::{Message, Reporter, Stage};
 use super::{buckets, diverge, launcher, reduce, replay};
+use crate::shell::explain;
 use crate::trace::Trace;
 
 /// A group of this rank, with its communicator.
@@ -64,7 +65,7 @@ pub(crate) fn run(options: &RankOptions) -> Result<()> {
     match work(options, &mut reporter) {
         Ok(()) => Ok(reporter.send(&Message::Finished)?),
         Err(error) => {
-            reporter.send(&Message::Failed { stage: reporter.stage(), error: format!("{error:#}") })?;
+            reporter.send(&Message::Failed { stage: reporter.stage(), error: explain(&error) })?;
             Err(error)
         }
     }

@@ -6,6 +6,8 @@ use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
+use crate::shell::explain;
+
 use super::groups::{Group, diverging_rank};
 use super::options::Backend;
 use super::protocol::{Committed, Message, Mode, Reduced, Replayed};
@@ -237,10 +239,10 @@ pub(crate) fn table(figures: &Figures) {
     for reason in reasons {
         println!("without windows: {reason}");
     }
-    for refusal in
-        figures.refused.values().map(|refusal| &refusal.text).collect::<std::collections::BTreeSet<_>>()
-    {
-        println!("caught: {refusal}");
+    for (number, group) in (0..).zip(&figures.groups) {
+        if let Some(refusal) = figures.of_group(number, &figures.refused).next() {
+            println!("caught in {group}: {}", refusal.text);
+        }
     }
     if let Some(after) = figures.detected_after_ms() {
         println!(
@@ -296,7 +298,7 @@ struct DivergenceReport<'a> {
 
 /// The figures as one line of JSON.
 pub(crate) fn json(figures: &Figures) -> String {
-    let error = figures.verdict().err().map(|error| format!("{error:#}"));
+    let error = figures.verdict().err().map(|error| explain(&error));
     let report = Report {
         ok: error.is_none(),
         error,
@@ -329,5 +331,5 @@ pub(crate) fn json(figures: &Figures) -> String {
 
 /// The line of JSON for a job that came to no figures.
 pub(crate) fn failure(error: &anyhow::Error) -> String {
-    serde_json::json!({ "ok": false, "error": format!("{error:#}") }).to_string()
+    serde_json::json!({ "ok": false, "error": explain(error) }).to_string()
 }
