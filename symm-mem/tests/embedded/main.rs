@@ -2,7 +2,7 @@
 
 mod job;
 
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::{graph::CaptureMode, sys::CUresult};
 use gpu_sim::{Action, Injection};
 use job::{options, run, run_on_one_thread, soon};
 use process_group::comm;
@@ -94,6 +94,10 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
                     (1, group.global_ranks().contains(&2))
                 );
             }
+            // Once the others have done the same, all agree again.
+            let extra = extra.unwrap_or_else(|| pool.allocate(20 << 20).expect("there is room"));
+            assert!(commit(Policy::Strict).iter().all(|result| windows(result) == (1, 2)));
+            rank.sum(&extra, &rank.world);
             drop((extra, bucket, pool));
             rank.leave();
             results
@@ -299,6 +303,32 @@ fn unequal_numbers_of_collectives_are_refused_before_anything_waits() {
             rank.leave();
         },
     );
+}
+
+#[test]
+fn a_rank_without_memory_is_named_to_all() {
+    let out_of_memory = Action::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY.0);
+    let results = run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(Injection::new("cuMemCreate", out_of_memory)),
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate_tagged(1 << 20, "first bucket");
+            let error = pool.commit(&rank.world, options()).expect_err("one rank has no segment");
+            let failed = bucket.is_err();
+            drop((bucket, pool));
+            rank.leave();
+            (failed, error.to_string())
+        },
+    );
+    assert!(results[0].0 != results[1].0, "one of them had no memory: {results:?}");
+    assert_eq!(results[0].1, results[1].1);
+    let failed = u32::from(results[1].0);
+    for part in ["SegmentCountMismatch", &format!("rank {failed}: was refused 1048576 bytes (first bucket)")]
+    {
+        assert!(results[0].1.contains(part), "{part:?} is not in {}", results[0].1);
+    }
 }
 
 #[test]
