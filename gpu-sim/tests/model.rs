@@ -180,7 +180,9 @@ fn run(cuda: &Cuda, calls: &[Call]) -> Result<(), TestCaseError> {
                 let code = cu!(cuda, cuMemUnmap(place(at), bytes(granules)));
                 let tiles = model.tile(at, granules);
                 expect(code, tiles.is_some())?;
-                tiles.into_iter().flatten().for_each(|base| drop(model.mapped.remove(&base)));
+                for base in tiles.into_iter().flatten() {
+                    model.mapped.remove(&base);
+                }
             }
             Call::Allow { at, granules, device, flags } => {
                 let right =

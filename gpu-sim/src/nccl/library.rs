@@ -9,6 +9,7 @@ use nccl_sys::ncclComm_t;
 use super::bootstrap::{Root, UniqueId, local::Meetings};
 use super::comm::Comm;
 use super::error::{Failure, Result};
+use super::window::Windows;
 use crate::sched::Scheduler;
 use crate::world::{Leak, Machine, Part};
 
@@ -64,8 +65,10 @@ impl Library {
         self.comms().insert(comm.handle, comm.clone());
     }
 
+    /// Forgets a communicator. Its windows let go of their memory, whoever still holds it.
     pub(crate) fn remove(&self, comm: &Comm) {
         self.comms().remove(&comm.handle);
+        *comm.windows.lock().unwrap_or_else(PoisonError::into_inner) = Windows::default();
     }
 
     /// Opens a meeting and returns its name.
