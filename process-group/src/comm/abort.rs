@@ -10,9 +10,9 @@ use std::{sync::Arc, time::Duration};
 use super::{
     CommError, Result,
     call::call,
-    communicator::Shared,
     group,
     service::{Service, Ticket},
+    shared::Shared,
 };
 use crate::store::Deadline;
 

@@ -3,121 +3,23 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicPtr, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicPtr, Ordering},
     },
 };
 
 use cuda_driver::Context;
-use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t, ncclResult_t};
+use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
     call::call,
     check::{ArgumentError, Place},
-    config::RawConfig,
-    gate::{Gate, Kind},
     group, reaper,
-    service::{Service, Ticket, Unkept},
-    window::Windows,
+    service::{Service, Ticket},
+    shared::{Seat, Serving, Shared},
 };
 use crate::store::Deadline;
-
-/// What a communicator is, shared between its owner, its service thread and those who may abort it.
-///
-/// It lives as long as NCCL may write to it: `handle` and the windows' cells are out-parameters.
-pub(crate) struct Shared {
-    /// Unique in the process; a total order for whoever needs several gates.
-    pub(crate) serial: u64,
-    pub(crate) nccl: Nccl,
-    pub(crate) context: Context,
-    pub(crate) place: Place,
-    pub(crate) gate: Gate,
-    /// NCCL's handle; null until NCCL has written it.
-    handle: Arc<AtomicPtr<ncclComm>>,
-    /// NCCL keeps the address of the name in it.
-    config: RawConfig,
-    windows: Mutex<Windows>,
-}
-
-impl Shared {
-    fn new(
-        seat: &Seat<'_>,
-        size: usize,
-        config: &Config,
-        raw: RawConfig,
-        handle: Arc<AtomicPtr<ncclComm>>,
-    ) -> Arc<Self> {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let rank = seat.rank;
-        let name = config.name.as_deref().unwrap_or("unnamed");
-        Arc::new(Self {
-            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-            nccl: seat.nccl.clone(),
-            context: seat.context.clone(),
-            place: Place { rank, size, release: seat.nccl.release() },
-            gate: Gate::new(format!("communicator {name} (rank {rank} of {size})")),
-            handle,
-            config: raw,
-            windows: Mutex::default(),
-        })
-    }
-
-    /// How errors call it.
-    pub(crate) fn name(&self) -> &str {
-        self.gate.name()
-    }
-
-    /// NCCL's handle. To be used only from inside the gate.
-    pub(crate) fn raw(&self) -> ncclComm_t {
-        self.handle.load(Ordering::Acquire)
-    }
-
-    /// Never held during a call of NCCL.
-    pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The communicator is gone: nothing reaches what its windows showed any more.
-    pub(crate) fn let_go(&self) {
-        let kept = std::mem::take(&mut self.windows().kept);
-        // Dropped here, with the lock released: memory may have much to tell when it goes.
-        drop(kept);
-    }
-
-    /// What went wrong in the background.
-    pub(crate) fn async_error(&self) -> Result<()> {
-        const CALL: &str = "ncclCommGetAsyncError";
-        let _observer = self.gate.observe(CALL)?;
-        let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
-        unsafe { call!(&self.nccl, self.name(), ncclCommGetAsyncError(self.raw(), &mut state)) }?;
-        self.judge(super::call::check(self.nccl.api(), CALL, self.name(), state))
-    }
-
-    /// Passes a result on, and closes the communicator for further calls if the error left it in an unknown state.
-    pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            if error.poisons() {
-                self.gate.poison(&error.to_string());
-            }
-        })
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// One rank's part in the making of a communicator.
-#[derive(Debug, Clone, Copy)]
-struct Seat<'a> {
-    nccl: &'a Nccl,
-    context: &'a Context,
-    rank: usize,
-}
 
 /// One rank's member of a communicator.
 ///
@@ -393,6 +295,15 @@ impl Communicator {
 
     /// Ends the communicator at once, whatever is enqueued or blocked. Every rank must abort it too.
     ///
+    /// It consumes the communicator, which has no use after:
+    /// ```compile_fail,E0382
+    /// # use process_group::{comm::{Communicator, Result}, store::Deadline};
+    /// fn end(communicator: Communicator, deadline: Deadline) -> Result<()> {
+    ///     communicator.abort(deadline)?;
+    ///     communicator.destroy(deadline)
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`CommError::Leaked`] when a call of this process did not come out of NCCL by the deadline, so that nothing
     /// could be freed.
@@ -443,47 +354,6 @@ impl Drop for Communicator {
     }
 }
 
-/// A call that the service thread makes.
-pub(crate) struct Serving<'a, T> {
-    shared: &'a Shared,
-    waiting_for: String,
-    ticket: Ticket<Result<T>>,
-}
-
-impl<'a, T: Send + 'static> Serving<'a, T> {
-    fn begin(
-        shared: &'a Arc<Shared>,
-        service: &Service,
-        call: &'static str,
-        waiting_for: String,
-        job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
-    ) -> Self {
-        let own = shared.clone();
-        let ticket = service.submit(move || {
-            let _entry = own.gate.enter(call, Kind::Collective, None)?;
-            let _current = own.context.enter()?;
-            let result = job(&own);
-            own.judge(result)
-        });
-        Self { shared, waiting_for, ticket }
-    }
-
-    /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted.
-    pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
-        let unkept = match self.ticket.wait(deadline) {
-            Ok(result) => return result,
-            Err(unkept) => unkept,
-        };
-        let waiting_for = match unkept {
-            Unkept::Late => self.waiting_for,
-            Unkept::Broken => format!("{}, but the service thread has died", self.waiting_for),
-        };
-        let communicator = self.shared.name().to_owned();
-        let late = CommError::DeadlineExceeded { communicator, waiting_for, waited: deadline.waited() };
-        self.shared.judge(Err(late))
-    }
-}
-
 /// A communicator in the making.
 struct Forming {
     shared: Arc<Shared>,
@@ -524,7 +394,7 @@ impl Forming {
         let waiting_for = format!("all {size} ranks to join with unique id {id}");
         let call = if seat.nccl.has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { "ncclCommInitRank" };
         let serving = Serving::begin(&shared, &service, call, waiting_for, move |shared| {
-            let (nccl, name, out) = (&shared.nccl, shared.name(), shared.handle.as_ptr());
+            let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
             if nccl.has(Feature::CONFIG) {
                 let mut settings = shared.config.copy();
                 // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
@@ -548,5 +418,22 @@ impl Forming {
         // begun to build one, or may still be at it.
         let communicator = Communicator { shared, service, config };
         result.map(|()| communicator)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ProcessGroup, comm::Window, group::Work};
+
+    #[test]
+    fn what_may_cross_threads_may() {
+        fn crosses<T: Send + Sync>() {}
+        crosses::<Communicator>();
+        crosses::<AbortHandle>();
+        crosses::<Window>();
+        crosses::<ProcessGroup>();
+        crosses::<Work>();
+        crosses::<CommError>();
     }
 }

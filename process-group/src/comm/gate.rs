@@ -47,6 +47,8 @@ struct State {
     group: Option<ThreadId>,
     /// Threads that only look, beside whoever is inside.
     observers: usize,
+    /// Threads that wait for a change: to wake nobody costs a call of the system too.
+    waiting: usize,
 }
 
 /// The gate of one communicator.
@@ -60,7 +62,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// An open gate; `communicator` is how errors call its owner.
     pub(crate) fn new(communicator: String) -> Self {
-        let state = State { phase: Phase::Open, inside: None, group: None, observers: 0 };
+        let state = State { phase: Phase::Open, inside: None, group: None, observers: 0, waiting: 0 };
         Self { communicator, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -72,6 +74,33 @@ impl Gate {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every change of the state is one assignment, so a panic elsewhere leaves it consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of the state after a change, and wakes those who wait for one.
+    fn changed(&self, state: MutexGuard<'_, State>) {
+        let waiting = state.waiting > 0;
+        drop(state);
+        if waiting {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for a change.
+    fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Option<Deadline>,
+    ) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = match deadline {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(deadline) => {
+                let waited = self.changed.wait_timeout(state, deadline.remaining());
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.waiting -= 1;
+        state
     }
 
     fn admitted(&self, state: &State, call: &'static str) -> Result<()> {
@@ -115,22 +144,11 @@ impl Gate {
             if kind == Kind::Enqueue && held_by_other && group::is_open() {
                 return Err(CommError::GroupConflict { call, communicator: self.communicator.clone() });
             }
-            match deadline {
-                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) if deadline.expired() => {
-                    let waited = deadline.waited();
-                    return Err(CommError::Busy {
-                        call,
-                        communicator: self.communicator.clone(),
-                        busy_with,
-                        waited,
-                    });
-                }
-                Some(deadline) => {
-                    let waited = self.changed.wait_timeout(state, deadline.remaining());
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
+            if let Some(deadline) = deadline.filter(Deadline::expired) {
+                let (communicator, waited) = (self.communicator.clone(), deadline.waited());
+                return Err(CommError::Busy { call, communicator, busy_with, waited });
             }
+            state = self.wait(state, deadline);
         }
         state.inside = Some(call);
         Ok(Entry { gate: self })
@@ -154,8 +172,9 @@ impl Gate {
 
     /// The calling thread's group has ended.
     pub(crate) fn leave_group(&self) {
-        self.lock().group = None;
-        self.changed.notify_all();
+        let mut state = self.lock();
+        state.group = None;
+        self.changed(state);
     }
 
     /// Lets in nothing but an abort from now on. The first reason stays.
@@ -164,8 +183,7 @@ impl Gate {
         if matches!(state.phase, Phase::Open) {
             state.phase = Phase::Poisoned(reason.into());
         }
-        drop(state);
-        self.changed.notify_all();
+        self.changed(state);
     }
 
     /// Lets in nothing from now on. `false` if that was so already, and then nothing changes.
@@ -175,8 +193,7 @@ impl Gate {
         if first {
             state.phase = Phase::Closed(how.into());
         }
-        drop(state);
-        self.changed.notify_all();
+        self.changed(state);
         first
     }
 
@@ -190,8 +207,7 @@ impl Gate {
         let mut state = self.lock();
         self.admitted(&state, call)?;
         state.phase = Phase::Closed(how.into());
-        drop(state);
-        self.changed.notify_all();
+        self.changed(state);
         Ok(())
     }
 
@@ -208,8 +224,7 @@ impl Gate {
             if deadline.expired() {
                 return Err(held);
             }
-            let waited = self.changed.wait_timeout(state, deadline.remaining());
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = self.wait(state, Some(deadline));
         }
     }
 
@@ -233,8 +248,9 @@ impl fmt::Debug for Entry<'_> {
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.gate.lock().inside = None;
-        self.gate.changed.notify_all();
+        let mut state = self.gate.lock();
+        state.inside = None;
+        self.gate.changed(state);
     }
 }
 
@@ -246,8 +262,9 @@ pub(crate) struct Observer<'a> {
 
 impl Drop for Observer<'_> {
     fn drop(&mut self) {
-        self.gate.lock().observers -= 1;
-        self.gate.changed.notify_all();
+        let mut state = self.gate.lock();
+        state.observers -= 1;
+        self.gate.changed(state);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, marker::PhantomData, sync::Arc};
 
-use super::{CommError, Nccl, Result, call::call, communicator::Shared, gate::Kind, reaper};
+use super::{CommError, Nccl, Result, call::call, gate::Kind, reaper, shared::Shared};
 
 thread_local! {
     /// The communicators with queued work in this thread's open group, if one is open.

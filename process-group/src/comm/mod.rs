@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
 //! | `check` | what one rank can refuse before a launch |
-//! | `communicator`, `service` | making, splitting, ending; the thread for calls that may block |
+//! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `group` | work |
 //! | `window`, `register` | memory that NCCL knows |
@@ -33,6 +33,7 @@ mod nccl;
 mod reaper;
 mod register;
 mod service;
+mod shared;
 mod types;
 mod unique_id;
 mod window;
@@ -40,8 +41,6 @@ mod window;
 pub use abort::AbortHandle;
 pub use check::ArgumentError;
 pub use communicator::Communicator;
-#[cfg(feature = "registration")]
-pub(crate) use communicator::Shared;
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
@@ -53,6 +52,8 @@ pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]
 pub(crate) use register::register;
+#[cfg(feature = "registration")]
+pub(crate) use shared::Shared;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use super::{CommError, abort, communicator::Shared};
+use super::{CommError, abort, shared::Shared};
 use crate::store::Deadline;
 
 type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;

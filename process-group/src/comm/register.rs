@@ -12,9 +12,7 @@ use std::{
 use cuda_driver::DevicePtr;
 use nccl_sys::Feature;
 
-use super::{
-    ArgumentError, Communicator, Result, abort, call::call, communicator::Shared, gate::Kind, reaper,
-};
+use super::{ArgumentError, Communicator, Result, abort, call::call, gate::Kind, reaper, shared::Shared};
 use crate::store::Deadline;
 
 /// A buffer that is registered with a communicator. Dropping it deregisters; so does the communicator's end.

@@ -89,7 +89,8 @@ impl Builder {
         Self { world_size: Some(size), ..self }
     }
 
-    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts).
+    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts, for as
+    /// long as it has the group or a subgroup of it: it should be the last to drop them).
     pub fn store(self, store: SharedStore) -> Self {
         Self { store: Some(store), ..self }
     }

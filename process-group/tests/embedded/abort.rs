@@ -5,6 +5,7 @@ use std::thread;
 use process_group::comm::{
     AbortHandle, CommError, DataType::F32, Group, ReduceOp, WindowRequest, wait_for_dropped,
 };
+use process_group::store::Store;
 use rusty_fork::rusty_fork_test;
 
 use crate::common::{faithful, far, machine, soon};
@@ -86,6 +87,31 @@ rusty_fork_test! {
             });
             let _ = stream.synchronize();
         });
+    }
+
+    #[test]
+    fn a_member_that_fails_leaves_the_other_a_deadline_and_both_an_abort() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let communicator = rank.communicator();
+            let memory = crate::window::segment(&rank);
+            let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
+            if rank.rank == 0 {
+                let fault = gpu_sim::Injection::new("ncclCommWindowRegister", gpu_sim::Action::Fail(1));
+                machine.world.faults().inject(fault);
+                let error = unsafe { communicator.register_windows(&[request], far()) }.unwrap_err();
+                assert!(matches!(error, CommError::Nccl { call: "ncclCommWindowRegister", .. }), "{error}");
+                // Only then, so that the fault meets this rank.
+                rank.store.set("failed", b"").unwrap();
+            } else {
+                rank.store.wait(&["failed"], far()).unwrap();
+                let error = unsafe { communicator.register_windows(&[request], soon()) }.unwrap_err();
+                assert!(matches!(error, CommError::DeadlineExceeded { .. }), "{error}");
+            }
+            assert!(matches!(communicator.check(), Err(CommError::Poisoned { .. })));
+            communicator.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
     }
 
     #[test]

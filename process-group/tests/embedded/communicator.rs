@@ -137,6 +137,42 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn groups_of_two_threads_cannot_wait_for_each_other() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let first = rank.communicator();
+            let second = first.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let reduce = |communicator: &Communicator| unsafe {
+                communicator.all_reduce(memory.ptr(), memory.ptr(), 1, F32, ReduceOp::Sum, &stream)
+            };
+            let (go, ready) = std::sync::mpsc::channel();
+            let group = Group::begin(&rank.nccl).unwrap();
+            reduce(&first).unwrap();
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let group = Group::begin(&rank.nccl).unwrap();
+                    reduce(&second).unwrap();
+                    let error = reduce(&first).unwrap_err();
+                    assert!(matches!(error, CommError::GroupConflict { .. }), "{error}");
+                    group.finish().unwrap();
+                    go.send(()).unwrap();
+                    // Without a group of its own it waits until the first has ended.
+                    reduce(&first).unwrap();
+                });
+                // It goes through whether it comes before this or has to wait.
+                ready.recv().unwrap();
+                drop(group);
+                other.join().unwrap();
+            });
+            stream.synchronize().unwrap();
+            second.destroy(far()).unwrap();
+            first.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn an_absent_rank_is_a_deadline_and_not_a_hang() {
         let machine = machine(3);
         machine.these_ranks(3, &[0, 2], |rank| {

@@ -4,249 +4,33 @@
 //! handle that stands for a local registration only, later releases success and null. So the outcome is decided
 //! by facts that all members can agree on before the call, and by the handle afterwards.
 
+mod request;
+mod support;
+
 use std::{
     any::Any,
-    env, fmt, ptr,
+    fmt, ptr,
     sync::{
         Arc, Weak,
         atomic::{AtomicPtr, Ordering},
     },
 };
 
-use cuda_driver::{DevicePtr, sys};
-use nccl_sys::{Feature, Missing, Version, ncclWindow_t, ncclWindow_vidmem};
+use cuda_driver::DevicePtr;
+use nccl_sys::{ncclWindow_t, ncclWindow_vidmem};
 
+use self::request::check_requests;
+pub use self::{
+    request::{WindowFlags, WindowRequest, WindowRequestError},
+    support::{WindowFacts, WindowsUnsupported},
+};
 use super::{
-    CommError, Communicator, Nccl, Result,
+    Communicator, Result,
     call::call,
-    communicator::{Serving, Shared},
     group,
+    shared::{Serving, Shared},
 };
 use crate::store::Deadline;
-
-bitflags::bitflags! {
-    /// What a window is for.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct WindowFlags: u32 {
-        /// Collectives, copy engines and one-sided calls may use it: the same offsets on every rank.
-        #[doc(alias = "NCCL_WIN_COLL_SYMMETRIC")]
-        const SYMMETRIC = nccl_sys::NCCL_WIN_COLL_SYMMETRIC;
-    }
-}
-
-impl Default for WindowFlags {
-    fn default() -> Self {
-        Self::SYMMETRIC
-    }
-}
-
-/// What decides whether a communicator can have windows, besides the release and the driver. `None`: not known.
-///
-/// Windows are collective, so every member must come to the same answer: put facts here that all members share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WindowFacts {
-    /// Whether all members are on one host.
-    pub one_host: Option<bool>,
-    /// Whether every member's device can reach every other member's memory.
-    pub peer_access: Option<bool>,
-    /// Whether every member's environment leaves windows on (`NCCL_WIN_ENABLE` is not 0).
-    pub window_enable: Option<bool>,
-    /// Whether every member's environment leaves NCCL's virtual memory on (`NCCL_CUMEM_ENABLE` is not 0).
-    pub cumem_enable: Option<bool>,
-}
-
-impl WindowFacts {
-    /// What this process's environment says; the rest stays unknown.
-    #[must_use]
-    pub fn from_environment() -> Self {
-        let on = |name| env::var(name).ok().is_none_or(|value| value.trim() != "0");
-        Self {
-            one_host: None,
-            peer_access: None,
-            window_enable: Some(on("NCCL_WIN_ENABLE")),
-            cumem_enable: Some(on("NCCL_CUMEM_ENABLE")),
-        }
-    }
-
-    /// These facts, and the environment's where there are none.
-    #[must_use]
-    pub fn or_environment(self) -> Self {
-        let here = Self::from_environment();
-        Self {
-            window_enable: self.window_enable.or(here.window_enable),
-            cumem_enable: self.cumem_enable.or(here.cumem_enable),
-            ..self
-        }
-    }
-
-    /// Whether a communicator of `size` ranks can have windows, with a driver of version `driver` and the release
-    /// and functions that `nccl` has. The same facts give the same answer on every rank.
-    ///
-    /// An unknown fact counts as good from 2.29 on, where NCCL itself answers null; before that nothing would
-    /// tell, and the answer is no.
-    ///
-    /// # Errors
-    /// The reason why not.
-    pub fn decide(&self, nccl: &Nccl, driver: sys::Version, size: usize) -> Result<(), WindowsUnsupported> {
-        nccl.api().require(Feature::WINDOWS)?;
-        if size < 2 {
-            return Err(WindowsUnsupported::Alone);
-        }
-        let release = nccl.release();
-        let answers_null = release >= NULL_WHEN_UNSUPPORTED;
-        for (variable, on) in
-            [("NCCL_WIN_ENABLE", self.window_enable), ("NCCL_CUMEM_ENABLE", self.cumem_enable)]
-        {
-            if on == Some(false) {
-                return Err(WindowsUnsupported::Disabled { variable });
-            }
-        }
-        if driver < sys::Version::new(12, 0) {
-            return Err(WindowsUnsupported::Driver { found: driver });
-        }
-        match self.peer_access {
-            Some(true) => {}
-            Some(false) => return Err(WindowsUnsupported::NoPeerAccess),
-            None if answers_null => {}
-            None => {
-                return Err(WindowsUnsupported::Unknown { fact: "peer access between all devices", release });
-            }
-        }
-        match self.one_host {
-            Some(true) => Ok(()),
-            _ if answers_null => Ok(()),
-            Some(false) => Err(WindowsUnsupported::SeveralHosts { release }),
-            None => Err(WindowsUnsupported::Unknown { fact: "that all ranks are on one host", release }),
-        }
-    }
-}
-
-/// From here on NCCL answers null where a communicator cannot have windows.
-const NULL_WHEN_UNSUPPORTED: Version = Version::new(2, 29, 0);
-
-/// Before this, a window is a whole allocation.
-const SUBRANGES: Version = Version::new(2, 28, 0);
-
-/// Why a communicator has no windows. The plain path works all the same.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum WindowsUnsupported {
-    /// The release has none, or does them wrong.
-    #[error(transparent)]
-    Release(#[from] Missing),
-    /// A communicator of one rank copies, and needs none.
-    #[error("a communicator of one rank needs no windows")]
-    Alone,
-    /// An environment variable forbids what windows need.
-    #[error("{variable} is 0 on a member")]
-    Disabled {
-        /// Which variable.
-        variable: &'static str,
-    },
-    /// The driver cannot share virtual memory as NCCL needs it.
-    #[error("windows need a driver of CUDA 12.0, but a member has {found}")]
-    Driver {
-        /// The driver's version.
-        found: sys::Version,
-    },
-    /// Two members' devices cannot reach each other's memory.
-    #[error("not every member's device can reach every other's memory directly")]
-    NoPeerAccess,
-    /// The members are on several hosts.
-    #[error("the members are on several hosts, and NCCL {release} has windows on one host only")]
-    SeveralHosts {
-        /// The loaded release.
-        release: Version,
-    },
-    /// Nobody said, and the release would not tell.
-    #[error(
-        "it is not known {fact}, and NCCL {release} answers success either way; state it in the configuration"
-    )]
-    Unknown {
-        /// What is not known.
-        fact: &'static str,
-        /// The loaded release.
-        release: Version,
-    },
-    /// NCCL answered success without a window.
-    #[error(
-        "NCCL {release} answered success without a window, so it cannot map the members' memory into each other"
-    )]
-    NoHandle {
-        /// The loaded release.
-        release: Version,
-    },
-}
-
-/// Memory that is to become a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WindowRequest {
-    /// Where it starts: at a multiple of 4096 bytes within its allocation; below 2.28 at the allocation's start.
-    pub ptr: DevicePtr,
-    /// Its length in bytes, the same on every rank below 2.30.7; below 2.28 a multiple of 2 MiB.
-    pub bytes: usize,
-    /// What it is for.
-    pub flags: WindowFlags,
-}
-
-impl WindowRequest {
-    /// A symmetric window over `bytes` bytes at `ptr`.
-    #[must_use]
-    pub fn symmetric(ptr: DevicePtr, bytes: usize) -> Self {
-        Self { ptr, bytes, flags: WindowFlags::SYMMETRIC }
-    }
-}
-
-/// A request that NCCL would refuse on this rank alone, leaving the others waiting.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-#[error("window request {index} ({bytes} bytes at {address:#x}): {problem}")]
-pub struct WindowRequestError {
-    /// Its place among the requests.
-    pub index: usize,
-    /// Where it starts.
-    pub address: u64,
-    /// Its length in bytes.
-    pub bytes: usize,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-/// Checks requests against each other and against the ranges that are windows already.
-pub(crate) fn check_requests(
-    requests: &[WindowRequest],
-    live: &[(u64, usize)],
-    release: Version,
-) -> Result<(), WindowRequestError> {
-    let mut taken = live.to_vec();
-    for (index, request) in requests.iter().enumerate() {
-        let WindowRequest { ptr: DevicePtr(address), bytes, .. } = *request;
-        let refuse = |problem: String| Err(WindowRequestError { index, address, bytes, problem });
-        let (alignment, whole) = if release < SUBRANGES { (2 << 20, true) } else { (4096, false) };
-        if address == 0 || bytes == 0 {
-            return refuse("a window needs memory".into());
-        }
-        if address.checked_add(bytes as u64).is_none() {
-            return refuse("it ends beyond the last address".into());
-        }
-        if !address.is_multiple_of(alignment) {
-            return refuse(format!("NCCL {release} wants it to start at a multiple of {alignment} bytes"));
-        }
-        if whole && !(bytes as u64).is_multiple_of(alignment) {
-            return refuse(format!("NCCL {release} wants its length to be a multiple of {alignment} bytes"));
-        }
-        let end = address + bytes as u64;
-        if let Some((other, length)) = taken.iter().find(|(at, len)| address < at + *len as u64 && *at < end)
-        {
-            return refuse(format!(
-                "it overlaps {length} bytes at {other:#x}, which are a window of this communicator or requested before; \
-                 NCCL does not define what two windows over one byte do"
-            ));
-        }
-        taken.push((address, bytes));
-    }
-    Ok(())
-}
 
 /// A window's handle, written by NCCL at a time of its choosing, so it stays where it is until the communicator
 /// is gone.
@@ -518,50 +302,4 @@ fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) 
         })
     };
     requests.iter().zip(cells).map(take).collect()
-}
-
-impl From<WindowsUnsupported> for CommError {
-    fn from(reason: WindowsUnsupported) -> Self {
-        match reason {
-            WindowsUnsupported::Release(missing) => missing.into(),
-            other => Self::Setting { setting: "windows", problem: other.to_string() },
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Accepted requests are aligned, and no byte belongs to two of them.
-        #[test]
-        fn accepted_requests_are_disjoint(
-            starts in prop::collection::vec((0u64..64, 0usize..9), 0..12), live in 0usize..12, old: bool,
-        ) {
-            let unit = if old { 2 << 20 } else { 4096 };
-            let release = if old { Version::new(2, 27, 3) } else { Version::new(2, 28, 9) };
-            let all: Vec<_> = starts.iter().map(|(at, n)| (at * unit, n * unit as usize)).collect();
-            let (live, new) = all.split_at(live.min(all.len()));
-            let requests: Vec<_> = new.iter().map(|(at, n)| WindowRequest::symmetric(DevicePtr(*at), *n)).collect();
-            let meets = |a: &(u64, usize), b: &(u64, usize)| a.0 < b.0 + b.1 as u64 && b.0 < a.0 + a.1 as u64;
-            let bad = new.iter().enumerate().any(|(i, a)| {
-                a.0 == 0 || a.1 == 0 || live.iter().chain(&new[..i]).any(|b| meets(a, b))
-            });
-            prop_assert_eq!(check_requests(&requests, live, release).is_err(), bad);
-        }
-    }
-
-    #[test]
-    fn a_misaligned_request_is_named() {
-        let requests = [
-            WindowRequest::symmetric(DevicePtr(2 << 20), 2 << 20),
-            WindowRequest::symmetric(DevicePtr(8 << 20), 4096),
-        ];
-        check_requests(&requests, &[], Version::new(2, 28, 9)).unwrap();
-        let error = check_requests(&requests, &[], Version::new(2, 27, 5)).unwrap_err();
-        assert_eq!(error.index, 1);
-        assert!(error.to_string().contains("2.27.5 wants its length to be a multiple of 2097152"), "{error}");
-    }
 }
