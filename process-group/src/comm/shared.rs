@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) nccl: Nccl,
     pub(crate) context: Context,
     pub(crate) place: Place,
-    pub(crate) gate: Gate,
+    pub(crate) gate: Arc<Gate>,
     /// NCCL's handle; null until NCCL has written it.
     handle: Arc<AtomicPtr<ncclComm>>,
     /// NCCL keeps the address of the name in it.
@@ -56,7 +56,7 @@ impl Shared {
             nccl: seat.nccl.clone(),
             context: seat.context.clone(),
             place: Place { rank, size, release: seat.nccl.release() },
-            gate: Gate::new(format!("communicator {name} (rank {rank} of {size})")),
+            gate: Arc::new(Gate::new(format!("communicator {name} (rank {rank} of {size})"))),
             handle,
             config: raw,
             windows: Mutex::default(),
@@ -142,10 +142,15 @@ impl<'a, T: Send + 'static> Serving<'a, T> {
     ) -> Self {
         let own = shared.clone();
         let ticket = service.submit(move || {
-            let _entry = own.gate.enter(call, Kind::Collective, None)?;
-            let _current = own.context.enter()?;
-            let result = job(&own);
-            own.judge(result)
+            let gate = own.gate.clone();
+            let _entry = gate.enter(call, Kind::Collective, None)?;
+            let entered = own.context.enter();
+            let result = entered.map_err(CommError::from).and_then(|_current| job(&own));
+            let result = own.judge(result);
+            // Before the gate is left: an abort that waits there for a call that came too late for its caller finds
+            // nothing held any more.
+            drop(own);
+            result
         });
         Self { shared, waiting_for, ticket }
     }

@@ -89,8 +89,8 @@ impl Builder {
         Self { world_size: Some(size), ..self }
     }
 
-    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts, for as
-    /// long as it has the group or a subgroup of it: it should be the last to drop them).
+    /// Where the ranks meet (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`, which rank 0 hosts for as
+    /// long as it has the group or a subgroup of it).
     pub fn store(self, store: SharedStore) -> Self {
         Self { store: Some(store), ..self }
     }
@@ -135,9 +135,12 @@ impl Builder {
         if rank >= size {
             return Err(GroupError::NoSuchRank { rank, size });
         }
-        let store = match self.store {
-            Some(store) => store,
-            None => tcp_store(&environment, rank, deadline)?,
+        let (store, host) = match self.store {
+            Some(store) => (store, None),
+            None => {
+                let store = tcp_store(&environment, rank, deadline)?;
+                (Arc::new(store.clone()) as SharedStore, store.is_host().then_some(store))
+            }
         };
         let nccl = match self.nccl {
             Some(nccl) => nccl,
@@ -169,7 +172,8 @@ impl Builder {
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
         let id = (GroupId { uid, epoch: self.epoch }, id);
         let seat = Seat { name, rank, members, numbers, store, timeout: self.timeout };
-        seat.init(id, &nccl, &context, self.config, deadline)
+        let group = seat.init(id, &nccl, &context, self.config, deadline)?;
+        Ok(ProcessGroup { host, ..group })
     }
 }
 
@@ -271,6 +275,7 @@ impl Seat {
             communicator,
             numbers,
             store,
+            host: None,
             timeout,
             counter,
             splits,
@@ -282,7 +287,7 @@ impl Seat {
 }
 
 /// The store that the environment names.
-fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Result<SharedStore> {
+fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Result<TcpStore> {
     let host = environment
         .master_address
         .as_deref()
@@ -290,7 +295,7 @@ fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Resu
     let port = environment.master_port.ok_or_else(|| Environment::missing("MASTER_PORT", "a store"))?;
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     if rank != 0 || environment.agent_store {
-        return Ok(Arc::new(TcpStore::connect(&address, deadline)?));
+        return Ok(TcpStore::connect(&address, deadline)?);
     }
     // The interface that the name means; a name that has no address is told by the store itself.
     let interface =
@@ -299,7 +304,7 @@ fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Resu
         Some(interface) if !is_loopback(interface) => TcpStore::options().listen(interface),
         _ => TcpStore::options(),
     };
-    Ok(Arc::new(options.host(port, deadline)?))
+    Ok(options.host(port, deadline)?)
 }
 
 fn is_loopback(interface: IpAddr) -> bool {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
-    store::{Deadline, PrefixStore, Store, StoreError},
+    store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
 };
 
 /// What a group is known by: equal on all its members, and never given to another group of the store.
@@ -62,6 +62,8 @@ pub struct ProcessGroup {
     pub(super) numbers: PrefixStore,
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
+    /// The store under them, if this rank hosts it for the group.
+    pub(super) host: Option<TcpStore>,
     pub(super) timeout: Duration,
     pub(super) counter: Arc<Counter>,
     pub(super) splits: AtomicU64,
@@ -199,12 +201,18 @@ impl ProcessGroup {
         self.communicator.abort_handle()
     }
 
-    /// Ends the group when its work is done. Collective: every member destroys it.
+    /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the store
+    /// for the group waits a moment for the others to leave the store, so that none sees it die; subgroups end first.
     ///
     /// # Errors
     /// Those of [`Communicator::destroy`].
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
-        Ok(self.communicator.destroy(deadline)?)
+        const FAREWELL: Duration = Duration::from_secs(10);
+        self.communicator.destroy(deadline)?;
+        if let Some(host) = &self.host {
+            host.drain(deadline.at_most(FAREWELL));
+        }
+        Ok(())
     }
 
     /// Ends the group at once. Every member must abort it too.

@@ -22,12 +22,15 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 thread::scope(|scope| {
                     let blocked = scope.spawn(|| unsafe { communicator.register_windows(&[request], far()) });
-                    // Until it is inside: then another call finds the communicator busy.
-                    while !matches!(unsafe { communicator.register(memory.ptr(), 4096, soon()) }, Err(CommError::Busy { .. })) {}
+                    while machine.world.calls("ncclCommWindowRegister") == 0 {
+                        thread::yield_now();
+                    }
                     handle.abort(far()).unwrap();
                     blocked.join().unwrap().unwrap_err();
                 });
+                rank.store.set("aborted", b"").unwrap();
             } else {
+                rank.store.wait(&["aborted"], far()).unwrap();
                 handle.abort(far()).unwrap();
             }
             handle.abort(far()).unwrap();
