@@ -29,3 +29,9 @@
 pub mod core;
 pub mod driver;
 pub mod host;
+
+#[cfg(test)]
+extern crate self as caching_alloc;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

@@ -1,18 +1,16 @@
 //! A hit allocates nothing on the host and calls neither source nor streams; with trackers or without.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::common::{MIB, s};
 use caching_alloc::core::{
     Allocator, Block, Entry, EventError, EventId, Filter, Settings, StreamEvents, StreamId, Tracker,
     TrackerError,
 };
 use caching_alloc::host::{HostSource, HostStreams};
-use common::{MIB, s};
 
 struct Counting;
 

@@ -1,13 +1,11 @@
 //! The allocator against a model that keeps plain intervals and who used them last.
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 
+use super::common::{Bench, MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{
     AllocError, Block, Freeze, Pool, PoolKind, PoolSettings, Reuse, Settings, StreamId,
 };
-use common::{Bench, MIB, bench, check_tiling, s, tight, used};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -1,15 +1,13 @@
 //! Pools: kept apart, whole, frozen, symmetric.
 
-mod common;
-
 use std::sync::Arc;
 
+use super::common::{MIB, bench, s, tight};
 use caching_alloc::core::symmetric::{Geometry, Placement};
 use caching_alloc::core::{
     AllocError, Allocator, Block, Pool, PoolKind, PoolSettings, Settings, SizeError, StreamId,
 };
 use caching_alloc::host::{HostSource, HostStreams};
-use common::{MIB, bench, s, tight};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -1,11 +1,11 @@
 //! When memory runs out, and when the source or the streams fail.
 
-mod common;
+use super::common;
 
 use std::sync::Arc;
 
+use super::common::{MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::{AllocError, Block, Fault, PoolKind, PoolSettings, Reuse, Settings};
-use common::{MIB, bench, check_tiling, s, tight};
 
 #[test]
 fn out_of_memory_says_what_there_is() {

@@ -1,11 +1,11 @@
 //! Snapshots: their JSON is what PyTorch's viewer reads, and agrees with the trace.
 
-mod common;
+use super::common;
 
 use std::collections::BTreeMap;
 
+use super::common::{MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{Action, Block, Snapshot};
-use common::{MIB, bench, check_tiling, s, tight, used};
 use serde_json::Value;
 
 fn busy() -> (common::Bench, Vec<Block>, Snapshot) {

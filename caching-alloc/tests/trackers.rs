@@ -1,17 +1,17 @@
 //! What trackers are promised: an exact snapshot, then everything, once and in order; and that they harm nobody.
 
-mod common;
+use super::common;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
+use super::common::{MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{
     Action, ActionKind, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, Hold, PoolId,
     PoolSettings, Snapshot, StreamId, TrackError, Tracker, TrackerError,
 };
-use common::{MIB, bench, check_tiling, s, tight, used};
 
 /// Rebuilds an allocator's state from its snapshot and entries, and checks them on the way.
 #[derive(Default)]

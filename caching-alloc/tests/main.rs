@@ -1,0 +1,10 @@
+//! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
+
+mod common;
+mod driver;
+mod hits;
+mod model;
+mod pools;
+mod scarcity;
+mod snapshot;
+mod trackers;
