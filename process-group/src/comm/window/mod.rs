@@ -154,9 +154,10 @@ impl Communicator {
     /// enqueued that wait for a member which has not yet come here.
     ///
     /// # Errors
-    /// - [`CommError::WindowRequest`], before anything was registered;
-    /// - [`CommError::DeadlineExceeded`] when some rank did not come in time, and [`CommError::Nccl`]: the
-    ///   communicator is poisoned, because a half-done registration cannot be undone.
+    /// - [`WindowRequest`](super::CommError::WindowRequest), before anything was registered;
+    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) when some rank did not come in time, and
+    ///   [`Nccl`](super::CommError::Nccl): the communicator is poisoned, because a half-done registration cannot be
+    ///   undone.
     ///
     /// # Safety
     /// The memory stays allocated, and mapped where it is, until the windows are deregistered or the communicator
@@ -176,8 +177,9 @@ impl Communicator {
     /// no work of any rank that touches them is outstanding and no graph that uses them is alive.
     ///
     /// # Errors
-    /// [`CommError::DeadlineExceeded`] and [`CommError::Nccl`] (the communicator is poisoned then), and
-    /// [`CommError::Closed`]. A window of another communicator is a [`CommError::WindowRequest`].
+    /// [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl) (the
+    /// communicator is poisoned then), and [`Closed`](super::CommError::Closed). A window of another communicator is
+    /// a [`WindowRequest`](super::CommError::WindowRequest).
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommWindowDeregister";
