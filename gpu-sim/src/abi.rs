@@ -77,6 +77,9 @@ impl From<MemoryError> for Refusal {
             MemoryError::OutOfMemory { .. } => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             MemoryError::Invalid(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
             MemoryError::NotPermitted(_) => CUresult::CUDA_ERROR_INVALID_CONTEXT,
+            MemoryError::Unsupported(_) => CUresult::CUDA_ERROR_NOT_SUPPORTED,
+            // What the driver answers for the descriptor of anything else.
+            MemoryError::NotOurs(_) => CUresult::CUDA_ERROR_UNKNOWN,
             MemoryError::AlreadyRegistered(_) => CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
             MemoryError::NotRegistered(_) => CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
             MemoryError::Host { .. } => CUresult::CUDA_ERROR_OPERATING_SYSTEM,

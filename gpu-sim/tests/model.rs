@@ -21,7 +21,7 @@ enum Call {
     Create { slot: usize, granules: u64, device: i32 },
     Release { slot: usize },
     Retain { slot: usize, at: u64 },
-    Map { at: u64, granules: u64, offset: u64, slot: usize },
+    Map { at: u64, granules: Option<u64>, slot: usize },
     Unmap { at: u64, granules: u64 },
     Allow { at: u64, granules: u64, device: i32, flags: u32 },
     Write { at: u64, granules: u64, value: u8, device: usize },
@@ -37,12 +37,8 @@ fn call() -> impl Strategy<Value = Call> {
         }),
         slot.clone().prop_map(|slot| Call::Release { slot }),
         (slot.clone(), at.clone()).prop_map(|(slot, at)| Call::Retain { slot, at }),
-        (at.clone(), granules.clone(), 0..3u64, slot).prop_map(|(at, granules, offset, slot)| Call::Map {
-            at,
-            granules,
-            offset,
-            slot
-        }),
+        (at.clone(), prop_oneof![3 => Just(None), 1 => granules.prop_map(Some)], slot)
+            .prop_map(|(at, granules, slot)| Call::Map { at, granules, slot }),
         (at.clone(), 1..8u64).prop_map(|(at, granules)| Call::Unmap { at, granules }),
         (at.clone(), 1..8u64, device.clone(), prop_oneof![Just(0u32), Just(1), Just(3)])
             .prop_map(|(at, granules, device, flags)| Call::Allow { at, granules, device, flags }),
@@ -66,7 +62,6 @@ struct Physical {
 struct Mapping {
     granules: u64,
     physical: usize,
-    offset: u64,
     rights: [u32; 2],
 }
 
@@ -104,7 +99,7 @@ impl Model {
     /// What a device sees of a granule: its byte and its rights.
     fn see(&self, at: u64, device: usize) -> Option<(usize, usize, u32)> {
         let (base, mapping) = self.around(at)?;
-        Some((mapping.physical, (mapping.offset + at - base) as usize, mapping.rights[device]))
+        Some((mapping.physical, (at - base) as usize, mapping.rights[device]))
     }
 }
 
@@ -161,27 +156,31 @@ fn run(cuda: &Cuda, calls: &[Call]) -> Result<(), TestCaseError> {
                 }
             }
             Call::Create { .. } | Call::Retain { .. } => {}
-            Call::Map { at, granules, offset, slot } => {
+            Call::Map { at, granules, slot } => {
                 let handle = handles.get(&slot).copied().unwrap_or(1);
-                let code = cu!(cuda, cuMemMap(place(at), bytes(granules), bytes(offset), handle, 0));
+                let whole = model.held.get(&slot).map(|&p| model.physical[p].bytes.len() as u64);
+                let granules = granules.or(whole).unwrap_or(1);
+                let code = cu!(cuda, cuMemMap(place(at), bytes(granules), 0, handle, 0));
                 let free = (at..at + granules).all(|g| model.around(g).is_none());
-                let inside = model
-                    .held
-                    .get(&slot)
-                    .is_some_and(|&p| offset + granules <= model.physical[p].bytes.len() as u64);
-                let allowed = free && inside && at + granules <= RESERVED;
+                let allowed = free && whole == Some(granules) && at + granules <= RESERVED;
                 expect(code, allowed)?;
                 if allowed {
-                    let mapping = Mapping { granules, physical: model.held[&slot], offset, rights: [0; 2] };
-                    model.mapped.insert(at, mapping);
+                    model
+                        .mapped
+                        .insert(at, Mapping { granules, physical: model.held[&slot], rights: [0; 2] });
                 }
             }
             Call::Unmap { at, granules } => {
                 let code = cu!(cuda, cuMemUnmap(place(at), bytes(granules)));
-                let tiles = model.tile(at, granules);
-                expect(code, tiles.is_some())?;
-                for base in tiles.into_iter().flatten() {
-                    model.mapped.remove(&base);
+                let end = at + granules;
+                let cut = |(base, m): (&u64, &Mapping)| {
+                    let apart = base + m.granules <= at || *base >= end;
+                    !apart && (*base < at || base + m.granules > end)
+                };
+                let allowed = end <= RESERVED && !model.mapped.iter().any(cut);
+                expect(code, allowed)?;
+                if allowed {
+                    model.mapped.retain(|base, _| *base < at || *base >= end);
                 }
             }
             Call::Allow { at, granules, device, flags } => {

@@ -190,7 +190,11 @@ rusty_fork_test! {
         let mut handle = 0;
         for number in [file.as_raw_fd(), 99_999, -1] {
             let code = cu!(cuda, cuMemImportFromShareableHandle(&mut handle, number as isize as *mut _, POSIX_FD));
-            assert_eq!(code, CUresult::CUDA_ERROR_INVALID_VALUE);
+            let expected = match number == file.as_raw_fd() {
+                true => CUresult::CUDA_ERROR_UNKNOWN,
+                false => CUresult::CUDA_ERROR_INVALID_VALUE,
+            };
+            assert_eq!(code, expected);
         }
         let fabric = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
         let code = cu!(cuda, cuMemImportFromShareableHandle(&mut handle, std::ptr::null_mut(), fabric));

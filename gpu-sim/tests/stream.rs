@@ -180,7 +180,7 @@ rusty_fork_test! {
             cuda.enter(0);
             let (event, third) = (cuda.event(), cuda.stream());
             hold(&cuda, stream, word);
-            ok!(cuda, cuMemsetD8Async(word + 2, 1, 100, stream));
+            cuda.captured(stream, || ok!(cuda, cuMemsetD8Async(word + 2, 1, 100, stream)));
             ok!(cuda, cuEventRecord(event, stream));
             // The other device's stream waits for the poisoned one's event and is released.
             ok!(cuda, cuStreamWaitEvent(other, event, 0));

@@ -10,27 +10,27 @@ use cuda_driver_sys::{CUcontext, CUdeviceptr, CUgraphNodeType, CUstream};
 
 use crate::abi::{Answer, Refusal};
 use crate::fault::Fault;
-use crate::memory::{Access, Place, classify};
-use crate::stream::{Exec, Launched, Repeat, Work};
+use crate::memory::{Access, Accessor, Place, classify, view_as};
+use crate::stream::{Exec, Launched, Repeat, Stream, Work};
 use crate::world::Machine;
 
 abi! {
     call fn cuMemcpy(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        copy_now(machine, "cuMemcpy", to, from, bytes)?;
+        copy_now(machine, to, from, bytes)?;
     }
 
     call fn cuMemcpyHtoD_v2(machine, to: CUdeviceptr, from: *const c_void, bytes: usize) {
         device_address(machine, to)?;
-        copy_now(machine, "cuMemcpyHtoD", to, from as u64, bytes)?;
+        copy_now(machine, to, from as u64, bytes)?;
     }
 
     call fn cuMemcpyDtoH_v2(machine, to: *mut c_void, from: CUdeviceptr, bytes: usize) {
         device_address(machine, from)?;
-        copy_now(machine, "cuMemcpyDtoH", to as u64, from, bytes)?;
+        copy_now(machine, to as u64, from, bytes)?;
     }
 
     call fn cuMemcpyDtoD_v2(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize) {
-        copy_now(machine, "cuMemcpyDtoD", to, from, bytes)?;
+        copy_now(machine, to, from, bytes)?;
     }
 
     call fn cuMemcpyPeer(
@@ -38,7 +38,7 @@ abi! {
     ) {
         machine.contexts.get(to_context as u64)?;
         machine.contexts.get(from_context as u64)?;
-        copy_now(machine, "cuMemcpyPeer", to, from, bytes)?;
+        copy_now(machine, to, from, bytes)?;
     }
 
     call fn cuMemcpyAsync(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
@@ -69,15 +69,15 @@ abi! {
     }
 
     call fn cuMemsetD8_v2(machine, to: CUdeviceptr, value: c_uchar, count: usize) {
-        fill_now(machine, "cuMemsetD8", to, &value.to_ne_bytes(), count)?;
+        fill_now(machine, to, &value.to_ne_bytes(), count)?;
     }
 
     call fn cuMemsetD16_v2(machine, to: CUdeviceptr, value: c_ushort, count: usize) {
-        fill_now(machine, "cuMemsetD16", to, &value.to_ne_bytes(), count)?;
+        fill_now(machine, to, &value.to_ne_bytes(), count)?;
     }
 
     call fn cuMemsetD32_v2(machine, to: CUdeviceptr, value: c_uint, count: usize) {
-        fill_now(machine, "cuMemsetD32", to, &value.to_ne_bytes(), count)?;
+        fill_now(machine, to, &value.to_ne_bytes(), count)?;
     }
 
     call fn cuMemsetD8Async(machine, to: CUdeviceptr, value: c_uchar, count: usize, stream: CUstream) {
@@ -173,6 +173,11 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
         return Ok(());
     }
     let work = Copy { to: End::of(machine, to)?, from: End::of(machine, from)?, bytes };
+    for (end, access) in [(work.to, Access::WRITE), (work.from, Access::READ)] {
+        if let End::Visible(address) = end {
+            check(machine, &stream, address, bytes as u64, access)?;
+        }
+    }
     let synchronous = matches!(work.to, End::Pageable(_)) && stream.capturing().is_none();
     stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, Arc::new(work))?;
     if synchronous {
@@ -182,11 +187,19 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
     Ok(())
 }
 
-fn copy_now(machine: &Arc<Machine>, call: &str, to: u64, from: u64, bytes: usize) -> Answer {
+fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> Answer {
     machine.current()?;
-    machine.streams.forbid_during_capture(machine, call)?;
     copy(machine, to, from, bytes, std::ptr::null_mut())?;
     finish_legacy(machine)
+}
+
+/// The driver looks at once whether the memory is there, unless the stream captures; what goes later is a fault.
+pub(super) fn check(machine: &Machine, stream: &Stream, address: u64, bytes: u64, access: Access) -> Answer {
+    if stream.capturing().is_none() {
+        let accessor = Accessor::Copy(stream.context.device);
+        view_as(machine, accessor, address, bytes, access).map_err(|f| Refusal::invalid(f.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Puts `count` times `pattern` at `to`.
@@ -204,6 +217,7 @@ fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: C
     if bytes == 0 {
         return Ok(());
     }
+    check(machine, &stream, to, bytes, Access::WRITE)?;
     let pattern = pattern.to_vec();
     let work = Repeat::new(format!("a fill of {bytes} bytes at {to:#x}"), move |exec: &Exec| {
         let view = exec.copy_view(to, bytes, Access::WRITE)?;
@@ -221,9 +235,8 @@ fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: C
     stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET, work)
 }
 
-fn fill_now(machine: &Arc<Machine>, call: &str, to: u64, pattern: &[u8], count: usize) -> Answer {
+fn fill_now(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize) -> Answer {
     machine.current()?;
-    machine.streams.forbid_during_capture(machine, call)?;
     fill(machine, to, pattern, count, std::ptr::null_mut())?;
     finish_legacy(machine)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cuda_driver_sys::{CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Table, cuuint64_t};
@@ -40,23 +41,22 @@ abi! {
     }
 
     early fn cuGetProcAddress(machine, symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: cuuint64_t) {
-        put!(out, find(&text(symbol)?, version, flags)?.0)?;
+        let (address, verdict) = find(&text(symbol)?, version, flags)?;
+        put!(out, address)?;
+        if address.is_null() {
+            return Err(Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("{verdict:?}")));
+        }
     }
 
     early fn cuGetProcAddress_v2(
         machine, symbol: *const c_char, out: *mut *mut c_void, version: c_int, flags: cuuint64_t,
         status: *mut CUdriverProcAddressQueryResult,
     ) {
-        let found = find(&text(symbol)?, version, flags);
-        let (address, verdict) = match &found {
-            Ok(found) => *found,
-            Err(_) => (std::ptr::null_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
-        };
+        let (address, verdict) = find(&text(symbol)?, version, flags)?;
         if !status.is_null() {
             put!(status, verdict)?;
         }
         put!(out, address)?;
-        found?;
     }
 }
 
@@ -76,7 +76,8 @@ fn keep(text: String) -> *const c_char {
     kept.entry(text.clone()).or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
 }
 
-/// The newest revision of `symbol` that a driver of `version` has. Absent functions are not found.
+/// The newest revision of `symbol` that a driver of `version` has; null where there is none. What is not modelled is
+/// not found.
 fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriverProcAddressQueryResult)> {
     if flags > 1 {
         return Err(Refusal::unsupported("functions of the per-thread default stream are not modelled"));
@@ -85,16 +86,11 @@ fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriv
     let table = TABLE.get_or_init(super::table);
     let known = FUNCTIONS.iter().filter(|f| f.base == symbol && table.address(f.name).is_some());
     let fitting = known.clone().filter(|f| f.since.code() <= version).max_by_key(|f| f.since.code());
-    match fitting.and_then(|f| table.address(f.name)) {
-        Some(address) => {
-            Ok((address.cast_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS))
+    Ok(match (fitting.and_then(|f| table.address(f.name)), known.count()) {
+        (Some(address), _) => {
+            (address.cast_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS)
         }
-        None => {
-            let why = format!(
-                "{symbol} for release {version} is not modelled ({} later revisions are)",
-                known.count()
-            );
-            Err(Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, why))
-        }
-    }
+        (None, 0) => (null_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
+        (None, _) => (null_mut(), CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
+    })
 }

@@ -35,7 +35,14 @@ abi! {
     }
 
     call fn cuMemGetAddressRange_v2(machine, base: *mut CUdeviceptr, size: *mut usize, pointer: CUdeviceptr) {
-        let found = range_around(machine, pointer);
+        let device = machine.current()?.device;
+        if base.is_null() && size.is_null() {
+            return Ok(());
+        }
+        let found = match machine.memory.region().contains(pointer) {
+            true => machine.memory.space().mapping_around(pointer, device),
+            false => range_around(machine, pointer),
+        };
         let (start, len) = found.ok_or_else(|| {
             Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("nothing is at {pointer:#x}{}", machine.memory.space().explain(pointer)))
         })?;
@@ -65,6 +72,7 @@ abi! {
 
     call fn cuMemHostRegister_v2(machine, pointer: *mut c_void, bytes: usize, flags: c_uint) {
         machine.current()?;
+        machine.streams.forbid_during_capture(machine, "cuMemHostRegister")?;
         machine.memory.host().register(pointer as u64, bytes as u64, flags)?;
     }
 

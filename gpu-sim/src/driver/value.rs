@@ -9,6 +9,7 @@ use cuda_driver_sys::{
     cuuint32_t, cuuint64_t,
 };
 
+use super::copy::check;
 use crate::abi::{Answer, Refusal};
 use crate::fault::Fault;
 use crate::memory::{Access, View};
@@ -194,7 +195,15 @@ fn aligned(address: u64, word: Word) -> Answer {
 }
 
 fn enqueue(machine: &Arc<Machine>, stream: CUstream, steps: Vec<Step>) -> Answer {
+    let stream = machine.stream(stream)?;
+    for step in &steps {
+        match *step {
+            Step::Write { to, word, .. } => check(machine, &stream, to, word.bytes(), Access::WRITE)?,
+            Step::Wait { at, word, .. } => check(machine, &stream, at, word.bytes(), Access::READ)?,
+            Step::Nothing => {}
+        }
+    }
     let work =
         Repeat::new(format!("{steps:x?}"), move |exec: &Exec| steps.iter().try_for_each(|s| s.run(exec)));
-    machine.stream(stream)?.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, work)
+    stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, work)
 }

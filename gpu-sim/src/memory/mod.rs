@@ -60,6 +60,10 @@ pub(crate) enum MemoryError {
     #[error("{0}")]
     NotPermitted(String),
     #[error("{0}")]
+    Unsupported(String),
+    #[error("{0}")]
+    NotOurs(String),
+    #[error("{0}")]
     AlreadyRegistered(String),
     #[error("{0}")]
     NotRegistered(String),

@@ -142,7 +142,7 @@ impl Physical {
     /// Memory of another process (or of this one), by its file; `part` is the range of it, `None` the whole.
     pub(crate) fn import(file: OwnedFd, part: Option<(u64, u64)>) -> Result<Arc<Self>, MemoryError> {
         let device = device_of(&file).ok_or_else(|| {
-            MemoryError::Invalid("the file descriptor is not exported device memory".into())
+            MemoryError::NotOurs("the file descriptor is not exported device memory".into())
         })?;
         let stat = rustix::fs::fstat(&file)
             .map_err(|source| MemoryError::Host { what: "asking for the size of imported memory", source })?;

@@ -73,7 +73,7 @@ impl Space {
         let room = round_up(len, PAGE).and_then(|room| region.take(room, align, None));
         let range = Arc::new(room.ok_or_else(no_addresses)?);
         let base = range.start();
-        let mapped = show(range, base, len, physical, 0, kind)?;
+        let mapped = show(range, base, len, physical, kind)?;
         self.mapped.insert(base, Entry { mapped, rights: BTreeMap::new() });
         Ok(base)
     }
@@ -140,7 +140,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps `len` bytes of `physical` from `offset` at `base`, inside a reservation. Nobody has rights yet.
+    /// Maps all of `physical` at `base`, inside a reservation. Nobody has rights yet. Parts of a handle are what
+    /// the driver does not support.
     pub(crate) fn map(
         &mut self,
         base: u64,
@@ -154,10 +155,10 @@ impl Space {
                 "mapping {len} bytes from {offset} at {base:#x}: all must be multiples of {GRANULARITY}"
             )));
         }
-        if offset.checked_add(len).is_none_or(|end| end > physical.size()) {
+        if offset != 0 || len != physical.size() {
             let size = physical.size();
-            return Err(MemoryError::Invalid(format!(
-                "mapping {len} bytes from {offset} of a handle of {size}"
+            return Err(MemoryError::Unsupported(format!(
+                "mapping {len} bytes from {offset} of a handle of {size}: handles are mapped whole"
             )));
         }
         let Some(range) = self.reservation_of(base, len) else {
@@ -169,14 +170,26 @@ impl Space {
             let (at, l) = (entry.mapped.base, entry.mapped.len);
             return Err(MemoryError::Invalid(format!("{base:#x}: {l} bytes are mapped at {at:#x}")));
         }
-        let mapped = show(range, base, len, physical.clone(), offset, Kind::Virtual { handle })?;
+        let mapped = show(range, base, len, physical.clone(), Kind::Virtual { handle })?;
         self.mapped.insert(base, Entry { mapped, rights: BTreeMap::new() });
         Ok(())
     }
 
-    /// Undoes whole mappings: `[base, base + len)` must be made of them.
+    /// Undoes the mappings in `[base, base + len)`, which lies in one reservation and cuts none of them.
     pub(crate) fn unmap(&mut self, base: u64, len: u64) -> Result<Cover, MemoryError> {
-        let bases = self.virtual_mappings(base, len, "unmapping")?;
+        let refuse =
+            |why: &str| Err(MemoryError::Invalid(format!("unmapping {len} bytes at {base:#x}: {why}")));
+        if len == 0 || !base.is_multiple_of(GRANULARITY) || !len.is_multiple_of(GRANULARITY) {
+            return refuse("both must be multiples of the granularity");
+        }
+        if self.reservation_of(base, len).is_none() {
+            return refuse("they lie in no single reservation");
+        }
+        let inside = |m: &Mapped| m.base >= base && m.base + m.len <= base + len;
+        if !self.overlapping(base, len).all(|e| inside(&e.mapped)) {
+            return refuse("a mapping would be cut");
+        }
+        let bases: Vec<u64> = self.overlapping(base, len).map(|e| e.mapped.base).collect();
         let gone: Cover = bases.iter().filter_map(|b| self.mapped.remove(b)).map(|e| e.mapped).collect();
         for mapped in &gone {
             self.remember(mapped.base, mapped.len, "cuMemUnmap");
@@ -217,6 +230,16 @@ impl Space {
         reserved.or_else(|| self.at(address).map(|m| (m.base, m.len)))
     }
 
+    /// The base and length of the mapping at `address`; of a virtual one, if `device` has rights on it.
+    pub(crate) fn mapping_around(&self, address: u64, device: usize) -> Option<(u64, u64)> {
+        let entry = self.entry_at(address)?;
+        let visible = match entry.mapped.kind {
+            Kind::Virtual { .. } => entry.rights.get(&device).is_some_and(|r| !r.is_empty()),
+            _ => true,
+        };
+        visible.then_some((entry.mapped.base, entry.mapped.len))
+    }
+
     /// Looks up `[address, address + len)`; `grants` says which rights a mapping gives whoever asks. `Err`: the
     /// first address that is not there, or the mapping that refuses and what it grants.
     pub(crate) fn cover(
@@ -252,12 +275,12 @@ impl Space {
             return format!(" (reserved at {s:#x}, but not mapped)");
         }
         match self.mapped.range(..=address).next_back() {
+            Some((&s, e)) if address < s + e.mapped.len => {
+                format!(" (inside the {} bytes at {s:#x})", e.mapped.len)
+            }
             Some((&s, e)) if address < s + e.mapped.len + GRANULARITY => {
-                format!(
-                    " ({} bytes past the end of the {} bytes at {s:#x})",
-                    address - s - e.mapped.len,
-                    e.mapped.len
-                )
+                let past = address - s - e.mapped.len;
+                format!(" ({past} bytes past the end of the {} bytes at {s:#x})", e.mapped.len)
             }
             _ => String::new(),
         }
@@ -359,13 +382,12 @@ fn show(
     base: u64,
     len: u64,
     physical: Arc<Physical>,
-    offset: u64,
     kind: Kind,
 ) -> Result<Arc<Mapped>, MemoryError> {
     let bytes = len.next_multiple_of(PAGE);
     let owner = range
         .region()
-        .show(base, bytes, physical.file(), physical.offset() + offset)
+        .show(base, bytes, physical.file(), physical.offset())
         .map_err(|source| MemoryError::Host { what: "mapping device memory", source })?;
     Ok(Arc::new(Mapped { range, base, len, physical, kind, owner }))
 }

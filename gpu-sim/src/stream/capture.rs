@@ -70,6 +70,10 @@ impl Session {
         self.state().invalid.is_some()
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        self.state().ended
+    }
+
     fn check(&self) -> Answer {
         match &self.state().invalid {
             Some(why) => Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, why.clone())),
@@ -134,9 +138,11 @@ impl Stream {
         session: &Arc<Session>,
         nodes: &[usize],
     ) -> Answer {
-        if session.state().ended {
-            let why = format!("{} waits for an event whose capture has ended", self.name);
-            return Err(Refusal::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why));
+        if session.has_ended() {
+            return Err(Refusal::invalid(format!(
+                "{} waits for an event whose capture has ended",
+                self.name
+            )));
         }
         session.check()?;
         if self.flavour == Flavour::Legacy {

@@ -108,8 +108,12 @@ impl Event {
         match &*self.last() {
             Last::Never => Ok(None),
             Last::Mark(mark) => Ok(Some(mark.clone())),
-            Last::Captured(..) => {
+            Last::Captured(session, _) => {
                 let why = format!("event {:#x} was last recorded by a capture", self.id);
+                if session.has_ended() {
+                    return Err(Refusal::invalid(why));
+                }
+                session.invalidate(format!("event {:#x} was asked about", self.id));
                 Err(Refusal::new(CUresult::CUDA_ERROR_CAPTURED_EVENT, why))
             }
         }

@@ -116,4 +116,16 @@ impl Cuda {
         let right = CUmemAccessDesc { location: self.location(device), flags };
         ok!(self, cuMemSetAccess(start, bytes, &right, 1));
     }
+
+    /// Captures calls on a stream and launches the graph: unlike eager calls, nothing is checked before it runs.
+    pub fn captured(&self, stream: CUstream, calls: impl FnOnce()) {
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        ok!(self, cuStreamBeginCapture_v2(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED));
+        calls();
+        ok!(self, cuStreamEndCapture(stream, &mut graph));
+        ok!(self, cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        ok!(self, cuGraphLaunch(exec, stream));
+        ok!(self, cuGraphExecDestroy(exec));
+        ok!(self, cuGraphDestroy(graph));
+    }
 }
