@@ -78,7 +78,8 @@ impl Reservation {
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation or the memory;
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` where something is mapped
-    /// already, off the granularity, or past the end of imported memory.
+    /// already, off the granularity, or past the end of imported memory; `CUDA_ERROR_NOT_SUPPORTED` for a part of
+    /// the memory (measured with driver 580: it maps handles whole).
     #[doc(alias = "cuMemMap")]
     pub fn map(
         &self,
