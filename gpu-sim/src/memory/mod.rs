@@ -1,12 +1,12 @@
 //! Device memory: physical bytes in memfds, device addresses that only executors can follow.
 //!
-//! * [`region`]: the process's device address space, inaccessible to the host, and its *shadow* of the same shape,
+//! * `region`: the process's device address space, inaccessible to the host, and its *shadow* of the same shape,
 //!   where mapped memory is readable by the executors: shadow address = device address + a constant.
-//! * [`physical`]: memory of a device: a range of a sealed memfd, committed when touched, counted against capacity.
-//! * [`space`]: which address shows which physical memory, with which rights; allocations are a reservation, a
+//! * `physical`: memory of a device: a range of a sealed memfd, committed when touched, counted against capacity.
+//! * `space`: which address shows which physical memory, with which rights; allocations are a reservation, a
 //!   mapping and physical memory in one.
-//! * [`handles`]: physical memory that a program holds by handle, and its way to other processes.
-//! * [`host`]: pinned host memory.
+//! * `handles`: physical memory that a program holds by handle, and its way to other processes.
+//! * `host`: pinned host memory.
 //! * [`view()`]: the checked way from a device address to bytes.
 //!
 //! Invariants: a mapping keeps its physical memory, and a [`View`] keeps its mappings, alive; a range of addresses

@@ -1,10 +1,10 @@
 //! Streams: ordered queues of work that executors run while the host goes on; events; capture and graphs.
 //!
-//! * [`work`]: what may be enqueued ([`Work`]) and what it runs in ([`Exec`]).
-//! * [`queue`]: one stream: its queue, its executor, how to wait for it.
-//! * [`event`]: marks in streams.
-//! * [`capture`]: streams that record instead of running.
-//! * [`graph`]: what was recorded, and running it.
+//! * `work`: what may be enqueued ([`Work`]) and what it runs in ([`Exec`]).
+//! * `queue`: one stream: its queue, its executor, how to wait for it.
+//! * `event`: marks in streams.
+//! * `capture`: streams that record instead of running.
+//! * `graph`: what was recorded, and running it.
 //!
 //! Invariants: work of a stream runs in order, one at a time; [`Work::launch`] is called in the host's launch order,
 //! by the thread that launches; on a poisoned context nothing runs any more but queues still drain and events still
@@ -21,12 +21,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda_driver_sys::{CUgraphNodeType, CUresult, CUstream};
+use cuda_driver_sys::{CUresult, CUstream};
 
 use crate::abi::{Answer, Refusal};
 use crate::device::Context;
 use crate::sched::with_local;
-use crate::world::{self, Leak, Machine};
+use crate::world::{Leak, Machine};
 
 use capture::Session;
 use event::Event;
@@ -77,18 +77,6 @@ impl Default for Streams {
 /// The calling rank's own default stream in each context.
 #[derive(Debug, Default)]
 struct PerThread(BTreeMap<u64, Arc<Stream>>);
-
-/// Puts `work` into `stream` (a handle of the current context, default streams included), or records it as a node
-/// while the stream captures. `kind` is the node's.
-///
-/// # Errors
-/// The code and the reason, as the driver would answer.
-#[allow(dead_code, reason = "the seam that `nccl` stands on")]
-pub(crate) fn enqueue(stream: CUstream, kind: CUgraphNodeType, work: Arc<dyn Work>) -> Answer {
-    let Some(machine) = world::machine() else { return Err(CUresult::CUDA_ERROR_DEINITIALIZED.into()) };
-    let stream = machine.stream(stream)?;
-    stream.enqueue(&machine, kind, work)
-}
 
 impl Machine {
     /// The stream of a handle, whose context must be unharmed.

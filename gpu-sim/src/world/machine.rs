@@ -19,7 +19,6 @@ use crate::stream::Streams;
 pub(crate) struct Machine {
     pub(crate) id: u64,
     pub(crate) mode: Mode,
-    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     pub(crate) nccl_release: i32,
     pub(crate) sched: Scheduler,
     pub(crate) faults: Faults,
@@ -42,7 +41,6 @@ struct Notes {
 
 /// [`Part`] that can be found again by its type.
 trait PartOf: Part + std::fmt::Debug {
-    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
@@ -97,7 +95,6 @@ impl Machine {
     }
 
     /// The world's `T`, made on first use.
-    #[allow(dead_code, reason = "the seam that `nccl` stands on")]
     pub(crate) fn part<T: Part + std::fmt::Debug + Default>(&self) -> Arc<T> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
