@@ -24,3 +24,9 @@ pub mod registration;
 pub mod store;
 
 pub use group::ProcessGroup;
+
+#[cfg(test)]
+extern crate self as process_group;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

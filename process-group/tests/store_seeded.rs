@@ -1,13 +1,10 @@
 //! The store's machines under every schedule that a seed can choose: what ranks see is what one store in one
 //! order would show, nothing is lost, and nobody is hurt by strangers or by others' broken connections.
 
-#[path = "store_support/world.rs"]
-mod world;
-
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::store_support::world::{COUNTER, Event, Op, QUEUE, REGISTER, World};
 use process_group::store::machine::{Failure, Reply, Request};
-use world::{COUNTER, Event, Op, QUEUE, REGISTER, World};
 
 const SEEDS: u64 = 3000;
 const STEPS: usize = 1000;

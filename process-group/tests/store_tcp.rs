@@ -1,8 +1,5 @@
 //! The store between processes: sockets, death, strangers, limits.
 
-#[path = "store_support/ports.rs"]
-mod ports;
-
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -10,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ports::reserved_port;
+use super::store_support::ports::reserved_port;
 use process_group::store::{
     Deadline, Store, StoreError, TcpStore,
     machine::{Limits, ServerLimits},

@@ -1,9 +1,6 @@
 //! Our store and PyTorch's, each as host of the other. Needs a Python that can import torch: `python3`, or what
 //! the variable `PYTHON` names.
 
-#[path = "store_support/ports.rs"]
-mod ports;
-
 use std::{
     env,
     io::{BufRead, BufReader, Lines},
@@ -11,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ports::reserved_port;
+use super::store_support::ports::reserved_port;
 use process_group::store::{Deadline, Store, StoreError, TcpStore};
 
 fn soon() -> Deadline {

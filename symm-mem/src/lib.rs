@@ -66,3 +66,9 @@ pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup,
 pub use domain::{Domain, DomainError};
 pub use error::CommitError;
 pub use pool::{GraphPin, LookupError, PoolCapture, Residence, Standing, SymmetricBlock, SymmetricPool};
+
+#[cfg(test)]
+extern crate self as symm_mem;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

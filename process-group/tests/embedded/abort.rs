@@ -8,7 +8,7 @@ use process_group::comm::{
 use process_group::store::Store;
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{faithful, far, machine, soon};
+use super::common::{faithful, far, machine, soon};
 
 rusty_fork_test! {
     #[test]
@@ -17,7 +17,7 @@ rusty_fork_test! {
         machine.ranks(2, |rank| {
             let communicator = rank.communicator();
             let handle = communicator.abort_handle();
-            let memory = crate::window::segment(&rank);
+            let memory = super::window::segment(&rank);
             let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
             if rank.rank == 0 {
                 thread::scope(|scope| {
@@ -97,7 +97,7 @@ rusty_fork_test! {
         let machine = machine(2);
         machine.ranks(2, |rank| {
             let communicator = rank.communicator();
-            let memory = crate::window::segment(&rank);
+            let memory = super::window::segment(&rank);
             let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
             if rank.rank == 0 {
                 let fault = gpu_sim::Injection::new("ncclCommWindowRegister", gpu_sim::Action::Fail(1));

@@ -5,7 +5,7 @@ use process_group::comm::{
 };
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{far, machine, machine_with, soon, values};
+use super::common::{far, machine, machine_with, soon, values};
 
 rusty_fork_test! {
     #[test]

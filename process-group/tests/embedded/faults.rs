@@ -8,7 +8,7 @@ use process_group::comm::{
 };
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{Machine, far, machine};
+use super::common::{Machine, far, machine};
 
 /// What a rank alone does with a communicator, through everything that this crate calls.
 fn flow(machine: &Machine) -> Result<()> {

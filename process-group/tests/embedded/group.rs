@@ -11,7 +11,7 @@ use process_group::{
 };
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{far, machine, machine_with, soon, values};
+use super::common::{far, machine, machine_with, soon, values};
 
 rusty_fork_test! {
     #[test]
@@ -229,7 +229,7 @@ rusty_fork_test! {
 
     #[test]
     fn work_that_a_peer_never_joins_times_out() {
-        let machine = crate::common::faithful(2, 22809);
+        let machine = super::common::faithful(2, 22809);
         machine.ranks(2, |rank| {
             let world = rank.world();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));

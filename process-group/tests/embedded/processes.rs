@@ -13,15 +13,17 @@ use process_group::{
     store::TcpStore,
 };
 
-use crate::common::{far, machine, values};
+use super::common::{far, machine, values};
 
 const RANKS: usize = 4;
 
 /// Starts this test again as one rank; the variables are a launcher's.
 fn spawn(rank: usize, address: &str, absent: bool) -> Child {
     let port = address.rsplit(':').next().unwrap();
+    // The harness names tests without the crate.
+    let (_, module) = module_path!().split_once("::").unwrap();
     Command::new(env::current_exe().unwrap())
-        .args(["--exact", "processes::one_rank", "--nocapture"])
+        .args(["--exact", &format!("{module}::one_rank"), "--nocapture"])
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", RANKS.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -52,7 +54,7 @@ fn one_rank() {
         world.members().iter().map(|member| member.process).collect();
     assert_eq!(processes.len(), RANKS);
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
-    let rank = crate::common::Rank {
+    let rank = super::common::Rank {
         rank: me,
         size: RANKS,
         context,
@@ -60,7 +62,7 @@ fn one_rank() {
         store: machine.store.clone(),
         id: process_group::comm::UniqueId::from_bytes([0; 128]),
     };
-    let segment = crate::window::segment(&rank);
+    let segment = super::window::segment(&rank);
     let stream = rank.stream();
     for group in [&world, &pair] {
         let windows = unsafe {

@@ -12,7 +12,7 @@ use gpu_sim::{Action, Injection};
 use process_group::registration::{RegistrarError, SegmentRegistrar};
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{Machine, Rank, far, machine};
+use super::common::{Machine, Rank, far, machine};
 
 const LARGE: u64 = 24 << 20;
 

@@ -9,7 +9,7 @@ use process_group::comm::{
 };
 use rusty_fork::rusty_fork_test;
 
-use crate::common::{Machine, Rank, far, machine, machine_with, soon};
+use super::common::{Machine, Rank, far, machine, machine_with, soon};
 
 const SEGMENT: usize = 2 << 20;
 

@@ -1,0 +1,12 @@
+//! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
+
+mod embedded;
+mod hardware;
+mod store_garbage;
+mod store_hash;
+mod store_model;
+mod store_rendezvous;
+mod store_seeded;
+mod store_support;
+mod store_tcp;
+mod store_torch;
