@@ -9,8 +9,8 @@ use std::{
 
 use cuda_driver::{
     Context, Event, EventFlags, Stream,
-    graph::RelaxedCapture,
-    sys::{CUresult, CUstream},
+    graph::{CaptureStatus, RelaxedCapture},
+    sys::CUstream,
 };
 
 use super::{GroupError, Result, process_group::Counter};
@@ -27,6 +27,9 @@ pub struct Work {
     counter: Arc<Counter>,
     communicator: AbortHandle,
     stream: StreamKey,
+    /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
+    /// capture ends the capture in vain (measured), so it is never asked.
+    captured: bool,
     done: Arc<Lease>,
 }
 
@@ -40,10 +43,11 @@ impl Work {
         events: &Arc<EventPool>,
         stream: &Stream,
     ) -> Result<Self> {
-        let done = events.lease()?;
+        let done = Arc::new(events.lease()?);
         stream.record(done.event())?;
+        let captured = stream.capture_status()? != CaptureStatus::None;
         let stream = StreamKey(stream.raw());
-        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, done: Arc::new(done) })
+        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, captured, done })
     }
 
     /// Its number among the group's operations, beginning with 1.
@@ -104,19 +108,17 @@ impl Work {
     /// [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
     /// on the device did wrong.
     pub fn is_completed(&self) -> Result<bool> {
+        if self.captured {
+            return Err(GroupError::Captured {
+                operation: self.operation,
+                sequence: self.sequence,
+                group: self.counter.name.to_string(),
+            });
+        }
         let event = self.done.event();
         // Another thread may be capturing in global mode, whose capture a query would end.
         let _relaxed = RelaxedCapture::enter(event.context().driver())?;
-        match event.query() {
-            Err(error) if error.code() == Some(CUresult::CUDA_ERROR_CAPTURED_EVENT) => {
-                Err(GroupError::Captured {
-                    operation: self.operation,
-                    sequence: self.sequence,
-                    group: self.counter.name.to_string(),
-                })
-            }
-            answer => Ok(answer?),
-        }
+        Ok(event.query()?)
     }
 }
 
