@@ -35,3 +35,9 @@ mod world;
 pub use fault::{Action, Faults, Injection};
 pub use sched::Step;
 pub use world::{Builder, Leak, Report, RunError, World, WorldError};
+
+#[cfg(test)]
+extern crate self as gpu_sim;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

@@ -1,8 +1,6 @@
 //! Capture: a graph does what the calls would have done; what cannot be captured is refused by the driver's codes.
 
-mod common;
-
-use common::{Cuda, cu, ok};
+use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use proptest::prelude::*;

@@ -1,8 +1,6 @@
 //! Every function of the table is counted, can be made to fail, and leaves things as they were when it does.
 
-mod common;
-
-use common::{Cuda, GRANULE, cu, ok};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::{Action, Injection, World};
 use rusty_fork::rusty_fork_test;

@@ -1,10 +1,8 @@
 //! Kernels by registered name: parameters, memory, faults, capture.
 
-mod common;
-
 use std::ffi::c_void;
 
-use common::{Cuda, cu, ok};
+use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use gpu_sim::fault::Fault;

@@ -1,8 +1,6 @@
 //! Device memory: what the driver's rules allow, what they refuse, and what faults.
 
-mod common;
-
-use common::{Cuda, GRANULE, cu, ok};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::{World, WorldError};
 use rusty_fork::rusty_fork_test;

@@ -1,14 +1,13 @@
 //! Virtual memory against a model: any sequence of calls answers and shows what the driver's rules say.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{Cuda, GRANULE, cu, ok};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use gpu_sim::memory::{Access, view};
 use proptest::prelude::*;
+use rusty_fork::rusty_fork_test;
 
 const SLOTS: usize = 6;
 const RESERVED: u64 = 16;
@@ -103,15 +102,17 @@ impl Model {
     }
 }
 
-#[test]
-fn any_sequence_of_calls_follows_the_rules() {
-    let world = World::builder().devices(2).capacity(CAPACITY * G).start().unwrap();
-    let cuda = Cuda::of(&world);
-    proptest!(ProptestConfig::with_cases(200), |(calls in prop::collection::vec(call(), 1..80))| {
-        run(&cuda, &calls)?;
-    });
-    cuda.leave(0);
-    world.finish().unwrap();
+rusty_fork_test! {
+    #[test]
+    fn any_sequence_of_calls_follows_the_rules() {
+        let world = World::builder().devices(2).capacity(CAPACITY * G).start().unwrap();
+        let cuda = Cuda::of(&world);
+        proptest!(ProptestConfig::with_cases(200), |(calls in prop::collection::vec(call(), 1..80))| {
+            run(&cuda, &calls)?;
+        });
+        cuda.leave(0);
+        world.finish().unwrap();
+    }
 }
 
 fn run(cuda: &Cuda, calls: &[Call]) -> Result<(), TestCaseError> {

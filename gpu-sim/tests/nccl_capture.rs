@@ -1,13 +1,12 @@
 //! Collectives in graphs: recorded, replayed in launch order, and held until the graphs are gone.
 
-#[macro_use]
-mod rig;
+use super::rig;
 
 use std::ffi::c_void;
 
+use super::rig::{Comm, OK, Rank, run, run_in_comm, world};
 use cuda_driver_sys as cu;
 use nccl_sys::*;
-use rig::{Comm, OK, Rank, run, run_in_comm, world};
 use rusty_fork::rusty_fork_test;
 
 struct Graph {

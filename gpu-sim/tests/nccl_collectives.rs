@@ -1,14 +1,13 @@
 //! Every collective, type, operation, length and rank count against plain references.
 
-#[macro_use]
-mod rig;
+use super::rig;
 
 use std::ffi::c_void;
 
+use super::rig::{Comm, Rank, run_in_comm, world};
 use half::{bf16, f16};
 use nccl_sys::*;
 use proptest::prelude::*;
-use rig::{Comm, Rank, run_in_comm, world};
 use rusty_fork::rusty_fork_test;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,14 +1,13 @@
 //! What ranks do differently is an error on all of them in a strict world, and a hang in a faithful one.
 
-#[macro_use]
-mod rig;
+use super::rig;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Barrier};
 
+use super::rig::{Comm, OK, Rank, run_in_comm, world};
 use gpu_sim::World;
 use nccl_sys::*;
-use rig::{Comm, OK, Rank, run_in_comm, world};
 use rusty_fork::rusty_fork_test;
 
 /// How the odd rank's call differs.

@@ -1,12 +1,9 @@
 //! Groups: messages progress together, one thread drives several ranks, errors stick, streams join.
 
-#[macro_use]
-mod rig;
-
 use std::ffi::c_void;
 
+use super::rig::{Comm, OK, Rank, Rig, run, run_in_comm, world};
 use nccl_sys::*;
-use rig::{Comm, OK, Rank, Rig, run, run_in_comm, world};
 use rusty_fork::rusty_fork_test;
 
 fn send(rank: &Rank, comm: Comm, buffer: u64, count: usize, peer: usize) -> ncclResult_t {

@@ -1,14 +1,11 @@
 //! How communicators begin and end: init, split, shrink, finalize, abort, revoke; releases, counters, faults.
 
-#[macro_use]
-mod rig;
-
 use std::ffi::c_int;
 use std::time::Duration;
 
+use super::rig::{Comm, OK, Rig, run, run_in_comm, world};
 use gpu_sim::{Action, Injection, World};
 use nccl_sys::*;
-use rig::{Comm, OK, Rig, run, run_in_comm, world};
 use rusty_fork::rusty_fork_test;
 
 const UNUSABLE: ncclResult_t = ncclResult_t::ncclInvalidArgument;

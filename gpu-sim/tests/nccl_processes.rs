@@ -1,22 +1,21 @@
 //! Ranks as processes: the same calls, and what the death of one leaves behind.
 
-#[macro_use]
-mod rig;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::rig::{Id, OK, Rig, run, world};
 use nccl_sys::*;
-use rig::{Id, OK, Rig, run, world};
 use rusty_fork::rusty_fork_test;
 
 /// Set in the processes of ranks: what they do, their rank and the rank count.
 const ROLE: &str = "GPU_SIM_TEST_ROLE";
 
 fn spawn(role: &str, rank: usize, size: usize) -> Child {
+    // The harness names tests without the crate.
+    let (_, module) = module_path!().split_once("::").unwrap();
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_rank", "--nocapture"])
+        .args(["--exact", &format!("{module}::a_rank"), "--nocapture"])
         .env(ROLE, format!("{role} {rank} {size}"))
         .env_remove("RUSTY_FORK_OCCURS")
         .stdin(Stdio::piped())

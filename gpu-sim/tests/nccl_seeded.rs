@@ -1,13 +1,12 @@
 //! NCCL in seeded worlds: the same seed gives the same run, and a deadlock is named.
 
-#[macro_use]
-mod rig;
+use super::rig;
 
 use std::ffi::c_void;
 
+use super::rig::{OK, Rig, run_in_comm};
 use gpu_sim::{RunError, Step, World};
 use nccl_sys::*;
-use rig::{OK, Rig, run_in_comm};
 use rusty_fork::rusty_fork_test;
 
 fn seeded(seed: u64) -> World {

@@ -1,14 +1,11 @@
 //! Windows, by release: the table of what each answers, and what strictness adds.
 
-#[macro_use]
-mod rig;
-
 use std::ffi::c_void;
 
+use super::rig::{Comm, OK, Rank, Rig, run_in_comm};
 use cuda_driver_sys as cu;
 use gpu_sim::World;
 use nccl_sys::*;
-use rig::{Comm, OK, Rank, Rig, run_in_comm};
 use rusty_fork::rusty_fork_test;
 
 const MIB: usize = 1 << 20;

@@ -2,13 +2,11 @@
 //!
 //! The other process is this test binary again, told its part by the environment.
 
-mod common;
-
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
-use common::{Cuda, GRANULE, cu, ok};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use rusty_fork::rusty_fork_test;
@@ -20,8 +18,10 @@ const POSIX_FD: CUmemAllocationHandleType =
 
 /// Starts the other process in its part, with an argument and perhaps a descriptor as its number 100.
 fn other(part: &str, argument: &str, descriptor: Option<&OwnedFd>) -> std::process::Child {
+    // The harness names tests without the crate.
+    let (_, module) = module_path!().split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "the_other_process", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", &format!("{module}::the_other_process"), "--nocapture", "--test-threads=1"]);
     command.env(PART, part).env("ARGUMENT", argument).env_remove("RUSTY_FORK_OCCURS_DEPTH");
     command.stdout(Stdio::null());
     if let Some(descriptor) = descriptor {

@@ -1,12 +1,10 @@
 //! Streams: order, independence, events, the default streams, host functions, memory operations.
 
-mod common;
-
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::{Cuda, cu, ok};
+use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::{Builder, World};
 use rusty_fork::rusty_fork_test;

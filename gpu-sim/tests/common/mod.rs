@@ -19,7 +19,7 @@ macro_rules! cu {
 /// As `cu!`, and success it must be.
 macro_rules! ok {
     ($cuda:expr, $name:ident($($argument:expr),* $(,)?)) => {
-        assert_eq!($crate::common::cu!($cuda, $name($($argument),*)), CUresult::CUDA_SUCCESS, stringify!($name))
+        assert_eq!($crate::end_to_end::common::cu!($cuda, $name($($argument),*)), CUresult::CUDA_SUCCESS, stringify!($name))
     };
 }
 

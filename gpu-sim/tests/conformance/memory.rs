@@ -1,0 +1,261 @@
+//! Rows about memory: allocations, virtual memory, queries, copies.
+
+use std::ffi::c_void;
+
+use super::*;
+
+pub(super) const ROWS: &[Row] = &[
+    (
+        "address range over two handles in one reservation",
+        |cuda| {
+            let start = two_mappings(cuda);
+            let ask = |at: u64| {
+                let (mut base, mut size) = (start, 0);
+                let code = cu!(cuda, cuMemGetAddressRange_v2(&mut base, &mut size, at));
+                format!("{} +{} {size}", codes([code]), if base == 0 { 0 } else { base.wrapping_sub(start) })
+            };
+            let silent = ask(start + G + 5);
+            cuda.allow(0, start, 2 * GRANULE, RW);
+            [silent, ask(start + G + 5), ask(start + 2 * G)].join(", ")
+        },
+        "NOT_FOUND +0 0, SUCCESS +2097152 2097152, NOT_FOUND +0 0",
+    ),
+    (
+        "address range of a small allocation",
+        |cuda| {
+            let a = cuda.alloc(1000);
+            let ask = |at: u64| {
+                let (mut base, mut size) = (a, 0);
+                let code = cu!(cuda, cuMemGetAddressRange_v2(&mut base, &mut size, at));
+                format!("{} +{} {size}", codes([code]), if base == 0 { 0 } else { base.wrapping_sub(a) })
+            };
+            let without = cu!(cuda, cuMemGetAddressRange_v2(null(), null(), a + (64 << 20)));
+            let local = 0u8;
+            [ask(a + 999), ask(a + 1000), ask(a + 1024), ask(&raw const local as u64), codes([without])]
+                .join(", ")
+        },
+        "SUCCESS +0 1000, NOT_FOUND +0 0, NOT_FOUND +0 0, NOT_FOUND +0 0, SUCCESS",
+    ),
+    (
+        "pointer attributes of mapped memory",
+        |cuda| {
+            let start = two_mappings(cuda);
+            use CUpointer_attribute as A;
+            let kind = attribute(cuda, A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start + G);
+            let base = attribute(cuda, A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, start + G);
+            let size = attribute(cuda, A::CU_POINTER_ATTRIBUTE_RANGE_SIZE, start + G);
+            let context = attribute(cuda, A::CU_POINTER_ATTRIBUTE_CONTEXT, start);
+            let handles = attribute(cuda, A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, start);
+            let mapped = attribute(cuda, A::CU_POINTER_ATTRIBUTE_MAPPED, start);
+            let reserved = attribute(cuda, A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, start + 2 * G);
+            format!(
+                "{} type {} +{} {} context {} handles {} mapped {}",
+                codes([kind.0, base.0, size.0, context.0, handles.0, mapped.0, reserved.0]),
+                kind.1,
+                base.1.wrapping_sub(start),
+                size.1,
+                context.1 != 0,
+                handles.1,
+                mapped.1
+            )
+        },
+        "SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS INVALID_VALUE type 2 +0 6291456 context false handles 1 mapped 1",
+    ),
+    (
+        "pointer attributes of nothing",
+        |cuda| {
+            use CUpointer_attribute as A;
+            let local = 0u8;
+            let at = &raw const local as u64;
+            let one = attribute(cuda, A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at);
+            let ordinal = attribute(cuda, A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, at);
+            let (mut kind, mut device) = (9u32, 9i32);
+            let mut which = [A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
+            let mut data: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut device).cast()];
+            let all = cu!(cuda, cuPointerGetAttributes(2, which.as_mut_ptr(), data.as_mut_ptr(), at));
+            format!("{} {kind} {device}", codes([one.0, ordinal.0, all]))
+        },
+        "INVALID_VALUE INVALID_VALUE SUCCESS 0 -2",
+    ),
+    (
+        "mapping out of place",
+        |cuda| {
+            let start = two_mappings(cuda);
+            let handle = cuda.create(0, GRANULE);
+            let mut out = 0;
+            codes([
+                cu!(cuda, cuMemMap(start, GRANULE, 0, handle, 0)),
+                cu!(cuda, cuMemMap(start + 2 * G + 4096, GRANULE, 0, handle, 0)),
+                cu!(cuda, cuMemMap(start + 2 * G, GRANULE, GRANULE, handle, 0)),
+                cu!(cuda, cuMemMap(start + 2 * G, GRANULE, 0, handle, 1)),
+                cu!(cuda, cuMemMap(start + 2 * G, GRANULE, 0, handle + 0x1000, 0)),
+                cu!(cuda, cuMemUnmap(start, 4096)),
+                cu!(cuda, cuMemUnmap(start + 2 * G, GRANULE)),
+                cu!(cuda, cuMemAddressFree(start, 3 * GRANULE)),
+                cu!(cuda, cuMemUnmap(start, 2 * GRANULE)),
+                cu!(cuda, cuMemAddressFree(start, GRANULE)),
+                cu!(cuda, cuMemAddressReserve(&mut out, 4096, 0, 0, 0)),
+                cu!(cuda, cuMemCreate(&mut out, 4096, &cuda.properties(0, true), 0)),
+            ])
+        },
+        "INVALID_VALUE INVALID_VALUE NOT_SUPPORTED INVALID_VALUE INVALID_VALUE INVALID_VALUE SUCCESS INVALID_VALUE SUCCESS INVALID_VALUE INVALID_VALUE INVALID_VALUE",
+    ),
+    (
+        "mapping parts of handles",
+        |cuda| {
+            let start = cuda.reserve(4 * GRANULE);
+            let (one, two) = (cuda.create(0, GRANULE), cuda.create(0, 2 * GRANULE));
+            codes([
+                cu!(cuda, cuMemMap(start, 2 * GRANULE, 0, one, 0)),
+                cu!(cuda, cuMemMap(start, GRANULE, 0, two, 0)),
+                cu!(cuda, cuMemMap(start, GRANULE, GRANULE, two, 0)),
+                cu!(cuda, cuMemMap(start, 2 * GRANULE, 0, two, 0)),
+            ])
+        },
+        "NOT_SUPPORTED NOT_SUPPORTED NOT_SUPPORTED SUCCESS",
+    ),
+    (
+        "unmapping with holes",
+        |cuda| {
+            let start = two_mappings(cuda);
+            let outside = cu!(cuda, cuMemUnmap(start + 64 * G, GRANULE));
+            let hole = cu!(cuda, cuMemUnmap(start, 3 * GRANULE));
+            let free = cu!(cuda, cuMemAddressFree(start, 3 * GRANULE));
+            codes([outside, hole, free])
+        },
+        "INVALID_VALUE SUCCESS SUCCESS",
+    ),
+    (
+        "access with holes",
+        |cuda| {
+            let start = two_mappings(cuda);
+            let right = CUmemAccessDesc { location: cuda.location(0), flags: RW };
+            codes([
+                cu!(cuda, cuMemSetAccess(start, 3 * GRANULE, &right, 1)),
+                cu!(cuda, cuMemSetAccess(start, 4096, &right, 1)),
+            ])
+        },
+        "INVALID_VALUE INVALID_VALUE",
+    ),
+    (
+        "words that are not there",
+        |cuda| {
+            let a = cuda.alloc(4 << 20);
+            cuda.free(a);
+            let stream = cuda.stream();
+            let write = cu!(cuda, cuStreamWriteValue32_v2(stream, a, 1, 0));
+            let wait = cu!(cuda, cuStreamWaitValue32_v2(stream, a, 0, 0));
+            let misaligned = cu!(cuda, cuStreamWriteValue32_v2(stream, cuda.alloc(64) + 2, 1, 0));
+            codes([write, wait, misaligned, cu!(cuda, cuStreamSynchronize(stream))])
+        },
+        "INVALID_VALUE INVALID_VALUE INVALID_VALUE SUCCESS",
+    ),
+    (
+        "half of a mapping",
+        |cuda| {
+            let (handle, start) = (cuda.create(0, 2 * GRANULE), cuda.reserve(2 * GRANULE));
+            ok!(cuda, cuMemMap(start, 2 * GRANULE, 0, handle, 0));
+            let right = CUmemAccessDesc { location: cuda.location(0), flags: RW };
+            let access = cu!(cuda, cuMemSetAccess(start, GRANULE, &right, 1));
+            let unmap = cu!(cuda, cuMemUnmap(start, GRANULE));
+            codes([access, unmap])
+        },
+        "INVALID_VALUE INVALID_VALUE",
+    ),
+    (
+        "access to what is not mapped",
+        |cuda| {
+            let start = cuda.reserve(GRANULE);
+            let right = CUmemAccessDesc { location: cuda.location(0), flags: RW };
+            let set = cu!(cuda, cuMemSetAccess(start, GRANULE, &right, 1));
+            let mut flags = 7;
+            let get = cu!(cuda, cuMemGetAccess(&mut flags, &cuda.location(0), start));
+            let mut handle = 0;
+            let retain = cu!(cuda, cuMemRetainAllocationHandle(&mut handle, start as *mut c_void));
+            let plain = cuda.alloc(100);
+            let retain_plain = cu!(cuda, cuMemRetainAllocationHandle(&mut handle, plain as *mut c_void));
+            codes([set, get, retain, retain_plain])
+        },
+        "INVALID_VALUE INVALID_VALUE INVALID_VALUE INVALID_VALUE",
+    ),
+    (
+        "handles that are not",
+        |cuda| {
+            let private = {
+                let mut handle = 0;
+                ok!(cuda, cuMemCreate(&mut handle, GRANULE, &cuda.properties(0, false), 0));
+                handle
+            };
+            let (mut descriptor, mut handle) = (-1i32, 0);
+            let export =
+                cu!(cuda, cuMemExportToShareableHandle((&raw mut descriptor).cast(), private, POSIX_FD, 0));
+            let file = std::fs::File::open("/proc/self/exe").unwrap();
+            let number = std::os::fd::AsRawFd::as_raw_fd(&file);
+            let import =
+                cu!(cuda, cuMemImportFromShareableHandle(&mut handle, number as isize as *mut _, POSIX_FD));
+            codes([export, import])
+        },
+        "INVALID_VALUE UNKNOWN",
+    ),
+    (
+        "frees of what is not there",
+        |cuda| {
+            let a = cuda.alloc(4096);
+            let start = two_mappings(cuda);
+            let inside = cu!(cuda, cuMemFree_v2(a + 512));
+            let mapped = cu!(cuda, cuMemFree_v2(start));
+            cuda.free(a);
+            let again = cu!(cuda, cuMemFree_v2(a));
+            let nothing = cu!(cuda, cuMemFree_v2(0));
+            let asynchronous = cu!(cuda, cuMemFreeAsync(a, cuda.stream()));
+            codes([inside, mapped, again, nothing, asynchronous])
+        },
+        "INVALID_VALUE INVALID_VALUE INVALID_VALUE SUCCESS INVALID_VALUE",
+    ),
+    (
+        "copies from and to freed memory",
+        |cuda| {
+            let a = cuda.alloc(4 << 20);
+            cuda.free(a);
+            let (mut byte, stream) = (0u8, cuda.stream());
+            let to_host = cu!(cuda, cuMemcpyDtoH_v2((&raw mut byte).cast(), a, 1));
+            let to_device = cu!(cuda, cuMemcpyHtoD_v2(a, (&raw const byte).cast(), 1));
+            let fill = cu!(cuda, cuMemsetD8Async(a, 1, 1, stream));
+            let after = cu!(cuda, cuStreamSynchronize(stream));
+            codes([to_host, to_device, fill, after])
+        },
+        "INVALID_VALUE INVALID_VALUE INVALID_VALUE SUCCESS",
+    ),
+    (
+        "copies past the end",
+        |cuda| {
+            let a = cuda.alloc(2 << 20);
+            let mut bytes = vec![0u8; 16 << 20];
+            let to_host = cu!(cuda, cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), a, 16 << 20));
+            let fill = cu!(cuda, cuMemsetD8_v2(a, 1, 16 << 20));
+            codes([to_host, fill, cu!(cuda, cuCtxSynchronize())])
+        },
+        "INVALID_VALUE INVALID_VALUE SUCCESS",
+    ),
+    (
+        "copies without the right",
+        |cuda| {
+            let start = two_mappings(cuda);
+            let mut byte = 0u8;
+            let to_host = cu!(cuda, cuMemcpyDtoH_v2((&raw mut byte).cast(), start, 1));
+            let to_device = cu!(cuda, cuMemcpyHtoD_v2(start, (&raw const byte).cast(), 1));
+            codes([to_host, to_device, cu!(cuda, cuCtxSynchronize())])
+        },
+        "INVALID_VALUE INVALID_VALUE SUCCESS",
+    ),
+    (
+        "a copy over two mappings",
+        |cuda| {
+            let start = two_mappings(cuda);
+            cuda.allow(0, start, 2 * GRANULE, RW);
+            let bytes = [1u8; 8];
+            codes([cu!(cuda, cuMemcpyHtoD_v2(start + G - 4, bytes.as_ptr().cast(), 8))])
+        },
+        "SUCCESS",
+    ),
+];
