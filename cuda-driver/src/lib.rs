@@ -67,3 +67,9 @@ pub use event::{Event, EventFlags};
 pub use memory::DevicePtr;
 pub use stream::{Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
+
+#[cfg(test)]
+extern crate self as cuda_driver;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

@@ -38,3 +38,9 @@ pub use dynamic::{Api, Function, Item, LoadError, Missing, VersionFault, Why};
 pub use feature::Feature;
 pub use generated::*;
 pub use version::Version;
+
+#[cfg(test)]
+extern crate self as nccl_sys;
+#[cfg(test)]
+#[path = "../tests/main.rs"]
+mod end_to_end;

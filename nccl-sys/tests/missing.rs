@@ -38,11 +38,13 @@ unsafe extern "C" fn deregister(_: ncclComm_t, _: ncclWindow_t) -> ncclResult_t 
 
 /// An interface of this release with splitting and windows, and nothing else.
 fn api<const CODE: c_int>() -> Api {
-    let mut table = Table::default();
-    table.ncclGetVersion = Some(version::<CODE>);
-    table.ncclCommSplit = Some(split);
-    table.ncclCommWindowRegister = Some(register);
-    table.ncclCommWindowDeregister = Some(deregister);
+    let table = Table {
+        ncclGetVersion: Some(version::<CODE>),
+        ncclCommSplit: Some(split),
+        ncclCommWindowRegister: Some(register),
+        ncclCommWindowDeregister: Some(deregister),
+        ..Table::default()
+    };
     // SAFETY: the functions keep NCCL's declarations.
     unsafe { Api::from_parts(table) }.unwrap()
 }

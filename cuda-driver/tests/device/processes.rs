@@ -14,8 +14,10 @@ const BYTES: usize = 4 << 20;
 
 /// Runs `test` of this program in a child, and fails if it fails.
 fn child(test: &str, role: &str, stdin: Stdio) {
+    // The harness names tests without the crate.
+    let (_, module) = module_path!().split_once("::").unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
         .env(ROLE, role)
         .stdin(stdin)
         .output()
@@ -44,7 +46,7 @@ fn a_descriptor_carries_memory_to_another_process() {
             // SAFETY: the word is mapped; the child uses it between the two calls.
             unsafe { context.copy_from_host(last, &[41u64]) }.unwrap();
             let descriptor = memory.export_fd().unwrap();
-            child("processes::a_descriptor_carries_memory_to_another_process", "importer", descriptor.into());
+            child("a_descriptor_carries_memory_to_another_process", "importer", descriptor.into());
             // SAFETY: as above.
             unsafe { context.copy_to_host(&mut word, last) }.unwrap();
             assert_eq!(word, [42], "the child added one");
@@ -66,7 +68,7 @@ fn a_legacy_handle_carries_memory_to_another_process() {
             let memory = DeviceMemory::new(context, BYTES).unwrap();
             memory.copy_from_host(BYTES - 8, &[41u64]).unwrap();
             let handle = memory.export_ipc().unwrap().0.map(|byte| format!("{byte:02x}")).concat();
-            child("processes::a_legacy_handle_carries_memory_to_another_process", &handle, Stdio::null());
+            child("a_legacy_handle_carries_memory_to_another_process", &handle, Stdio::null());
             let mut word = [0u64];
             memory.copy_to_host(BYTES - 8, &mut word).unwrap();
             assert_eq!(word, [42], "the child added one");

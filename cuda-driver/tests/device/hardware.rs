@@ -1,11 +1,8 @@
 //! The crate on the machine's own driver: needs a GPU, and says so where there is none.
 
-#[path = "device/flow.rs"]
-mod flow;
+use cuda_driver::Driver;
 
-use std::sync::Mutex;
-
-use cuda_driver::{Driver, set_drop_error_hook};
+use super::{drops, flow, turn};
 
 #[test]
 fn the_flow_runs_on_the_real_driver() {
@@ -16,12 +13,11 @@ fn the_flow_runs_on_the_real_driver() {
             return;
         }
     };
-    static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    set_drop_error_hook(|error| DROPS.lock().unwrap().push(error.to_string()));
+    let _turn = turn();
     // Twice: the second time nothing is new to the driver. A thread of its own: no context is current there.
     for _ in 0..2 {
         let driver = driver.clone();
         std::thread::spawn(move || flow::flow(&driver)).join().unwrap().unwrap();
     }
-    assert_eq!(*DROPS.lock().unwrap(), Vec::<String>::new());
+    assert_eq!(*drops(), Vec::<String>::new());
 }

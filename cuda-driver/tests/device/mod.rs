@@ -3,6 +3,7 @@
 mod capture;
 mod faults;
 mod flow;
+mod hardware;
 mod lifecycle;
 mod memory;
 mod processes;
