@@ -1,12 +1,52 @@
 #!/usr/bin/env bash
 # Runs the demo, the tests and the benchmarks of this folder on a GPU host; needs no Rust.
-#   ./run.sh [all|demo|tests|benches] [RANKS]
+#   ./run.sh [all|demo|tests|benches|peers] [RANKS]
+# Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
 cd "$(dirname "$0")"
 what=${1:-all}
 ranks=${2:-}
 failed=0
+
+# Builds a peer's program and runs it, or says why not: peer NAME WHY BUILD... -- RUN...; WHY is empty if nothing is
+# missing.
+peer() {
+    local name=$1 why=$2 build=()
+    shift 2
+    while [ "$1" != -- ]; do build+=("$1"); shift; done
+    shift
+    echo "== peers/$name"
+    if [ -z "$why" ] && ! "${build[@]}"; then why="it does not build here"; fi
+    if [ -z "$why" ] && ! "$@"; then why="it does not run here"; fi
+    [ -z "$why" ] || echo "skipped: $why"
+}
+
+peers() {
+    local out torch why nccl cuda=${CUDA_HOME:-/usr/local/cuda}
+    out=$(mktemp -d)
+    PATH=$PATH:$cuda/bin
+    torch=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)
+
+    why=
+    [ -e "$cuda/include/cuda_runtime.h" ] || why="no CUDA toolkit in $cuda (CUDA_HOME names another)"
+    [ -n "$torch" ] || why="python3 has no torch"
+    command -v g++ >/dev/null || why="no g++"
+    peer alloc_bench.cpp "$why" \
+        g++ -O2 -std=c++17 peers/alloc_bench.cpp -o "$out/alloc_bench" \
+        "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
+        "-Wl,-rpath,$torch/lib:$cuda/lib64" \
+        -- "$out/alloc_bench"
+
+    # With the NCCL that ours takes.
+    why=
+    nccl=${NCCL_SYS_LIBRARY:+$(dirname "$NCCL_SYS_LIBRARY")}
+    command -v nvcc >/dev/null || why="no nvcc"
+    peer window_group.cu "$why" \
+        nvcc -O2 -std=c++17 peers/window_group.cu -o "$out/window_group" -lnccl \
+        -- env "LD_LIBRARY_PATH=${nccl:+$nccl:}${LD_LIBRARY_PATH:-}" "$out/window_group" "${ranks:-2}"
+    rm -r "$out"
+}
 
 if [ "$what" = all ] || [ "$what" = demo ]; then
     ./xtask demo --backend cuda ${ranks:+--ranks "$ranks"} --json || failed=1
@@ -20,7 +60,10 @@ fi
 if [ "$what" = all ] || [ "$what" = benches ]; then
     for bench in benches/*; do
         echo "== $bench"
-        "$bench" || failed=1
+        "$bench" ${ranks:+"$ranks"} || failed=1
     done
+fi
+if [ "$what" = all ] || [ "$what" = benches ] || [ "$what" = peers ]; then
+    peers
 fi
 exit $failed

@@ -1,0 +1,102 @@
+//! What benchmarks of communication share: devices, ranks as threads, medians.
+
+use std::{
+    error::Error,
+    process, thread,
+    time::{Duration, Instant},
+};
+
+use cuda_driver::{Context, Driver};
+use gpu_sim::World;
+use process_group::{comm::Nccl, store::Deadline};
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Further away than any benchmark takes.
+pub(crate) fn far() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// Where a benchmark runs.
+pub(crate) struct Machine {
+    pub(crate) ranks: usize,
+    pub(crate) nccl: Nccl,
+    driver: Driver,
+    /// Lives until the functions above are of no more use.
+    _world: Option<World>,
+}
+
+impl Machine {
+    /// Real GPUs where each rank has one and NCCL is there, else the embedded device; says which, and why. The first
+    /// argument that is a number is how many ranks there are: 2 to 64, by default 2.
+    pub(crate) fn open() -> Result<Self> {
+        let ranks = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(2);
+        if !(2..=64).contains(&ranks) {
+            return Err(format!("{ranks} ranks: expected 2 to 64").into());
+        }
+        match Self::real(ranks) {
+            Ok(machine) => {
+                let device = machine.driver.device(0)?.name()?;
+                println!("{ranks} x {device}, NCCL {}", machine.nccl.release());
+                Ok(machine)
+            }
+            Err(why) => {
+                let why = why.to_string();
+                let why = why.split(';').next().unwrap_or_default();
+                println!("embedded device, {ranks} ranks: its times are not a GPU's ({why})");
+                Self::embedded(ranks)
+            }
+        }
+    }
+
+    fn real(ranks: usize) -> Result<Self> {
+        let driver = Driver::load()?;
+        let count = driver.device_count()?;
+        if (count as usize) < ranks {
+            return Err(format!("{count} GPUs for {ranks} ranks").into());
+        }
+        Ok(Self { ranks, nccl: Nccl::load()?, driver, _world: None })
+    }
+
+    fn embedded(ranks: usize) -> Result<Self> {
+        let world = World::builder().devices(ranks).capacity(4 << 30).start()?;
+        // SAFETY: the embedded device keeps the contracts of the C APIs, and lives as long as the machine.
+        let (driver, nccl) = unsafe {
+            (cuda_driver::sys::Api::from_parts(world.cuda())?, nccl_sys::Api::from_parts(world.nccl())?)
+        };
+        Ok(Self { ranks, nccl: Nccl::new(nccl), driver: Driver::new(driver)?, _world: Some(world) })
+    }
+
+    /// Runs `body` on a thread for each rank; what rank 0 returns. A rank that fails ends the benchmark, since the
+    /// others would wait for it.
+    pub(crate) fn run<T: Send>(&self, body: impl Fn(usize, &Context) -> Result<T> + Sync) -> Result<T> {
+        let rank = |rank: usize| {
+            let context = self.driver.device(rank as u32).and_then(|device| device.retain_primary());
+            let result = context.map_err(Into::into).and_then(|context| body(rank, &context));
+            result.unwrap_or_else(|error| {
+                eprintln!("rank {rank}: {error}");
+                process::exit(1)
+            })
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> =
+                (1..self.ranks).map(|other| scope.spawn(move || drop(rank(other)))).collect();
+            let result = rank(0);
+            others.into_iter().for_each(|other| drop(other.join()));
+            Ok(result)
+        })
+    }
+}
+
+/// How long `work` takes, in µs, and what it gives.
+pub(crate) fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
+    let begun = Instant::now();
+    let value = work()?;
+    Ok((begun.elapsed().as_secs_f64() * 1e6, value))
+}
+
+/// The median; 0 of nothing.
+pub(crate) fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or_default()
+}
