@@ -2,7 +2,7 @@
 //!
 //! - [`Record`]: what a rank tells the others; with [`Decision`] and the outcomes, it has a strict, versioned
 //!   binary form.
-//! - [`decide`] and [`verdict`]: pure functions of what the members said.
+//! - [`decide()`] and [`verdict`]: pure functions of what the members said.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: why there are no windows, the same value on every member.
 //! - [`Commit`]: one member's part in one commit; [`Seat`]: what it remembers between commits.
 //!
