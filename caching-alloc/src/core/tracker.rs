@@ -25,7 +25,7 @@ pub type TrackerError = Box<dyn Error + Send + Sync>;
 ///
 /// A tracker waits for nobody. It may allocate and free where that is a hit; a miss inside one is
 /// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If it fails or panics, that is recorded as a
-/// [`Fault`](super::Fault) and the allocation goes on.
+/// [`Fault`] and the allocation goes on.
 pub trait Tracker: Send + Sync {
     /// A name for reports.
     fn name(&self) -> &str;
