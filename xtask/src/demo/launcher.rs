@@ -127,7 +127,7 @@ fn listen(
     let mut failed_at: Option<Instant> = None;
     let mut furthest = Stage::Start;
     while ranks.values().any(|rank| !rank.gone) {
-        if failed_at.is_some_and(|at| at.elapsed() > patience.min(GRACE)) {
+        if failed_at.is_some_and(|at| at.elapsed() > GRACE) {
             break;
         }
         match receiver.recv_timeout(Duration::from_millis(200)) {

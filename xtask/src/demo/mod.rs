@@ -31,23 +31,23 @@ pub(crate) use options::{Options, RankOptions};
 
 /// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let outcome = launcher::run(options).and_then(|figures| {
-        report::table(&figures);
-        if options.json {
-            println!("{}", report::json(&figures));
+    let (outcome, json) = match launcher::run(options) {
+        Ok(figures) => {
+            report::table(&figures);
+            (figures.verdict(), report::json(&figures))
         }
-        figures.verdict()
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", explain(&error));
-            if options.json {
-                println!("{}", report::failure(&error));
-            }
-            ExitCode::FAILURE
+            let json = report::failure(&error);
+            (Err(error), json)
         }
+    };
+    if let Err(error) = &outcome {
+        eprintln!("error: {}", explain(error));
     }
+    if options.json {
+        println!("{json}");
+    }
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs one rank; what happens to it is told to the launcher.
