@@ -1,4 +1,15 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
 mod commit_simulation;
+mod convert;
 mod embedded;
+mod random;
+mod seeded_device;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Kept by who has an embedded machine: one lives in a process at a time.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -12,7 +12,9 @@ use std::{
 };
 
 use symm_mem::agreement::{Absentee, Divergence, Ending, Policy, Readiness, Refusal};
-use world::{Action, Ended, Faults, Random, World};
+use world::{Action, Ended, Faults, World};
+
+use crate::end_to_end::random::Random;
 
 const DEADLINE: Duration = Duration::from_millis(800);
 /// Long enough for a rank that has waited for the absent in all its other groups.

@@ -12,39 +12,18 @@ use std::{
 };
 
 use caching_alloc::{
-    core::symmetric::{self, Geometry, LogState, Placement, SymmetricArena},
+    core::symmetric::{Geometry, Placement, SymmetricArena},
     host::HostSource,
 };
 use symm_mem::agreement::{
-    Capabilities, Commit, Conclusion, GroupId, Input, LogPoint, Operation, OperationKind, Outcome, Output,
-    Policy, PoolId, Readiness, Seat, Segment, Situation, Verdict, WindowSupport,
+    Capabilities, Commit, Conclusion, GroupId, Input, Outcome, Output, Policy, PoolId, Readiness, Seat,
+    Segment, Situation, Verdict, WindowSupport,
 };
 
-/// SplitMix64.
-#[derive(Debug, Clone)]
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    pub(crate) fn one_in(&mut self, chances: u64) -> bool {
-        self.below(chances) == 0
-    }
-
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
-    }
-}
+use crate::end_to_end::{
+    convert::{operation, point, segment},
+    random::Random,
+};
 
 /// What a rank does next.
 #[derive(Debug, Clone)]
@@ -335,7 +314,7 @@ impl World {
             address_space_left: None,
             log: point(state.arena.log().state()),
             log_since: state.arena.log().recent().next().map_or(0, |operation| operation.seq),
-            segments: segments(&state.arena),
+            segments: state.arena.segments().iter().map(segment).collect(),
         });
         state.commit = Some(Running {
             machine,
@@ -501,28 +480,4 @@ impl World {
             self.soon(Event::Answer(member, token, Input::Registered(outcome)));
         }
     }
-}
-
-fn point(state: LogState) -> LogPoint {
-    LogPoint { length: state.length, hash: state.hash }
-}
-
-fn segments(arena: &SymmetricArena) -> Vec<Segment> {
-    let segments = arena.segments().iter();
-    segments
-        .map(|segment| Segment {
-            ordinal: segment.ordinal,
-            bytes: segment.bytes,
-            flags: 0,
-            log: point(segment.log),
-        })
-        .collect()
-}
-
-fn operation(operation: &symmetric::Operation) -> Operation {
-    let kind = match operation.kind {
-        symmetric::OperationKind::Free => OperationKind::Free,
-        _ => OperationKind::Allocate,
-    };
-    Operation { kind, bytes: operation.bytes, place: None, tag: None, call_site: String::new() }
 }

@@ -1,12 +1,8 @@
 //! A job of ranks as threads on the embedded device: a world, neighbouring pairs (TP) and strided groups (DP).
 //!
-//! One world lives in a process at a time, so jobs take turns.
+//! One world lives in a process at a time, so jobs take turns ([`turn`]).
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags};
 use gpu_sim::World;
@@ -17,6 +13,8 @@ use process_group::{
     store::{Deadline, HashStore, Store},
 };
 use symm_mem::{CommitOptions, Domain, Geometry, SymmetricBlock, SymmetricPool};
+
+use crate::end_to_end::turn;
 
 const MIB: u64 = 1 << 20;
 
@@ -90,8 +88,6 @@ impl Rank {
     }
 }
 
-static TURN: Mutex<()> = Mutex::new(());
-
 /// Runs `job` on `size` ranks with the NCCL of `release`, a thread each, in a fresh world in which nothing may leak
 /// or be misused. What the ranks return comes back in their order.
 pub(crate) fn run<T: Send>(
@@ -115,7 +111,7 @@ pub(crate) fn run_on_one_thread<T>(
     prepare: impl FnOnce(&World),
     job: impl FnOnce(Vec<Rank>) -> T,
 ) -> T {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let world = World::builder()
         .devices(size as usize)
         .capacity(256 * MIB)

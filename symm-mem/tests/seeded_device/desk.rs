@@ -1,0 +1,56 @@
+//! What one actor leaves for another.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use gpu_sim::sched::{self, Signal};
+
+/// A queue between two actors of the seeded scheduler.
+#[derive(Debug)]
+pub(super) struct Desk<T> {
+    state: Mutex<(VecDeque<T>, bool)>,
+    signal: Signal,
+}
+
+impl<T> Default for Desk<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new((VecDeque::new(), false)), signal: Signal::new() }
+    }
+}
+
+impl<T> Desk<T> {
+    fn state(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn put(&self, item: T) {
+        self.state().0.push_back(item);
+        self.signal.notify();
+    }
+
+    /// Nothing more will come.
+    pub(super) fn close(&self) {
+        self.state().1 = true;
+        self.signal.notify();
+    }
+
+    /// The next item; `None` once the desk is closed, or when nothing came until `deadline`.
+    pub(super) fn take(&self, what: &str, deadline: Option<Duration>) -> Option<T> {
+        let waited = sched::wait(
+            &self.signal,
+            || what.to_owned(),
+            deadline,
+            || {
+                let (items, closed) = &*self.state();
+                *closed || !items.is_empty()
+            },
+        );
+        match waited {
+            Ok(()) | Err(sched::WaitError::TimedOut { .. }) => self.state().0.pop_front(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
