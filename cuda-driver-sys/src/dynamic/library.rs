@@ -29,7 +29,7 @@ pub(crate) struct Loaded {
 #[non_exhaustive]
 pub enum LoadError {
     /// The path names nothing that can be read.
-    #[error("cannot read {}{}: {source}; name the file of the {} library", .path.display(), told(.variable), binding::LIBRARY)]
+    #[error("cannot read {}{}, which should be the file of the {} library", .path.display(), told(.variable), binding::LIBRARY)]
     NoFile {
         /// The path.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum LoadError {
         source: io::Error,
     },
     /// The loader does not take the file for a library.
-    #[error("{}{} cannot be loaded as a library: {}", .path.display(), told(.variable), described(.source))]
+    #[error("{}{} cannot be loaded as a library", .path.display(), told(.variable))]
     NotALibrary {
         /// The path.
         path: PathBuf,

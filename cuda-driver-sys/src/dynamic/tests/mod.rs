@@ -41,9 +41,16 @@ fn sample() -> Version {
     Version::from_code(binding::SAMPLE)
 }
 
-/// An error's text, which must name all of `words`.
+/// An error's text with that of its sources, none of which repeats another; it must name all of `words`.
 fn text_with(error: &LoadError, words: &[&dyn AsRef<OsStr>]) -> String {
-    let text = error.to_string();
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        let further = error.to_string();
+        assert!(!text.contains(&further), "{further:?} is in {text:?} already");
+        text = format!("{text}: {further}");
+        source = error.source();
+    }
     for word in words {
         let word = word.as_ref().to_string_lossy();
         assert!(text.contains(&*word), "{word:?} is not in {text:?}");
