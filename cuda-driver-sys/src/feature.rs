@@ -73,7 +73,13 @@ pub(crate) static REQUIREMENTS: &[Requirement] = &[
     ),
     needs(
         Feature::STREAM_MEMORY_OPERATIONS,
-        &["cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamBatchMemOp_v2"],
+        &[
+            "cuStreamWriteValue32_v2",
+            "cuStreamWaitValue32_v2",
+            "cuStreamWriteValue64_v2",
+            "cuStreamWaitValue64_v2",
+            "cuStreamBatchMemOp_v2",
+        ],
     ),
     needs(
         Feature::CAPTURE,
