@@ -12,7 +12,7 @@ pub enum Error {
     /// The driver's library could not be loaded.
     #[error(
         "the CUDA driver could not be loaded (libcuda.so.1 comes with NVIDIA's kernel driver, not with the toolkit: \
-         install the driver, or start the container with the GPUs mapped in): {0}"
+         install the driver, or start the container with the GPUs mapped in)"
     )]
     Load(#[from] LoadError),
 
@@ -53,17 +53,6 @@ pub enum Error {
         bytes: usize,
         /// The object's size in bytes.
         size: usize,
-    },
-
-    /// A size or offset is zero or no multiple of what the driver asks for.
-    #[error("{what} is {value} bytes, but must be a positive multiple of {granularity}")]
-    Granularity {
-        /// The value's meaning.
-        what: &'static str,
-        /// The value in bytes.
-        value: usize,
-        /// What it must be a multiple of.
-        granularity: usize,
     },
 
     /// Two objects of different contexts were brought together where the driver wants one.
