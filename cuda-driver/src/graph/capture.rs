@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use cuda_driver_sys::{CUstreamCaptureMode, CUstreamCaptureStatus};
+use cuda_driver_sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::Graph;
 use crate::call::call;
@@ -124,8 +124,18 @@ fn end(stream: &Stream) -> Result<Graph> {
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
-            // An invalidated capture that nobody wanted is no news.
-            drop(end(&self.stream));
+            // That a capture nobody wanted was ruined or left unjoined is no news.
+            let abandoned = end(&self.stream).map(drop);
+            let code = abandoned.as_ref().err().and_then(crate::Error::code);
+            if !matches!(
+                code,
+                Some(
+                    CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                        | CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                )
+            ) {
+                teardown::report(abandoned);
+            }
         }
     }
 }

@@ -48,9 +48,10 @@ impl PinnedMemory {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemHostAlloc(&mut raw, bytes, flags.bits())) }?;
-        // The driver gives no null on success; an address of nothing would be found by the first use.
-        let start = NonNull::new(raw.cast::<u8>()).unwrap_or(NonNull::dangling());
-        let memory = Self { context: context.clone(), start, bytes: if raw.is_null() { 0 } else { bytes } };
+        // Null on success is no memory: an empty slice, and nothing to free.
+        let (start, bytes) =
+            NonNull::new(raw.cast::<u8>()).map_or((NonNull::dangling(), 0), |start| (start, bytes));
+        let memory = Self { context: context.clone(), start, bytes };
         // SAFETY: the driver gave that many bytes, and nobody else has them yet.
         unsafe { memory.start.write_bytes(0, memory.bytes) };
         Ok(memory)
@@ -100,6 +101,9 @@ impl PinnedMemory {
 impl Drop for PinnedMemory {
     #[doc(alias = "cuMemFreeHost")]
     fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
         // Freeing is no part of a capture that happens to be open, and must not ruin it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
