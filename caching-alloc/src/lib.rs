@@ -30,6 +30,10 @@ pub mod core;
 pub mod driver;
 pub mod host;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as caching_alloc;
 #[cfg(test)]

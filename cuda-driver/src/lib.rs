@@ -68,6 +68,10 @@ pub use memory::DevicePtr;
 pub use stream::{Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as cuda_driver;
 #[cfg(test)]

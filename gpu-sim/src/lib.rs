@@ -36,6 +36,10 @@ pub use fault::{Action, Faults, Injection};
 pub use sched::Step;
 pub use world::{Builder, Leak, Report, RunError, World, WorldError};
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as gpu_sim;
 #[cfg(test)]

@@ -39,6 +39,10 @@ pub use feature::Feature;
 pub use generated::*;
 pub use version::Version;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as nccl_sys;
 #[cfg(test)]

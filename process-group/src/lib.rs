@@ -25,6 +25,10 @@ pub mod store;
 
 pub use group::ProcessGroup;
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as process_group;
 #[cfg(test)]

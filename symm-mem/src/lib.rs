@@ -67,6 +67,10 @@ pub use domain::{Domain, DomainError};
 pub use error::CommitError;
 pub use pool::{GraphPin, LookupError, PoolCapture, Residence, Standing, SymmetricBlock, SymmetricPool};
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(test)]
 extern crate self as symm_mem;
 #[cfg(test)]
