@@ -18,7 +18,8 @@ pub struct SymmetricArena {
     heap: Heap,
     journal: Journal,
     source: Arc<dyn SegmentSource>,
-    frozen: bool,
+    /// How many captures are under way.
+    frozen: u32,
 }
 
 /// A block that was placed.
@@ -88,7 +89,7 @@ impl SymmetricArena {
         if granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity) {
             return Err(SymmetricError::Granularity { granularity });
         }
-        Ok(Self { heap: Heap::default(), journal: Journal::new(geometry), source, frozen: false })
+        Ok(Self { heap: Heap::default(), journal: Journal::new(geometry), source, frozen: 0 })
     }
 
     /// Places a block of `bytes`.
@@ -137,18 +138,18 @@ impl SymmetricArena {
 
     /// From now on nothing grows: a request without room is an error. For capture.
     pub fn freeze(&mut self) {
-        self.frozen = true;
+        self.frozen += 1;
     }
 
     /// Ends [`freeze`](Self::freeze).
     pub fn unfreeze(&mut self) {
-        self.frozen = false;
+        self.frozen = self.frozen.saturating_sub(1);
     }
 
     /// Whether it is frozen.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
-        self.frozen
+        self.frozen > 0
     }
 
     /// All segments, by ordinal. Only ever appended to.
@@ -243,7 +244,7 @@ impl SymmetricArena {
 
     fn grow(&self, bytes: u64) -> Result<SegmentMemory, SymmetricError> {
         let (ordinal, segment) = self.journal.next_segment(bytes);
-        if self.frozen {
+        if self.is_frozen() {
             return Err(SymmetricError::PoolWouldGrowDuringCapture { wanted: bytes, missing: segment });
         }
         source::allocate(&*self.source, segment).map_err(|source| SymmetricError::Source {
