@@ -78,6 +78,12 @@ impl Seat {
         self.poison.get_or_insert(poison);
     }
 
+    /// The group's communicator is gone, and with it what was committed. The commits are counted on: what stands in
+    /// the store of the former ones is never taken for an answer to a later one.
+    pub fn forget(&mut self) {
+        (self.committed, self.poison) = (LogPoint::default(), None);
+    }
+
     /// Begins the next commit. Returns its machine and the segments that it is about.
     pub fn begin(&mut self, situation: Situation) -> (Commit, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =

@@ -104,6 +104,14 @@ pub(crate) struct Seated {
     windows: Vec<Window>,
 }
 
+impl Seated {
+    /// The group's communicator is gone.
+    pub(crate) fn forget(&mut self) {
+        self.seat.forget();
+        self.windows.clear();
+    }
+}
+
 impl SymmetricPool {
     /// Makes the pool's new segments windows of `group`: on all members, or on none.
     ///
@@ -135,9 +143,10 @@ impl SymmetricPool {
         let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
         let windows = member.windows;
 
-        for key in seated.seat.conclude(&conclusion, &segments) {
-            // What is left behind costs a few bytes in the store, no more.
-            let _ = self.domain().store().delete(&key);
+        let doomed = seated.seat.conclude(&conclusion, &segments);
+        if failure.is_none() {
+            // What is left behind costs a few bytes in the store, no more; but a store that has failed is asked once.
+            let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
         }
         let Conclusion { result, .. } = conclusion;
         match result {

@@ -164,7 +164,10 @@ impl SymmetricPool {
 
     /// Forgets a group whose communicator is gone.
     pub fn forget(&self, group: GroupId) {
-        self.seats().remove(&group);
+        let seated = self.seats().get(&group).cloned();
+        if let Some(seated) = seated {
+            seated.lock().unwrap_or_else(PoisonError::into_inner).forget();
+        }
         self.update_table(|table| table.without_group(group));
     }
 

@@ -358,3 +358,50 @@ fn one_thread_commits_for_all_ranks() {
         },
     );
 }
+
+#[test]
+fn a_group_that_was_forgotten_does_not_find_its_former_decisions() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let bucket = pool.allocate(1 << 20).expect("there is room");
+            assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+            // Another communicator under the same name, which the caller has promised not to make: what was decided
+            // for the first must not be taken for the members' agreement about the second.
+            pool.forget(rank.world.id());
+            let again = CommunicatorGroup {
+                id: rank.world.id(),
+                ranks: vec![0, 1],
+                communicator: rank.tp.communicator(),
+            };
+            let extra = (rank.rank == 1).then(|| pool.allocate(20 << 20).expect("there is room"));
+            let error = pool.commit(&again, options()).expect_err("rank 1 differs");
+            assert_eq!(error.name(), "SegmentCountMismatch");
+            drop((extra, bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_pool_is_frozen_until_the_last_capture_ends() {
+    run(
+        1,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let (first, second) = (pool.begin_capture(), pool.begin_capture());
+            drop(first.finish());
+            let grown = pool.allocate(1 << 20).expect_err("the second capture goes on");
+            assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
+            drop(second);
+            drop((pool.allocate(1 << 20).expect("there is room"), pool));
+            rank.leave();
+        },
+    );
+}
