@@ -136,21 +136,17 @@ impl Ledger {
         if self.communicators.iter().any(|known| known.ptr_eq(&weak)) {
             return Ok(());
         }
-        let mut made = Vec::new();
-        for held in self.segments.values() {
+        for held in self.segments.values_mut() {
             match register_segment(shared, held.segment(), self.patience) {
-                Ok(registration) => made.push((held.segment().id(), registration)),
+                Ok(registration) => {
+                    held.registrations.push((weak.clone(), registration));
+                    self.counts.registered += 1;
+                }
                 Err(error) => {
                     self.counts.failures += 1;
-                    // What was made is undone with `made`, so the communicator knows nothing of the allocator.
-                    return Err(error);
+                    // What cannot be undone stays with its segment, whose memory then cannot go.
+                    return self.remove(communicator).and(Err(error));
                 }
-            }
-        }
-        self.counts.registered += made.len() as u64;
-        for (id, registration) in made {
-            if let Some(held) = self.segments.get_mut(&id) {
-                held.registrations.push((weak.clone(), registration));
             }
         }
         self.communicators.push(weak);
