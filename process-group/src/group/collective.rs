@@ -230,7 +230,10 @@ impl ProcessGroup {
         let sequence = self.counter.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
         let handle = self.communicator.abort_handle();
         let work = Work::record(operation, sequence, &self.counter, handle, &self.events, stream)?;
-        self.outstanding.put(&work);
+        // What is captured is not on the stream; it must not hide what is.
+        if !work.is_captured() {
+            self.outstanding.put(&work);
+        }
         Ok(work)
     }
 

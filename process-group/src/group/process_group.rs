@@ -180,19 +180,14 @@ impl ProcessGroup {
         met.map_err(|error| self.explain(error, "the barrier"))
     }
 
-    /// Waits until everything that this rank enqueued through the group is done.
+    /// Waits until everything that this rank enqueued through the group is done. Launches of captured graphs are not
+    /// seen.
     ///
     /// # Errors
     /// [`GroupError::WorkTimeout`] with the first operation that is not; [`GroupError::Comm`] for what went wrong
     /// in the background.
     pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
-        for work in self.outstanding.all() {
-            match work.wait_timeout(deadline) {
-                Ok(()) | Err(GroupError::Captured { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        self.outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))
     }
 
     /// What aborts the group's communicator from any thread, whatever it is blocked in.

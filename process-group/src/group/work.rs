@@ -62,6 +62,11 @@ impl Work {
         self.operation
     }
 
+    /// Whether a graph captured it, so that it was not enqueued itself.
+    pub(super) fn is_captured(&self) -> bool {
+        self.captured
+    }
+
     /// Has `stream` wait until the operation is done; the host does not wait. Nothing for the stream that it was
     /// enqueued on.
     ///
