@@ -7,6 +7,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use nccl_sys::ncclComm_t;
+
 use super::{
     CommError, Result,
     call::call,
@@ -116,17 +118,17 @@ fn free(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
     if !nccl.aborts_in_groups() {
         empty(shared, deadline)?;
-        return raise(shared);
+        return raise(shared, shared.raw());
     }
     // SAFETY: takes nothing.
     unsafe { call!(nccl, name, ncclGroupStart()) }.inspect_err(|_| keep(shared))?;
-    let begun = !shared.raw().is_null();
-    let raised = raise(shared);
+    // Read once: an initialisation that writes its handle meanwhile must not be aborted twice.
+    let handle = shared.raw();
+    let raised = raise(shared, handle);
     // The group's end frees. While somebody is inside it must not come, and the group stays open, on a thread that
     // makes no further call.
     empty(shared, deadline)?;
-    // An initialisation may have written its handle only now.
-    let raised = if begun { raised } else { raise(shared) };
+    let raised = if handle.is_null() { raise(shared, shared.raw()) } else { raised };
     // SAFETY: nobody is inside, and the gate is closed.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))
@@ -141,17 +143,17 @@ fn empty(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
 }
 
 /// Calls `ncclCommAbort`; nothing for a communicator that NCCL has not begun to build.
-fn raise(shared: &Shared) -> Result<()> {
-    if shared.raw().is_null() {
+fn raise(shared: &Shared, handle: ncclComm_t) -> Result<()> {
+    if handle.is_null() {
         return Ok(());
     }
     let _current = shared.context.enter()?;
     // SAFETY: the gate is closed, and closes for one abort or destruction only, so the handle is alive. That others
     // may be inside is what the function is for.
-    unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(shared.raw())) }
+    unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) }
 }
 
 /// Keeps for ever everything that NCCL may still write to.
-fn keep(shared: &Arc<Shared>) {
+pub(super) fn keep(shared: &Arc<Shared>) {
     std::mem::forget(shared.clone());
 }

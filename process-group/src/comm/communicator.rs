@@ -15,6 +15,7 @@ use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
     call::call,
     check::{ArgumentError, Place},
+    config::RawConfig,
     group, reaper,
     service::{Service, Ticket},
     shared::{Seat, Serving, Shared},
@@ -114,7 +115,7 @@ impl Communicator {
         deadline: Deadline,
     ) -> Result<Option<Self>> {
         const CALL: &str = "ncclCommSplit";
-        group::refuse_inside(CALL)?;
+        let raw = settings(CALL, self.nccl(), config)?;
         self.nccl().api().require(Feature::SPLIT)?;
         let color = match color.map(i32::try_from) {
             None => NCCL_SPLIT_NOCOLOR,
@@ -124,7 +125,6 @@ impl Communicator {
                 return Err(CommError::Setting { setting: "color", problem });
             }
         };
-        let raw = config.lower(self.nccl())?;
         let waiting_for = format!("the other ranks to split (this one gives color {color} and key {key})");
         let config = config.clone();
         self.serve(CALL, waiting_for, deadline, move |parent| {
@@ -273,13 +273,17 @@ impl Communicator {
         self.shared.gate.close_working(CALL, "destroyed")?;
         let shared = self.shared.clone();
         Ok(self.service.submit(move || {
-            // Who looks on, or registers memory, returns soon: those calls do not block.
-            let wait = Deadline::after(abort::PATIENCE);
-            shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
-            let _entry = shared.gate.enter_closed(CALL);
-            let _current = shared.context.enter()?;
-            // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
-            unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }?;
+            let end = || {
+                // Who looks on, or registers memory, returns soon: those calls do not block.
+                let wait = Deadline::after(abort::PATIENCE);
+                shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
+                let _entry = shared.gate.enter_closed(CALL);
+                let _current = shared.context.enter()?;
+                // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
+                unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
+            };
+            // After a failure nobody knows how much of it is left, and nothing may be called on it again.
+            end().inspect_err(|_| abort::keep(&shared))?;
             shared.let_go();
             Ok(())
         }))
@@ -354,6 +358,21 @@ impl Drop for Communicator {
     }
 }
 
+/// What NCCL is given to make a communicator by `call`, if this rank can make one now. To be asked before the other
+/// ranks are met: they wait for one that finds out later.
+pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<RawConfig> {
+    group::refuse_inside(call)?;
+    if std::env::var("NCCL_COMM_BLOCKING").as_deref() == Ok("0") {
+        return Err(CommError::Setting {
+            setting: "NCCL_COMM_BLOCKING",
+            problem:
+                "the environment makes communicators non-blocking, which this crate does not drive; unset it"
+                    .into(),
+        });
+    }
+    config.lower(nccl)
+}
+
 /// A communicator in the making.
 struct Forming {
     shared: Arc<Shared>,
@@ -365,15 +384,7 @@ struct Forming {
 
 impl Forming {
     fn begin(seat: Seat<'_>, id: &UniqueId, size: usize, config: &Config) -> Result<Self> {
-        group::refuse_inside("ncclCommInitRank")?;
-        let blocking = std::env::var("NCCL_COMM_BLOCKING");
-        if blocking.as_deref() == Ok("0") {
-            return Err(CommError::Setting {
-                setting: "NCCL_COMM_BLOCKING",
-                problem: "the environment makes communicators non-blocking, which this crate does not drive; unset it"
-                    .into(),
-            });
-        }
+        let raw = settings("ncclCommInitRank", seat.nccl, config)?;
         let rank = seat.rank;
         let place = Place { rank, size, release: seat.nccl.release() };
         place.member("ncclCommInitRank", "rank", rank)?;
@@ -386,7 +397,6 @@ impl Forming {
             })
         };
         let (nranks, rank) = (number(size)?, number(rank)?);
-        let raw = config.lower(seat.nccl)?;
         let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
         let shared = Shared::new(&seat, size, &config, raw, Arc::default());
         let service = Service::start(shared.name())?;

@@ -41,6 +41,7 @@ mod window;
 pub use abort::AbortHandle;
 pub use check::ArgumentError;
 pub use communicator::Communicator;
+pub(crate) use communicator::settings;
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;

@@ -15,7 +15,7 @@ use super::{
     work::{EventPool, Outstanding},
 };
 use crate::{
-    comm::{Communicator, Config, Nccl, UniqueId},
+    comm::{self, Communicator, Config, Nccl, UniqueId},
     store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
 };
 
@@ -155,6 +155,8 @@ impl Builder {
                 Driver::load()?.device(ordinal)?.retain_primary()?
             }
         };
+        // What this rank finds wrong on its own is found before the others are met.
+        comm::settings("build", &nccl, &self.config)?;
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new("process-group", store);
         let store = PrefixStore::new(&format!("{name}/{}", self.epoch), Arc::new(root.clone()));

@@ -10,7 +10,7 @@ use super::{
     plan,
 };
 use crate::{
-    comm::Config,
+    comm::{self, Config},
     store::{Deadline, PrefixStore, Store, rendezvous},
 };
 
@@ -34,8 +34,11 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came, and nothing has
-    /// changed; [`GroupError::WorkTimeout`]; [`GroupError::Comm`], after which this group may be poisoned.
+    /// - [`GroupError::Absent`] and [`GroupError::Split`], the same on every member that came, and nothing has
+    ///   changed;
+    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for what this member finds wrong on its own, before
+    ///   it meets the others, for whom it is absent then;
+    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
         self.split_with(name, request, self.communicator.config().clone(), self.timeout())
     }
@@ -51,14 +54,18 @@ impl ProcessGroup {
         config: Config,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
+        // Counted whatever follows, so that the members' next splits meet; and whatever this rank finds wrong on its
+        // own is found before the others are met, who otherwise wait for it inside NCCL.
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
+        comm::settings("split", self.nccl(), &config)?;
+        self.communicator.check()?;
+        self.quiesce(deadline)?;
         let card = request.encode(name);
         let cards = rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
             .map_err(|error| self.explain(error, "the split"))?;
         let (plan, name) = plan::agree(&cards, &self.global_ranks())
             .map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
         let first = self.number(&meeting, plan.groups().len(), deadline)?;
-        self.quiesce(deadline)?;
         let placement = plan.placement(self.rank);
         let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting));
         let id =

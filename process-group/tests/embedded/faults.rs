@@ -1,6 +1,6 @@
 //! Every call made to fail in turn: each failure is one typed error, nothing hangs, and nothing is left.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use gpu_sim::{Action, Injection};
 use process_group::comm::{
@@ -98,6 +98,21 @@ rusty_fork_test! {
             let error = communicator.abort(far()).unwrap_err();
             assert!(matches!(error, CommError::Nccl { call, .. } if call == name), "{error}");
         }
+    }
+
+    #[test]
+    fn a_destruction_that_fails_keeps_what_nccl_may_still_reach() {
+        let machine = machine(1);
+        let context = machine.context(0);
+        let id = machine.nccl.unique_id().unwrap();
+        let config = process_group::comm::Config::new();
+        let communicator = Communicator::init(&machine.nccl, &context, &id, 0, 1, &config, far()).unwrap();
+        let memory = Arc::new(());
+        communicator.keep(memory.clone());
+        machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Fail(3)));
+        let error = communicator.destroy(far()).unwrap_err();
+        assert!(matches!(error, CommError::Nccl { call: "ncclCommDestroy", .. }), "{error}");
+        assert_eq!(Arc::strong_count(&memory), 2);
     }
 
     #[test]

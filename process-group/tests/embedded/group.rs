@@ -87,6 +87,73 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_member_that_cannot_split_is_absent_to_the_others_and_nothing_has_changed() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let pair = Request::Lists(vec![vec![0, 1]]);
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let buffer = Buffer::new(memory.ptr(), 1, F32);
+            let split = || world.split_with("pair", &pair, Default::default(), soon());
+            let absent = || {
+                let error = split().unwrap_err();
+                assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
+            };
+            if rank.rank == 0 {
+                absent();
+                absent();
+            } else {
+                let open = process_group::comm::Group::begin(world.nccl()).unwrap();
+                let error = split().unwrap_err();
+                assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
+                open.finish().unwrap();
+                // The other has not enqueued its part.
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+                let error = split().unwrap_err();
+                assert!(matches!(error, GroupError::WorkTimeout { .. }), "{error}");
+            }
+            world.barrier(far()).unwrap();
+            if rank.rank == 0 {
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            }
+            let pair = world.split("pair", &pair).unwrap().unwrap();
+            pair.destroy(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn work_that_was_captured_does_not_hide_work_that_was_not() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let buffer = Buffer::new(memory.ptr(), 1, F32);
+            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            let capture = || {
+                let recording = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+                reduce();
+                recording.end().unwrap()
+            };
+            if rank.rank == 0 {
+                reduce();
+                drop(capture());
+                let error = world.quiesce(soon()).unwrap_err();
+                assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
+            }
+            world.barrier(far()).unwrap();
+            if rank.rank == 1 {
+                reduce();
+                drop(capture());
+            }
+            world.quiesce(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn subgroups_keep_the_jobs_ranks_and_ascending_numbers() {
         for release in [22809, 21705] {
             // Before 2.18 subgroups are made over the store.
