@@ -55,6 +55,32 @@ fn order(seed: u64) -> (Vec<u64>, Vec<gpu_sim::Step>) {
 
 rusty_fork_test! {
     #[test]
+    fn a_condition_that_panics_leaves_no_wait_behind() {
+        let world = World::builder().start().unwrap();
+        let mut looks = 0;
+        let wait = || {
+            let soon = Some(sched::now() + Duration::from_millis(1));
+            let signal = Signal::new();
+            sched::wait(&signal, || "nothing".into(), soon, || {
+                looks += 1;
+                assert!(looks < 2, "looked at by the parked wait");
+                false
+            })
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait)).unwrap_err();
+        assert_eq!(world.waiting(), []);
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_deadline_beyond_the_clock_is_none() {
+        let world = World::builder().seeded(1).start().unwrap();
+        let error = sched::wait(&Signal::new(), || "ever".into(), Some(Duration::MAX), || false).unwrap_err();
+        assert!(matches!(error, WaitError::Deadlock(_)), "{error}");
+        world.finish().unwrap();
+    }
+
+    #[test]
     fn ranks_take_turns_in_both_modes() {
         for builder in [World::builder(), World::builder().seeded(7)] {
             let world = builder.start().unwrap();

@@ -27,6 +27,18 @@ struct Parked {
 // progress; `Signal` itself is `Sync`.
 unsafe impl Send for Parked {}
 
+/// Takes a wait out of [`Free::parked`] however it ends, by a condition that panics too.
+struct Entry<'a> {
+    free: &'a Free,
+    id: u64,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.free.parked().remove(&self.id);
+    }
+}
+
 impl Free {
     pub(crate) fn new() -> Self {
         Self {
@@ -55,6 +67,7 @@ impl Free {
         let id = self.next.fetch_add(1, SeqCst);
         let waiting = Waiting { who: whoami(), what: reason.clone() };
         self.parked().insert(id, Parked { waiting, signal });
+        let _entry = Entry { free: self, id };
         let mut met = false;
         let in_time = {
             let _left = pool::leave();
@@ -64,7 +77,6 @@ impl Free {
                 met || self.stopping.load(SeqCst)
             })
         };
-        self.parked().remove(&id);
         match (met, in_time, deadline) {
             (true, ..) => Ok(()),
             (false, false, Some(deadline)) => Err(WaitError::TimedOut { reason, deadline }),
