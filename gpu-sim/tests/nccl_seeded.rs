@@ -3,6 +3,8 @@
 use super::rig;
 
 use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::rig::{OK, Rig, run_in_comm};
 use gpu_sim::{RunError, Step, World};
@@ -50,6 +52,36 @@ fn one_run(seed: u64) -> Vec<Step> {
 
 rusty_fork_test! {
     #![rusty_fork(timeout_ms = 60000)]
+
+    #[test]
+    fn a_group_that_cannot_end_is_done_with_the_callers_memory_when_it_returns() {
+        for seed in 0..20 {
+            let world = seeded(seed);
+            let rig = Rig::new(&world);
+            let ids = [rig.unique_id(), rig.unique_id()];
+            // A deadlock hides what the actor found.
+            let reached_end = Arc::new(AtomicBool::new(false));
+            let reached = reached_end.clone();
+            let actor = move || {
+                let rank = rig.rank(0);
+                let mut comms = [std::ptr::null_mut(); 2];
+                ok!(rank.rig, ncclGroupStart());
+                for (comm, id) in comms.iter_mut().zip(ids) {
+                    ok!(rank.rig, ncclCommInitRank(comm, 2, id.0, 0));
+                }
+                assert_ne!(nccl!(rank.rig, ncclGroupEnd()), OK);
+                let marks = [0x5a5a as ncclComm_t; 2];
+                // What wrote here after the group would not know that it is over.
+                assert_eq!(std::mem::replace(&mut comms, marks), [std::ptr::null_mut(); 2]);
+                gpu_sim::sched::sleep(std::time::Duration::from_secs(1)).unwrap();
+                assert_eq!(comms, marks);
+                reached.store(true, SeqCst);
+            };
+            let run = world.run_actors(vec![("rank 0".into(), Box::new(actor))]);
+            assert!(matches!(run, Err(RunError::Deadlock(_))), "{run:?}");
+            assert!(reached_end.load(SeqCst), "seed {seed}");
+        }
+    }
 
     #[test]
     fn a_seed_repeats_its_run_and_seeds_differ() {

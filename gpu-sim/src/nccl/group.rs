@@ -6,8 +6,9 @@
 //! sticks until the end, and nothing is carried out then.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUgraphNodeType, CUstream};
 
@@ -18,7 +19,7 @@ use super::library::Library;
 use super::p2p::Message;
 use super::plan::{Collective, Join, Plan, Side, Step};
 use crate::abi::Refusal;
-use crate::sched::{self, Signal, with_local};
+use crate::sched::{self, Signal, panic_text, with_local};
 use crate::stream::Stream;
 use crate::world::Machine;
 
@@ -86,14 +87,28 @@ pub(crate) fn remember(machine: &Machine, failure: &Failure) {
 pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm>, job: Job) -> Result {
     let inside = comm.clone();
     let job: Job = Box::new(move || {
-        inside.calls.fetch_add(1, Ordering::SeqCst);
-        let result = job();
-        inside.calls.fetch_sub(1, Ordering::SeqCst);
-        result
+        let _inside = Inside::enter(inside);
+        job()
     });
     start(machine);
     with_group(machine, |group| group.jobs.entry((comm.id(), comm.handle)).or_default().push(job));
     end(machine, library)
+}
+
+/// A call of the host that is inside a communicator.
+struct Inside(Arc<Comm>);
+
+impl Inside {
+    fn enter(comm: Arc<Comm>) -> Self {
+        comm.calls.fetch_add(1, Ordering::SeqCst);
+        Self(comm)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Queues stream work of a communicator; a group of its own if none is open.
@@ -119,34 +134,64 @@ pub(crate) fn forget_at_end(machine: &Machine, comm: &Arc<Comm>) -> bool {
     })
 }
 
-/// Runs the queues of several communicators beside each other; the first error, in their order.
-fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
-    let run = |queue: Vec<Job>| queue.into_iter().try_for_each(|job| job());
-    if queues.len() <= 1 {
-        return queues.into_iter().try_for_each(run);
+/// The ends of the queues that run beside each other.
+#[derive(Default)]
+struct Ends {
+    results: Mutex<BTreeMap<usize, Result>>,
+    signal: Signal,
+}
+
+impl Ends {
+    fn results(&self) -> MutexGuard<'_, BTreeMap<usize, Result>> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    #[derive(Default)]
-    struct Ends {
-        results: Mutex<BTreeMap<usize, Result>>,
-        signal: Signal,
+}
+
+/// One of those queues. It has an end even if it never runs, and then its calls are gone before.
+struct Lane {
+    queue: Vec<Job>,
+    ends: Arc<Ends>,
+    number: usize,
+    result: Result,
+}
+
+impl Lane {
+    fn run(mut self) {
+        let queue = std::mem::take(&mut self.queue);
+        let run = || queue.into_iter().try_for_each(|job| job());
+        self.result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            Err(Failure::internal(format!("a call of a group panicked: {}", panic_text(&*panic))))
+        });
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.queue.clear();
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        self.ends.results().insert(self.number, result);
+        self.ends.signal.notify();
+    }
+}
+
+/// Runs the queues of several communicators beside each other; the first error, in their order. Returns when all
+/// have ended, whatever happens: they write the caller's out parameters.
+fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
+    if queues.len() <= 1 {
+        return queues.into_iter().flatten().try_for_each(|job| job());
     }
     let count = queues.len();
     let ends = Arc::new(Ends::default());
-    let lock = |ends: &Ends| ends.results.lock().unwrap_or_else(PoisonError::into_inner).len();
     for (number, queue) in queues.into_iter().enumerate() {
-        let ends = ends.clone();
-        let job = move || {
-            let result = run(queue);
-            ends.results.lock().unwrap_or_else(PoisonError::into_inner).insert(number, result);
-            ends.signal.notify();
-        };
+        let result = Err(Failure::system("the world ended before a call of a group could run"));
+        let lane = Lane { queue, ends: ends.clone(), number, result };
         let name = format!("{} of {count} in a group of {}", number + 1, sched::whoami());
-        machine.sched.spawn(&machine.devices[0].pool, name.into(), Box::new(job));
+        machine.sched.spawn(&machine.devices[0].pool, name.into(), Box::new(move || lane.run()));
     }
     let reason = || format!("the calls of {count} communicators in a group");
-    sched::wait(&ends.signal, reason, None, || lock(&ends) == count)
+    sched::wait_out(&ends.signal, reason, || ends.results().len() == count)
         .map_err(|error| Failure::system(error.to_string()))?;
-    let results = std::mem::take(&mut *ends.results.lock().unwrap_or_else(PoisonError::into_inner));
+    let results = std::mem::take(&mut *ends.results());
     results.into_values().collect()
 }
 

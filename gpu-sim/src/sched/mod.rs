@@ -107,6 +107,34 @@ pub fn wait(
     }
 }
 
+/// Blocks until `condition` holds, for what other jobs of the world bring about that end whenever their own waits
+/// do: a deadlock ends those, and so does the end of the world, so both are waited out. `Err`: the first of them.
+pub(crate) fn wait_out(
+    signal: &Signal,
+    reason: impl Fn() -> String,
+    mut condition: impl FnMut() -> bool,
+) -> Result<(), WaitError> {
+    let mut first = None;
+    loop {
+        let error = match wait(signal, &reason, None, &mut condition) {
+            Ok(()) => return first.map_or(Ok(()), Err),
+            Err(error) => error,
+        };
+        let again = match &error {
+            WaitError::Deadlock(_) => true,
+            WaitError::Stopped { .. } if !is_virtual() => {
+                signal.park(|| None, &mut condition);
+                false
+            }
+            _ => false,
+        };
+        let first = first.get_or_insert(error);
+        if !again {
+            return Err(first.clone());
+        }
+    }
+}
+
 /// Time since the world began: real in the free mode, virtual in the seeded mode. Zero without a world.
 #[must_use]
 pub fn now() -> Duration {

@@ -58,6 +58,12 @@ impl Pool {
 
     pub(super) fn spawn(&self, name: Arc<str>, job: Box<dyn FnOnce() + Send>) {
         let mut state = self.lock();
+        if state.stopping {
+            // Nobody would run it, and it may keep the world that keeps this pool. Its end may come back here.
+            drop(state);
+            drop(job);
+            return;
+        }
         state.jobs.push_back((name, job));
         self.hire(&mut state);
         self.work.notify_one();
