@@ -115,9 +115,13 @@ pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<O
                 format!("rank {peer} to {verb} on {comm} ({} pairs in the group)", lanes.len())
             },
             || {
-                let ready = lanes.iter().any(Lane::can_advance);
-                gone = lanes.iter().map(|lane| lane.peer).find(|&peer| !ready && comm.has_departed(peer));
-                ready || gone.is_some()
+                let ready = || lanes.iter().any(Lane::can_advance);
+                if ready() {
+                    return true;
+                }
+                // Who has left may have done its part before that, and after we looked.
+                gone = lanes.iter().map(|lane| lane.peer).find(|&peer| comm.has_departed(peer) && !ready());
+                gone.is_some()
             },
         )?;
         if let Some(rank) = gone {

@@ -75,7 +75,9 @@ impl Comm {
             },
             || {
                 let missing = self.missing(plane, phase);
-                gone = missing.filter(|&rank| self.has_departed(rank));
+                // Who has left may have come before that, and after we looked: nobody who left comes any more.
+                gone =
+                    missing.filter(|&rank| self.has_departed(rank) && self.missing(plane, phase) == missing);
                 missing.is_none() || gone.is_some()
             },
         )?;
