@@ -1,34 +1,16 @@
 //! `ncclConfig_t` as a release reads it: a size-prefixed structure of any age.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 
-use nccl_sys::ncclConfig_t;
+use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, Version, ncclConfig_t};
 
 use super::error::{Failure, Result};
-
-const MAGIC: u32 = 0xcafe_beef;
-const UNDEFINED: c_int = c_int::MIN;
 
 /// What this device takes notice of in a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
     /// For messages.
     pub(crate) name: Option<String>,
-}
-
-/// Bytes of the structure in a release.
-fn size_in(release: u32) -> usize {
-    match release {
-        ..21700 => 24,
-        21700..21800 => 40,
-        21800..22700 => 48,
-        22700..22800 => 72,
-        22800..22900 => 80,
-        22900..23000 => 88,
-        23000..23100 => 96,
-        23100..23200 => 112,
-        _ => 120,
-    }
 }
 
 /// Reads a configuration as the release does: what lies beyond either structure's size is the default, and fields
@@ -47,47 +29,43 @@ pub(crate) unsafe fn parse(
     // SAFETY: every release's structure begins with size, magic and version.
     let (size, magic, version) =
         unsafe { ((*config).size, std::ptr::addr_of!((*config).magic).read(), (*config).version) };
-    if magic != MAGIC {
-        return Err(Failure::argument(format!("the configuration's magic is {magic:#x}, not {MAGIC:#x}")));
+    if magic != NCCL_API_MAGIC {
+        return Err(Failure::argument(format!(
+            "the configuration's magic is {magic:#x}, not {NCCL_API_MAGIC:#x}"
+        )));
     }
-    let mut own = ncclConfig_t {
-        blocking: UNDEFINED,
-        cgaClusterSize: UNDEFINED,
-        minCTAs: UNDEFINED,
-        maxCTAs: UNDEFINED,
-        splitShare: UNDEFINED,
-        CTAPolicy: UNDEFINED,
-        ..ncclConfig_t::default()
-    };
-    let bytes = size.min(size_in(release)).min(size_of::<ncclConfig_t>());
+    let mut own = ncclConfig_t::default();
+    let known = ncclConfig_t::size_in(Version::from_code(release as i32)).unwrap_or(0);
+    let bytes = size.min(known).min(size_of::<ncclConfig_t>());
     // SAFETY: the caller's structure has `size` bytes and ours at least as many as are copied.
     unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut own).cast(), bytes) };
     if version < 21700 {
-        (own.cgaClusterSize, own.minCTAs, own.maxCTAs) = (UNDEFINED, UNDEFINED, UNDEFINED);
+        (own.cgaClusterSize, own.minCTAs, own.maxCTAs) =
+            (NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT);
     }
     if version < 21800 {
-        own.splitShare = UNDEFINED;
+        own.splitShare = NCCL_CONFIG_UNDEF_INT;
     }
     if version < 22700 {
-        (own.commName, own.CTAPolicy) = (std::ptr::null(), UNDEFINED);
+        (own.commName, own.CTAPolicy) = (std::ptr::null(), NCCL_CONFIG_UNDEF_INT);
     }
     match own.blocking {
-        UNDEFINED | 1 => {}
+        NCCL_CONFIG_UNDEF_INT | 1 => {}
         0 => return Err(Failure::argument("non-blocking communicators are not modelled")),
         other => return Err(Failure::argument(format!("blocking is {other}, neither 0 nor 1"))),
     }
     // An unset bound is compared as it stands, so one bound alone can be refused; as the real library does.
     let bounds = (own.minCTAs, own.maxCTAs);
-    let broken = (bounds.0 != UNDEFINED && bounds.0 <= 0)
-        || (bounds.1 != UNDEFINED && bounds.1 <= 0)
+    let broken = (bounds.0 != NCCL_CONFIG_UNDEF_INT && bounds.0 <= 0)
+        || (bounds.1 != NCCL_CONFIG_UNDEF_INT && bounds.1 <= 0)
         || bounds.0 > bounds.1;
     if broken {
         return Err(Failure::argument(format!("minCTAs {} and maxCTAs {} are no range", bounds.0, bounds.1)));
     }
-    if own.cgaClusterSize != UNDEFINED && !(0..=8).contains(&own.cgaClusterSize) {
+    if own.cgaClusterSize != NCCL_CONFIG_UNDEF_INT && !(0..=8).contains(&own.cgaClusterSize) {
         return Err(Failure::argument(format!("cgaClusterSize is {}, not 0 to 8", own.cgaClusterSize)));
     }
-    let name = if bytes < 56 || own.commName.is_null() {
+    let name = if own.commName.is_null() {
         None
     } else {
         // SAFETY: a name that is set is a C string that outlives the communicator, by NCCL's contract.
@@ -101,18 +79,7 @@ mod tests {
     use super::*;
 
     fn config() -> ncclConfig_t {
-        ncclConfig_t {
-            size: size_of::<ncclConfig_t>(),
-            magic: MAGIC,
-            version: 23203,
-            blocking: UNDEFINED,
-            cgaClusterSize: UNDEFINED,
-            minCTAs: UNDEFINED,
-            maxCTAs: UNDEFINED,
-            splitShare: UNDEFINED,
-            CTAPolicy: UNDEFINED,
-            ..ncclConfig_t::default()
-        }
+        ncclConfig_t { version: 23203, ..ncclConfig_t::default() }
     }
 
     fn read(config: &ncclConfig_t, release: u32) -> Result<Config> {
