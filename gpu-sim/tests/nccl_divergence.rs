@@ -164,7 +164,9 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 rank.free(buffer);
             }
-            assert_eq!(rank.all_reduce(comm, buffer, 16), OK);
+            // The others' calls may come after the fault, and say so at once.
+            let called = rank.all_reduce(comm, buffer, 16);
+            assert!(called == OK || rank.rank != 1 && called == ncclResult_t::ncclRemoteError, "{called:?}");
             // SAFETY: no preconditions.
             let code = unsafe { rank.rig.cuda.cuStreamSynchronize.unwrap()(rank.stream.0) };
             let faulted = code == cuda_driver_sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;

@@ -11,8 +11,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::{GRANULARITY, MemoryError, PAGE};
 use crate::sched::Signal;
 
-/// Bytes of the file behind a device's plain allocations. Sparse: only what is touched exists.
-const ARENA: u64 = 1 << 50;
+/// Bytes of the file behind a device's plain allocations. Sparse: only what is touched exists. Enough for four
+/// million allocations of the largest capacity.
+const ARENA: u64 = 1 << 62;
 /// What every file has behind its memory: a page with the [`Signal`] of writes to any of it.
 const TAIL: u64 = PAGE;
 /// How the names of our memfds begin; `/proc/self/fd` shows them, so an importer knows what it was given.
