@@ -192,6 +192,8 @@ fn events_order_streams_and_are_used_again() {
         let unknown = events.record(first_id).unwrap_err();
         assert!(unknown.source.to_string().contains("introduce"), "{}", unknown.source);
         events.record(StreamId(0xdead)).expect_err("nobody introduced it");
+        assert_eq!(events.introduce(&second), second_id);
+        assert_ne!(events.introduce(&first), first_id, "what was freed under a number is no later stream's");
     });
 }
 

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// A stream, by its handle's value. The allocator compares them for equality only.
+/// A stream, by a number that its owner chose. The allocator compares them for equality only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u64);
 

@@ -15,10 +15,19 @@ use crate::core::{EventError, EventId, StreamEvents, StreamId};
 #[derive(Debug)]
 pub struct DriverEvents {
     context: Context,
-    streams: Mutex<HashMap<StreamId, Stream>>,
+    streams: Mutex<Streams>,
     events: Mutex<HashMap<EventId, Arc<Event>>>,
     idle: Mutex<Vec<Arc<Event>>>,
     next: AtomicU64,
+}
+
+/// The streams that are known. Numbers are not used twice, as the driver's handles are: memory that was freed on a
+/// stream that is gone must not look like another stream's.
+#[derive(Debug, Default)]
+struct Streams {
+    known: HashMap<StreamId, Stream>,
+    by_handle: HashMap<usize, StreamId>,
+    made: u64,
 }
 
 impl DriverEvents {
@@ -34,21 +43,35 @@ impl DriverEvents {
         }
     }
 
-    /// Makes a stream known, and gives the number under which the allocator is to be told of it. The stream is kept
-    /// until [`forget`](Self::forget), so that no other stream gets its number.
+    /// Makes a stream known, and gives the number under which the allocator is to be told of it: the same until
+    /// [`forget`](Self::forget), which keeps the stream until then, and never another stream's.
     pub fn introduce(&self, stream: &Stream) -> StreamId {
-        let id = StreamId(stream.raw().addr() as u64);
-        lock(&self.streams).insert(id, stream.clone());
+        let mut streams = lock(&self.streams);
+        let handle = stream.raw().addr();
+        if let Some(id) = streams.by_handle.get(&handle) {
+            return *id;
+        }
+        streams.made += 1;
+        let id = StreamId(streams.made);
+        streams.by_handle.insert(handle, id);
+        streams.known.insert(id, stream.clone());
         id
     }
 
-    /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail.
+    /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail. What the allocator has
+    /// cached under its number goes back to the driver when memory is scarce or trimmed.
     pub fn forget(&self, stream: StreamId) {
-        lock(&self.streams).remove(&stream);
+        let mut streams = lock(&self.streams);
+        let gone = streams.known.remove(&stream);
+        if let Some(gone) = &gone {
+            streams.by_handle.remove(&gone.raw().addr());
+        }
+        drop(streams);
     }
 
     fn stream(&self, id: StreamId, call: &'static str) -> Result<Stream, EventError> {
         lock(&self.streams)
+            .known
             .get(&id)
             .cloned()
             .ok_or_else(|| EventError { call, source: UnknownStream(id).into() })
