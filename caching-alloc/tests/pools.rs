@@ -84,6 +84,24 @@ fn a_frozen_pool_uses_what_it_has() {
     assert_eq!(bench.source.calls().live_bytes, 0);
 }
 
+#[test]
+fn what_a_dropped_pool_has_not_given_back_yet_is_in_the_snapshot() {
+    let bench = bench(u64::MAX, tight());
+    let pool = bench.allocator.pool(PoolSettings::default()).unwrap();
+    let segment = pool.allocate(3 * MIB, s(1)).unwrap().segment();
+    bench.streams.set_capturing(s(1), true);
+    drop(pool);
+    let snapshot = bench.allocator.snapshot().unwrap();
+    check_tiling(&snapshot);
+    let bytes: u64 = snapshot.segments.iter().map(|state| state.segment.bytes()).sum();
+    assert_eq!(bytes, bench.allocator.stats().reserved.current);
+    assert!(snapshot.segments.iter().any(|state| state.segment == segment));
+    bench.streams.set_capturing(s(1), false);
+    bench.allocator.reap().unwrap();
+    assert!(bench.allocator.snapshot().unwrap().segments.is_empty());
+    assert_eq!(bench.source.calls().live_bytes, 0);
+}
+
 const NARROW: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 16 * MIB };
 
 fn symmetric(allocator: &Allocator, stream: StreamId) -> Pool {

@@ -17,7 +17,7 @@ use super::pool::PoolCore;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
 use super::shard::{Request, Shard};
-use super::snapshot::Snapshot;
+use super::snapshot::{BlockState, SegmentState, Snapshot, Usage};
 use super::source::{self, SegmentSource, SourceError};
 use super::stats::Stats;
 use super::stream::{StreamEvents, StreamId};
@@ -67,6 +67,18 @@ pub(super) struct Grave {
     /// Block entries that trackers have still to get, and those trackers.
     pub(super) entries: Vec<Entry>,
     pub(super) slots: Slots,
+}
+
+impl Grave {
+    /// What a snapshot shows: every segment as one block, in use as long as any block of it may be.
+    fn capture(&self) -> impl Iterator<Item = SegmentState> {
+        let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
+        self.segments.iter().map(move |segment| {
+            let whole =
+                BlockState { address: segment.address(), bytes: segment.bytes(), requested: 0, usage };
+            SegmentState { segment: segment.clone(), blocks: vec![whole] }
+        })
+    }
 }
 
 impl Device {
@@ -347,12 +359,8 @@ impl Device {
         self.assemble(growth, segments, trace)
     }
 
-    fn assemble(
-        &self,
-        growth: &Growth,
-        mut segments: Vec<super::snapshot::SegmentState>,
-        mut trace: Vec<Entry>,
-    ) -> Snapshot {
+    fn assemble(&self, growth: &Growth, mut segments: Vec<SegmentState>, mut trace: Vec<Entry>) -> Snapshot {
+        segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
         segments.sort_by_key(|state| state.segment.address());
         // Stable: equal stamps keep their order, structure first.
         trace.sort_by_key(|entry| entry.time_ns);
