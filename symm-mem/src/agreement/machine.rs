@@ -214,7 +214,7 @@ impl Commit {
                 Output::Set { key: self.place_key(self.record.rank), value: place.to_bytes() }
             }
             (Phase::Place, Input::Stored) => {
-                let until = now + share(self.record.deadline_ms, 8);
+                let until = self.begun + share(self.record.deadline_ms, 8);
                 let vote = self.vote("records", self.record.encode(), until);
                 let places = self.members.iter().map(|rank| self.place_key(*rank)).collect();
                 self.arrival(vote.look_at(places), Input::Start, now)

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `driver` | runs the machine of [`crate::agreement`] over a store |
 //! | `group` | what a commit needs of a group |
+//! | `turn` | one commit of a communicator at a time |
 //! | `watch` | frees a member that is blocked in a registration which cannot succeed |
 //! | here | what this rank brings, and what becomes of the result |
 
@@ -11,6 +12,7 @@ mod driver;
 #[cfg(test)]
 mod driver_tests;
 mod group;
+mod turn;
 mod watch;
 
 use std::{
@@ -28,7 +30,7 @@ use process_group::{
 };
 
 pub use self::group::{CommunicatorGroup, SymmetricGroup};
-use self::{driver::Local, watch::Watch};
+use self::{driver::Local, turn::Turn, watch::Watch};
 use crate::{
     agreement::{
         Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
@@ -105,7 +107,7 @@ pub(crate) struct Seated {
 }
 
 impl Seated {
-    /// The group's communicator is gone.
+    /// Forgets what a communicator that is gone was given.
     pub(crate) fn forget(&mut self) {
         self.seat.forget();
         self.windows.clear();
@@ -117,7 +119,8 @@ impl SymmetricPool {
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. To
     /// be called while nothing is captured and no NCCL group is open, after the same collectives have been
-    /// enqueued on all members. Of several groups, every rank commits the one with the lowest number first
+    /// enqueued on all members. A group's commits, of whatever pools, come one after the other: NCCL pairs windows
+    /// by their order. Of several groups, every rank commits the one with the lowest number first
     /// ([`commit_all`] does).
     ///
     /// # Errors
@@ -132,7 +135,8 @@ impl SymmetricPool {
         let id = group.id();
         let seated = self.seated(group)?;
         let mut seated = lock(&seated);
-        let situation = self.situation(group, options);
+        let turn = Turn::take(group.communicator());
+        let situation = self.situation(group, options, turn.is_some());
         let (machine, segments) = seated.seat.begin(situation);
         let mut member = Member {
             pool: self,
@@ -184,7 +188,7 @@ impl SymmetricPool {
     }
 
     /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
-    fn situation(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Situation {
+    fn situation(&self, group: &dyn SymmetricGroup, options: CommitOptions, alone: bool) -> Situation {
         let communicator = group.communicator();
         let arena = self.memory().arena();
         let state = arena.log().state();
@@ -197,6 +201,9 @@ impl SymmetricPool {
             Readiness::GroupOpen
         } else if frozen {
             Readiness::Capturing
+        } else if !alone {
+            let cause = "another thread commits another pool for this group; the same one must come first on every rank";
+            Readiness::Failed { ordinal: None, cause: cause.to_owned() }
         } else {
             match communicator.check() {
                 Ok(()) => Readiness::Ready,

@@ -5,10 +5,10 @@ mod job;
 use cuda_driver::{graph::CaptureMode, sys::CUresult};
 use gpu_sim::{Action, Injection};
 use job::{options, run, run_on_one_thread, soon};
-use process_group::comm;
+use process_group::{comm, store::Store};
 use symm_mem::{
-    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, Refusal,
-    Standing, SymmetricError, SymmetricGroup, commit_all,
+    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, PoolId,
+    Refusal, Standing, SymmetricError, SymmetricGroup, commit_all,
 };
 
 const NCCL_2_28_9: i32 = 22809;
@@ -401,6 +401,44 @@ fn a_pool_is_frozen_until_the_last_capture_ends() {
             assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
             drop(second);
             drop((pool.allocate(1 << 20).expect("there is room"), pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn two_pools_are_committed_for_a_group_one_after_the_other() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pools = [rank.pool(), rank.pool()];
+            let blocks = pools.each_ref().map(|pool| pool.allocate(1 << 20).expect("there is room"));
+            let commit = |pool: usize| pools[pool].commit(&rank.world, options());
+            let refused = |result: Result<CommitReport, CommitError>| {
+                let error = result.expect_err("rank 0 is at the other pool");
+                assert!(
+                    matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, .. })),
+                    "{error}"
+                );
+            };
+            if rank.rank == 0 {
+                std::thread::scope(|scope| {
+                    let first = scope.spawn(|| commit(0));
+                    let PoolId { domain, generation, pool } = pools[0].id();
+                    let begun = format!("symm/{domain:x}.{generation}/{pool}/at/0");
+                    rank.world.store().wait(&[&begun], soon()).expect("the first commit begins");
+                    refused(commit(1));
+                    assert_eq!(windows(&first.join().expect("no panic")), (1, 1));
+                });
+            } else {
+                refused(commit(1));
+                assert_eq!(windows(&commit(0)), (1, 1));
+            }
+            assert_eq!(windows(&commit(1)), (1, 1));
+            blocks.iter().for_each(|block| rank.sum(block, &rank.world));
+            drop((blocks, pools));
             rank.leave();
         },
     );
