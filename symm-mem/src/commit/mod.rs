@@ -131,12 +131,23 @@ impl SymmetricPool {
         group: &dyn SymmetricGroup,
         options: CommitOptions,
     ) -> Result<CommitReport, CommitError> {
+        self.commit_from(group, options, Group::is_open())
+    }
+
+    /// Commits for a caller that has an NCCL group open or not: on another thread that could not be told.
+    fn commit_from(
+        &self,
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+        inside: bool,
+    ) -> Result<CommitReport, CommitError> {
         let begun = Instant::now();
         let id = group.id();
         let seated = self.seated(group)?;
         let mut seated = lock(&seated);
         let turn = Turn::take(group.communicator());
-        let situation = self.situation(group, options, turn.is_some());
+        let alone = turn.is_some();
+        let situation = self.situation(group, options, inside, alone);
         let (machine, segments) = seated.seat.begin(situation);
         let mut member = Member {
             pool: self,
@@ -188,7 +199,13 @@ impl SymmetricPool {
     }
 
     /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
-    fn situation(&self, group: &dyn SymmetricGroup, options: CommitOptions, alone: bool) -> Situation {
+    fn situation(
+        &self,
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+        inside: bool,
+        alone: bool,
+    ) -> Situation {
         let communicator = group.communicator();
         let arena = self.memory().arena();
         let state = arena.log().state();
@@ -197,7 +214,7 @@ impl SymmetricPool {
         let segments: Vec<Segment> = arena.segments().iter().map(segment).collect();
         let frozen = arena.is_frozen();
         drop(arena);
-        let readiness = if Group::is_open() {
+        let readiness = if inside {
             Readiness::GroupOpen
         } else if frozen {
             Readiness::Capturing
@@ -273,8 +290,13 @@ pub fn commit_all(
     let ranks: Vec<&[usize]> = order
         .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
         .collect();
+    let inside = Group::is_open();
     let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, CommitError>)> {
-        indices.iter().map(|index| (*index, commits[*index].0.commit(commits[*index].1, options))).collect()
+        let commit = |index: usize| {
+            let (pool, group) = commits[index];
+            (index, pool.commit_from(group, options, inside))
+        };
+        indices.iter().copied().map(commit).collect()
     };
     let mut results = match ranks.as_slice() {
         [] => Vec::new(),

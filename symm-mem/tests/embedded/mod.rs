@@ -350,6 +350,12 @@ fn one_thread_commits_for_all_ranks() {
                 |(rank, pool)| job::Rank::groups(rank).map(|group| (pool, group as &dyn SymmetricGroup));
             // In an order that would hang if it were taken as it is.
             let commits: Vec<_> = ranks.iter().zip(&pools).flat_map(groups).rev().collect();
+            let open = comm::Group::begin(ranks[0].world.nccl()).expect("none is open");
+            for result in commit_all(&commits, options()) {
+                let error = result.expect_err("this thread is inside a group");
+                assert_eq!(error.name(), "CommitInsideGroup");
+            }
+            open.finish().expect("it is empty");
             for result in &commit_all(&commits, options()) {
                 assert_eq!(windows(result), (1, 1));
             }
