@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::common::{MIB, bench, s, tight};
+use super::common::{MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::symmetric::{Geometry, Placement};
 use caching_alloc::core::{
     AllocError, Allocator, Block, Pool, PoolKind, PoolSettings, Settings, SizeError, StreamId,
