@@ -125,13 +125,6 @@ impl Log {
         operation(&self.recent, seq)
     }
 
-    /// All that another rank needs to find where the two logs part.
-    #[must_use]
-    pub fn digest(&self) -> LogDigest {
-        let known = self.powers.iter().copied().chain([self.before]).collect();
-        LogDigest { state: self.state, known, recent: self.recent.clone() }
-    }
-
     pub(crate) fn push(&mut self, new: NewOperation) {
         let NewOperation { kind, bytes, placement, tag, site } = new;
         let mut hash = mix(mix(self.state.hash, kind as u64 + 1), bytes);
@@ -157,80 +150,6 @@ impl Log {
             self.powers.push(self.state);
         }
     }
-}
-
-/// A log as another rank sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogDigest {
-    /// How far it has come.
-    pub state: LogState,
-    /// Its states at lengths 0, 1, 2, 4, 8… and before the first of `recent`.
-    pub known: Vec<LogState>,
-    /// Its last operations, oldest first.
-    pub recent: VecDeque<Operation>,
-}
-
-impl LogDigest {
-    fn hash_at(&self, length: u64) -> Option<u64> {
-        if length == self.state.length {
-            return Some(self.state.hash);
-        }
-        known_hash(&self.known, &self.recent, length)
-    }
-}
-
-/// Where two logs part.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Divergence {
-    /// They do not: they are equal.
-    None,
-    /// At this operation; a log that ended before it has none.
-    At {
-        /// The operation's number.
-        seq: u64,
-        /// What the left log has there.
-        left: Option<Operation>,
-        /// What the right log has there.
-        right: Option<Operation>,
-    },
-    /// At an operation that is no longer in both rings.
-    Between {
-        /// The first `equal` operations are the same.
-        equal: u64,
-        /// The first `different` operations are not.
-        different: u64,
-    },
-}
-
-/// Finds the first operation in which two logs differ, by bisection over the hashes of their prefixes.
-#[must_use]
-pub fn first_divergence(left: &LogDigest, right: &LogDigest) -> Divergence {
-    if left.state == right.state {
-        return Divergence::None;
-    }
-    // Lengths at which both hashes are known, in order. Once two prefixes differ, all longer ones do.
-    let mut lengths: Vec<u64> = left.known.iter().map(|state| state.length).collect();
-    lengths.extend(left.recent.iter().flat_map(|operation| [operation.seq, operation.seq + 1]));
-    lengths.push(left.state.length);
-    lengths.push(right.state.length);
-    lengths.sort_unstable();
-    lengths.dedup();
-    lengths.retain(|length| left.hash_at(*length).is_some() && right.hash_at(*length).is_some());
-    let same = lengths.partition_point(|length| left.hash_at(*length) == right.hash_at(*length));
-    let equal = same.checked_sub(1).map(|at| lengths[at]);
-    let different = lengths.get(same).copied().unwrap_or(left.state.length.min(right.state.length) + 1);
-    match equal {
-        Some(seq) if different == seq + 1 => {
-            Divergence::At { seq, left: find(&left.recent, seq), right: find(&right.recent, seq) }
-        }
-        // The empty logs differ already: the geometries do.
-        None => Divergence::Between { equal: 0, different: 0 },
-        Some(equal) => Divergence::Between { equal, different },
-    }
-}
-
-fn find(recent: &VecDeque<Operation>, seq: u64) -> Option<Operation> {
-    operation(recent, seq).cloned()
 }
 
 fn operation(recent: &VecDeque<Operation>, seq: u64) -> Option<&Operation> {
@@ -288,53 +207,29 @@ mod tests {
         assert_eq!(log.state(), LogState { length: 4, hash: 4_718_518_264_129_775_086 });
     }
 
+    /// What ranks bisect over: prefixes up to the first difference are the same, and no longer ones.
     #[test]
-    fn the_first_difference_is_found() {
+    fn known_hashes_part_at_the_first_difference() {
         let base: Vec<u64> = (1..=20).collect();
         for at in 0..20 {
             let mut other = base.clone();
             other[at] += 100;
-            let found = first_divergence(&log_of(&base).digest(), &log_of(&other).digest());
-            match found {
-                Divergence::At { seq, left, right } => {
-                    assert_eq!(seq, at as u64);
-                    if let (Some(left), Some(right)) = (left, right) {
-                        assert_eq!((left.bytes, right.bytes), (base[at], other[at]));
-                    } else {
-                        assert!(at < 12, "what the rings have is shown");
-                    }
-                }
-                Divergence::Between { equal, different } => {
-                    assert!(
-                        at < 12 && equal <= at as u64 && (at as u64) < different,
-                        "{at}: {equal} {different}"
-                    );
-                }
-                Divergence::None => panic!("{at}: they differ"),
+            let (left, right) = (log_of(&base), log_of(&other));
+            for length in 0..=20 {
+                let (a, b) = (left.hash_at(length), right.hash_at(length));
+                let known = length.is_power_of_two() || length == 0 || length >= 12;
+                assert_eq!(a.is_some(), known, "{length}");
+                assert_eq!(b.is_some(), known, "{length}");
+                assert!(!known || (a == b) == (length <= at as u64), "{at}: {length}");
             }
+            let seen = right.operation(at as u64).map(|operation| operation.bytes);
+            assert_eq!(seen, (at >= 12).then_some(other[at]));
         }
-    }
-
-    #[test]
-    fn a_prefix_differs_where_it_ends() {
-        let long: Vec<u64> = (1..=20).collect();
-        let found = first_divergence(&log_of(&long).digest(), &log_of(&long[..15]).digest());
-        assert!(
-            matches!(&found, Divergence::At { seq: 15, left: Some(left), right: None } if left.bytes == 16),
-            "{found:?}"
-        );
-        assert_eq!(first_divergence(&log_of(&long).digest(), &log_of(&long).digest()), Divergence::None);
-        assert_eq!(
-            first_divergence(&log_of(&[]).digest(), &log_of(&[]).digest()),
-            Divergence::None,
-            "nothing is equal to nothing"
-        );
     }
 
     #[test]
     fn geometries_are_told_apart() {
         let other = Geometry { first_segment: 4 << 20, ..Geometry::default() };
-        let found = first_divergence(&log_of(&[1]).digest(), &Log::new(other, 8).digest());
-        assert_eq!(found, Divergence::Between { equal: 0, different: 0 });
+        assert_ne!(log_of(&[]).hash_at(0), Log::new(other, 8).hash_at(0));
     }
 }

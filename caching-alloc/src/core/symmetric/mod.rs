@@ -34,7 +34,7 @@ mod tests;
 pub use arena::{Placed, SymmetricArena, SymmetricError};
 pub(super) use journal::Journal;
 pub use journal::SymmetricSegment;
-pub use log::{Divergence, Log, LogDigest, LogState, Operation, OperationKind, first_divergence};
+pub use log::{Log, LogState, Operation, OperationKind};
 use serde::{Deserialize, Serialize};
 
 use super::size::MAX_BLOCK;
