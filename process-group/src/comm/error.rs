@@ -15,7 +15,7 @@ pub type Result<T, E = CommError> = std::result::Result<T, E>;
 pub enum CommError {
     /// NCCL could not be loaded.
     #[error(
-        "NCCL could not be loaded: {0}. Install it (package nvidia-nccl-cu12 or libnccl2), or name the file in NCCL_SYS_LIBRARY"
+        "NCCL could not be loaded; install it (package nvidia-nccl-cu12 or libnccl2), or name the file in NCCL_SYS_LIBRARY"
     )]
     Load(#[from] nccl_sys::LoadError),
 

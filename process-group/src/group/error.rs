@@ -51,7 +51,7 @@ pub enum GroupError {
     },
 
     /// The members are not what a group needs them to be. Every member gets the same error.
-    #[error("{group}: {source}")]
+    #[error("{group}: its members cannot make a group")]
     Disagreement {
         /// The group's name.
         group: String,
@@ -60,7 +60,7 @@ pub enum GroupError {
     },
 
     /// The members asked for splits that do not fit together. Every member gets the same error.
-    #[error("{group}: {source}")]
+    #[error("{group}: it cannot be split as its members asked")]
     Split {
         /// The name of the group that was to be split.
         group: String,
