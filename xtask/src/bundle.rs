@@ -24,6 +24,8 @@ struct Artifact {
     package: String,
     target: String,
     path: PathBuf,
+    /// Whether it is a test or a benchmark: cargo builds examples along with them.
+    is_test: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -41,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let tests = build(&root, &["test", "--no-run", "--workspace"])?;
     for package in PACKAGES {
-        let mut binaries = tests.iter().filter(|artifact| artifact.package == package);
+        let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.package == package);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {
             bail!("expected one test binary of {package}: its tests belong into one target");
         };
@@ -101,6 +103,7 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
             package: package.to_string_lossy().into_owned(),
             target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
             path: path.into(),
+            is_test: message["profile"]["test"] == true,
         });
     }
     Ok(artifacts)
