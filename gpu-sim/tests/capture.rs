@@ -93,30 +93,32 @@ fn issue(cuda: &Cuda, streams: [CUstream; 2], memory: CUdeviceptr, steps: &[Step
     order(1, 0);
 }
 
-#[test]
-fn a_graph_does_what_the_calls_do() {
-    let world = World::builder().start().unwrap();
-    let cuda = Cuda::of(&world);
-    let streams = [cuda.stream(), cuda.stream()];
-    let (eager, replayed) = (cuda.alloc(256), cuda.alloc(256));
-    proptest!(ProptestConfig::with_cases(100), |(steps in prop::collection::vec(step(), 1..30), times in 1..4usize)| {
-        cuda.upload(eager, &[1; 256]);
-        cuda.upload(replayed, &[1; 256]);
-        for _ in 0..times {
-            issue(&cuda, streams, eager, &steps);
-        }
-        begin(&cuda, streams[0], GLOBAL);
-        issue(&cuda, streams, replayed, &steps);
-        let graph = end(&cuda, streams[0]);
-        let exec = instantiate(&cuda, graph);
-        ok!(cuda, cuGraphDestroy(graph));
-        for _ in 0..times {
-            ok!(cuda, cuGraphLaunch(exec, streams[0]));
-        }
-        ok!(cuda, cuCtxSynchronize());
-        ok!(cuda, cuGraphExecDestroy(exec));
-        prop_assert_eq!(cuda.download(eager, 256), cuda.download(replayed, 256));
-    });
+rusty_fork_test! {
+    #[test]
+    fn a_graph_does_what_the_calls_do() {
+        let world = World::builder().start().unwrap();
+        let cuda = Cuda::of(&world);
+        let streams = [cuda.stream(), cuda.stream()];
+        let (eager, replayed) = (cuda.alloc(256), cuda.alloc(256));
+        proptest!(ProptestConfig::with_cases(100), |(steps in prop::collection::vec(step(), 1..30), times in 1..4usize)| {
+            cuda.upload(eager, &[1; 256]);
+            cuda.upload(replayed, &[1; 256]);
+            for _ in 0..times {
+                issue(&cuda, streams, eager, &steps);
+            }
+            begin(&cuda, streams[0], GLOBAL);
+            issue(&cuda, streams, replayed, &steps);
+            let graph = end(&cuda, streams[0]);
+            let exec = instantiate(&cuda, graph);
+            ok!(cuda, cuGraphDestroy(graph));
+            for _ in 0..times {
+                ok!(cuda, cuGraphLaunch(exec, streams[0]));
+            }
+            ok!(cuda, cuCtxSynchronize());
+            ok!(cuda, cuGraphExecDestroy(exec));
+            prop_assert_eq!(cuda.download(eager, 256), cuda.download(replayed, 256));
+        });
+    }
 }
 
 rusty_fork_test! {

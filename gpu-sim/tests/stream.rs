@@ -281,23 +281,25 @@ rusty_fork_test! {
     }
 }
 
-#[test]
-fn the_same_seed_gives_the_same_run_of_streams() {
-    let run = |seed: u64| {
-        let world = World::builder().seeded(seed).start().unwrap();
-        let cuda = Cuda::of(&world);
-        let streams: Vec<_> = (0..4).map(|_| cuda.stream()).collect();
-        let mut order = [0u32; 4];
-        let first = COUNT.load(SeqCst);
-        for (stream, cell) in streams.iter().zip(&mut order) {
-            ok!(cuda, cuLaunchHostFunc(*stream, Some(note_order), (&raw mut *cell).cast()));
-        }
-        ok!(cuda, cuCtxSynchronize());
-        let history: Vec<String> =
-            world.history().iter().map(|s| format!("{:?} {} {}", s.at, s.who, s.at_what)).collect();
-        (order.map(|o| o - first), history)
-    };
-    assert!((0..20).all(|seed| run(seed) == run(seed)));
-    let orders: std::collections::BTreeSet<_> = (0..20).map(|seed| run(seed).0).collect();
-    assert!(orders.len() > 5, "{orders:?}");
+rusty_fork_test! {
+    #[test]
+    fn the_same_seed_gives_the_same_run_of_streams() {
+        let run = |seed: u64| {
+            let world = World::builder().seeded(seed).start().unwrap();
+            let cuda = Cuda::of(&world);
+            let streams: Vec<_> = (0..4).map(|_| cuda.stream()).collect();
+            let mut order = [0u32; 4];
+            let first = COUNT.load(SeqCst);
+            for (stream, cell) in streams.iter().zip(&mut order) {
+                ok!(cuda, cuLaunchHostFunc(*stream, Some(note_order), (&raw mut *cell).cast()));
+            }
+            ok!(cuda, cuCtxSynchronize());
+            let history: Vec<String> =
+                world.history().iter().map(|s| format!("{:?} {} {}", s.at, s.who, s.at_what)).collect();
+            (order.map(|o| o - first), history)
+        };
+        assert!((0..20).all(|seed| run(seed) == run(seed)));
+        let orders: std::collections::BTreeSet<_> = (0..20).map(|seed| run(seed).0).collect();
+        assert!(orders.len() > 5, "{orders:?}");
+    }
 }

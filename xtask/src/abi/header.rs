@@ -251,6 +251,11 @@ mod tests {
 
     #[test]
     fn a_header_that_differs_is_told() {
+        // The stand-ins for the headers that NCCL's includes lie in the source tree.
+        if let Err(error) = crate::shell::workspace() {
+            println!("skipped: {error:#}");
+            return;
+        }
         let folder = tempfile::tempdir().unwrap();
         let header = folder.path().join("nccl.h");
         fs::write(&header, "typedef struct { char internal[64]; } ncclUniqueId;\nint ncclF(int);\n").unwrap();
