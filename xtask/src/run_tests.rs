@@ -27,6 +27,8 @@ struct Tally {
     skipped: Vec<String>,
     /// Whether only some tests were asked for.
     filtered: bool,
+    /// The test whose output is being repeated.
+    test: String,
     /// Inside the section where the harness repeats the output of tests that passed.
     in_successes: bool,
 }
@@ -35,8 +37,11 @@ impl Tally {
     /// Takes a line of the harness; says whether a person wants to see it.
     fn line(&mut self, line: &str) -> bool {
         if let Some(why) = line.strip_prefix("skipped: ") {
-            self.skipped.push(why.to_owned());
+            self.skipped.push(format!("{}: {why}", self.test));
             return false;
+        }
+        if let Some(test) = line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----")) {
+            self.test = test.to_owned();
         }
         if let Some(result) = line.strip_prefix("test result: ") {
             self.in_successes = false;
@@ -115,7 +120,7 @@ mod tests {
         .filter(|line| tally.line(line))
         .collect();
         assert_eq!((tally.passed, tally.failed), (4, 2));
-        assert_eq!(tally.skipped, ["no GPU here"]);
+        assert_eq!(tally.skipped, ["a: no GPU here"]);
         assert_eq!(shown.len(), 4);
     }
 }
