@@ -134,9 +134,14 @@ impl std::fmt::Display for OutOfMemory {
         write!(
             f,
             "this allocator holds {reserved} ({allocated} allocated, {pending} freed but in use by other streams, {} in \
-             quarantine; this pool: {} reserved, {} allocated). Free blocks, lower other users' memory, or raise the limit",
+             quarantine; this pool: {} reserved, {} allocated). ",
             self.quarantined, self.pool_reserved, self.pool_allocated
-        )
+        )?;
+        f.write_str(match (self.info, self.limit) {
+            (Some(info), _) if info.total < self.wanted => "No block can be larger than the device",
+            (_, Some(_)) => "Free blocks, lower other users' memory, or raise the limit",
+            (_, None) => "Free blocks, or lower other users' memory",
+        })
     }
 }
 

@@ -53,7 +53,12 @@ pub(crate) fn plan(wanted: Backend, ranks: Option<u32>) -> Result<Plan> {
             Err(error.context("--backend cuda cannot run here (--backend sim takes the embedded device)"))
         }
         (Err(error), _) => {
-            eprintln!("on the embedded device, since: {}", explain(&error));
+            let why = explain(&error);
+            let why = why.lines().next().unwrap_or_default();
+            let short = why.split(" (").next().unwrap_or_default().trim_end_matches(':');
+            eprintln!(
+                "No GPUs to run on: {short}. Running on the embedded device; --backend cuda says more."
+            );
             Ok(Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) })
         }
     }

@@ -171,7 +171,7 @@ fn listen(
             furthest = slowest;
             bar.set_message(slowest.describe());
             if bar.is_hidden() {
-                eprintln!("all ranks: {}", slowest.describe());
+                eprintln!("{}", slowest.describe());
             }
         }
     }

@@ -78,7 +78,14 @@ fn work(options: &RankOptions, reporter: &mut Reporter) -> Result<()> {
 
     reporter.enter(Stage::Meet)?;
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&options.store, Deadline::after(deadline))?);
-    rendezvous(&*store, "demo", rank as usize, ranks as usize, b"", Deadline::after(deadline))?;
+    rendezvous(
+        &*store,
+        "the start of the demo",
+        rank as usize,
+        ranks as usize,
+        b"",
+        Deadline::after(deadline),
+    )?;
 
     let outcome = join(options, &devices, store, &trace, reporter);
     if outcome.is_err() {

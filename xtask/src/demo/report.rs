@@ -180,7 +180,7 @@ fn ms(milliseconds: Option<f64>) -> String {
 
 /// Prints the figures for a person.
 pub(crate) fn table(figures: &Figures) {
-    println!("{} ranks on {}, NCCL {}", figures.ranks, on(figures), figures.nccl_version);
+    println!("{} ranks on {} {}", figures.ranks, on(figures), figures.nccl_version);
 
     let mut by_rank = Table::new();
     by_rank.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
@@ -251,12 +251,15 @@ pub(crate) fn table(figures: &Figures) {
             ranks(&figures.detected_on())
         );
     }
+    if figures.verdict().is_ok() {
+        println!("ok: every element was the exact sum, and the divergence was caught on every member.");
+    }
 }
 
 fn on(figures: &Figures) -> &'static str {
     match figures.backend {
-        Backend::Cuda => "real GPUs",
-        Backend::Sim | Backend::Auto => "the embedded device",
+        Backend::Cuda => "real GPUs, NCCL",
+        Backend::Sim | Backend::Auto => "the embedded device, which behaves as NCCL",
     }
 }
 
@@ -270,7 +273,7 @@ struct Report<'a> {
     nccl_version: &'a str,
     trace: Option<TraceReport>,
     groups: Vec<GroupReport<'a>>,
-    divergence: DivergenceReport<'a>,
+    divergence: DivergenceReport,
 }
 
 #[derive(Serialize)]
@@ -290,9 +293,9 @@ struct GroupReport<'a> {
 }
 
 #[derive(Serialize)]
-struct DivergenceReport<'a> {
+struct DivergenceReport {
     detected_on: Vec<u32>,
-    error: Option<&'a str>,
+    error: Option<String>,
     milliseconds: Option<f64>,
 }
 
@@ -322,7 +325,9 @@ pub(crate) fn json(figures: &Figures) -> String {
             .collect(),
         divergence: DivergenceReport {
             detected_on: figures.detected_on(),
-            error: figures.refused.values().next().map(|refusal| refusal.text.as_str()),
+            error: figures.refused.iter().next().map(|(&(number, _), refusal)| {
+                format!("{}: {}", figures.groups[number as usize], refusal.text)
+            }),
             milliseconds: figures.detected_after_ms(),
         },
     };
