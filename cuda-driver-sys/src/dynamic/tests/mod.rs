@@ -167,7 +167,8 @@ rusty_fork_test! {
         set_variable(None);
         let error = match Api::load() {
             Ok(api) => {
-                println!("skipped: this machine has {:?}", api.path());
+                let path = api.path().map_or_else(Default::default, |path| path.display().to_string());
+                println!("skipped: a library is found on this machine: {path}");
                 return;
             }
             Err(error) => error,
