@@ -22,6 +22,8 @@ const DOMAIN: u64 = 1;
 struct Placed {
     bucket: Bucket,
     block: SymmetricBlock,
+    /// Where a group of one copies it to: bytes into [`Reducer::copies`].
+    copy: u64,
 }
 
 /// The pool with its buckets, and what it takes to fill and to check them.
@@ -29,7 +31,7 @@ pub(super) struct Reducer {
     pool: SymmetricPool,
     placed: Vec<Placed>,
     /// Where a group of one copies to.
-    copy: DeviceMemory,
+    copies: DeviceMemory,
     staging: PinnedMemory,
 }
 
@@ -39,14 +41,16 @@ impl Reducer {
         let domain = Domain::new(job.store.clone(), DOMAIN, job.options.rank, 0..job.options.ranks)?;
         let pool = SymmetricPool::new(&domain, job.context, Geometry::default())?;
         let mut placed = Vec::new();
+        let mut total = 0;
         for &bucket in buckets {
-            placed.push(Placed { bucket, block: pool.allocate(bucket.bytes())? });
+            placed.push(Placed { bucket, block: pool.allocate(bucket.bytes())?, copy: total });
+            total += bucket.bytes();
         }
         let largest = buckets.iter().map(Bucket::bytes).max().context("at least one bucket")? as usize;
         Ok(Self {
             pool,
             placed,
-            copy: DeviceMemory::new(job.context, largest)?,
+            copies: DeviceMemory::new(job.context, total as usize)?,
             staging: PinnedMemory::new(job.context, largest, PinnedFlags::empty())?,
         })
     }
@@ -140,7 +144,7 @@ impl Reducer {
 
     /// Where the reduced bucket stands: in its place, but a group of one has nothing to reduce and copies.
     fn result(&self, group: &Group, placed: &Placed) -> DevicePtr {
-        if group.ranks.len() > 1 { placed.block.ptr() } else { self.copy.ptr() }
+        if group.ranks.len() > 1 { placed.block.ptr() } else { DevicePtr(self.copies.ptr().0 + placed.copy) }
     }
 
     /// Puts this rank's values for one pass into every bucket.
@@ -170,10 +174,7 @@ impl Reducer {
         reporter: &mut Reporter,
     ) -> Result<()> {
         let mut verified_bytes = 0;
-        // A group of one has copied one bucket over the other: the last is there to be checked.
-        let alone = member.group.ranks.len() == 1;
-        let checked = if alone { &self.placed[self.placed.len() - 1..] } else { &self.placed[..] };
-        for placed in checked {
+        for placed in &self.placed {
             let bytes = placed.bucket.bytes() as usize;
             let from = self.result(&member.group, placed);
             // SAFETY: both are of that length, and neither is touched by others until the stream is done.
