@@ -1,7 +1,7 @@
 //! What the allocator's calls cost on the host: over counted memory, and on a GPU, if there is one, beside the
 //! driver's own stream-ordered pool.
 //!
-//! `cargo bench -p caching-alloc --bench alloc`
+//! `cargo bench -p lockstep-caching-alloc --bench alloc`
 
 use std::error::Error;
 use std::ffi::c_void;

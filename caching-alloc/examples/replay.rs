@@ -1,6 +1,6 @@
 //! Replays a recorded trace against the allocator over a host source and says what it cost.
 //!
-//! `zcat xtask/data/gpt2_train.trace.gz | cargo run --release -p caching-alloc --example replay`
+//! `zcat xtask/data/gpt2_train.trace.gz | cargo run --release -p lockstep-caching-alloc --example replay`
 //!
 //! One event a line: `CODE ADDRESS(hex) SIZE(bytes) STREAM`; `a` allocates, `r` lets go, `f` ends the use of another
 //! stream; other codes are skipped.

@@ -1,4 +1,4 @@
-//! Lists what the CUDA driver at hand offers, by release: `cargo run -p cuda-driver-sys --example driver_features [FILE]`.
+//! Lists what the CUDA driver at hand offers, by release: `cargo run -p lockstep-cuda-driver-sys --example driver_features [FILE]`.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

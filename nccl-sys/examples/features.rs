@@ -1,4 +1,4 @@
-//! Lists what the NCCL at hand offers, by release: `cargo run -p nccl-sys --example features [FILE]`.
+//! Lists what the NCCL at hand offers, by release: `cargo run -p lockstep-nccl-sys --example features [FILE]`.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

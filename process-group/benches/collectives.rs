@@ -1,6 +1,6 @@
 //! What the layers above NCCL's table add: to the enqueueing of a collective, and to the making of communicators.
 //!
-//! `cargo bench -p process-group --bench collectives [-- RANKS]`, on ranks as threads of one process.
+//! `cargo bench -p lockstep-process-group --bench collectives [-- RANKS]`, on ranks as threads of one process.
 
 mod support;
 

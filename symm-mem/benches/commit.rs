@@ -1,6 +1,6 @@
 //! What agreement adds to the registration of windows, and what a look-up costs.
 //!
-//! `cargo bench -p symm-mem --bench commit [-- RANKS]`, on ranks as threads of one process.
+//! `cargo bench -p lockstep-symm-mem --bench commit [-- RANKS]`, on ranks as threads of one process.
 
 #[path = "../../process-group/benches/support/mod.rs"]
 mod support;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell::{self, PACKAGES};
+use crate::shell::{self, CRATES};
 
 /// What a folder may come to, in bytes: lent GPU hosts take only so much.
 const LIMIT: u64 = 40_000_000;
@@ -21,7 +21,8 @@ pub(crate) struct Options {
 
 /// An executable that cargo built.
 struct Artifact {
-    package: String,
+    /// The crate's folder.
+    folder: String,
     target: String,
     path: PathBuf,
     /// Whether it is a test or a benchmark: cargo builds examples along with them.
@@ -42,17 +43,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         install(&artifact.path, &dir.join("xtask"))?;
     }
     let tests = build(&root, &["test", "--no-run", "--workspace"])?;
-    for package in PACKAGES {
-        let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.package == package);
+    for name in CRATES {
+        let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {
-            bail!("expected one test binary of {package}: its tests belong into one target");
+            bail!("expected one test binary of {name}: its tests belong into one target");
         };
-        install(&binary.path, &dir.join("tests").join(package))?;
+        install(&binary.path, &dir.join("tests").join(name))?;
     }
     for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"])? {
         // Without a harness of their own these are the libraries' unit tests, which are there already.
-        if !PACKAGES.contains(&artifact.target.replace('_', "-").as_str()) {
-            let name = format!("{}-{}", artifact.package, artifact.target);
+        if !CRATES.contains(&artifact.target.replace('_', "-").as_str()) {
+            let name = format!("{}-{}", artifact.folder, artifact.target);
             install(&artifact.path, &dir.join("benches").join(name))?;
         }
     }
@@ -98,9 +99,9 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
         else {
             continue;
         };
-        let package = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
+        let folder = Path::new(manifest).parent().and_then(Path::file_name).unwrap_or_default();
         artifacts.push(Artifact {
-            package: package.to_string_lossy().into_owned(),
+            folder: folder.to_string_lossy().into_owned(),
             target: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
             path: path.into(),
             is_test: message["profile"]["test"] == true,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::run_tests;
-use crate::shell::{self, PACKAGES};
+use crate::shell::{self, CRATES};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -16,12 +16,29 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
     shell::run(&mut shell::cargo(&root, &["fmt", "--all", "--check"]))?;
     // A package at a time: together, one crate's features would hide what another forgot to ask for.
-    for package in PACKAGES {
-        let lint = ["clippy", "--quiet", "--package", package, "--all-targets", "--", "-D", "warnings"];
+    for name in CRATES {
+        let lint = [
+            "clippy",
+            "--quiet",
+            "--package",
+            &shell::package(name),
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ];
         shell::run(&mut shell::cargo(&root, &lint))?;
     }
-    let minimal =
-        ["clippy", "--quiet", "--package", "process-group", "--no-default-features", "--", "-D", "warnings"];
+    let minimal = [
+        "clippy",
+        "--quiet",
+        "--package",
+        &shell::package("process-group"),
+        "--no-default-features",
+        "--",
+        "-D",
+        "warnings",
+    ];
     shell::run(&mut shell::cargo(&root, &minimal))?;
     let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;

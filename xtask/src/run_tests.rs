@@ -13,7 +13,7 @@ use crate::shell;
 
 #[derive(clap::Args, Default)]
 pub(crate) struct Options {
-    /// Only this package
+    /// Only this crate
     #[arg(long, short)]
     package: Option<String>,
     /// Only tests whose name contains this
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
     let mut command = shell::cargo(&root, &["test", "--no-fail-fast"]);
     match &options.package {
-        Some(package) => command.args(["--package", package]),
+        Some(name) => command.args(["--package", &shell::package(name)]),
         None => command.arg("--workspace"),
     };
     command.arg("--").arg("--show-output").args(&options.filter).stdout(Stdio::piped());

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The crates of the workspace, lowest first.
-pub(crate) const PACKAGES: [&str; 8] = [
+/// The crates of the workspace, lowest first, by the names of their folders.
+pub(crate) const CRATES: [&str; 8] = [
     "cuda-driver-sys",
     "nccl-sys",
     "gpu-sim",
@@ -16,6 +16,12 @@ pub(crate) const PACKAGES: [&str; 8] = [
     "symm-mem",
     "xtask",
 ];
+
+/// The package of a crate. Short names are taken in the registry, one of them by another project, so what is
+/// published carries one prefix.
+pub(crate) fn package(name: &str) -> String {
+    if name == "xtask" || !CRATES.contains(&name) { name.to_owned() } else { format!("lockstep-{name}") }
+}
 
 /// The folder that holds the workspace's `Cargo.toml`: cargo names it, wherever the task is started.
 pub(crate) fn workspace() -> Result<PathBuf> {
