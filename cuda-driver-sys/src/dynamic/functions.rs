@@ -10,13 +10,20 @@ pub struct Function {
     pub name: &'static str,
     /// The symbol without the suffix of its revision: `cuMemAlloc` for `cuMemAlloc_v2`.
     pub base: &'static str,
-    /// The release that first has it, in this revision.
+    /// The release whose library first has it, in this revision.
     pub since: Version,
+    /// The release whose header first declares it, where that is a later one.
+    pub declared: Option<Version>,
 }
 
 impl Function {
-    pub(crate) const fn new(name: &'static str, base: &'static str, since: Version) -> Self {
-        Self { name, base, since }
+    pub(crate) const fn new(
+        name: &'static str,
+        base: &'static str,
+        since: Version,
+        declared: Option<Version>,
+    ) -> Self {
+        Self { name, base, since, declared }
     }
 
     /// The function with this C symbol, if the table has it.
@@ -26,10 +33,12 @@ impl Function {
 }
 
 /// Defines `Table`, `FUNCTIONS`, and an accessor per function on `Api`:
-/// `(major, minor, patch) "base" => symbol(parameter: type, …) -> type;`, the release being the first with it.
+/// `(major, minor, patch) "base" => symbol(parameter: type, …) -> type;`, the release being the first with it. Where
+/// the header declares it later than the library has it, `declared (major, minor, patch)` follows the release.
 macro_rules! functions {
     ($(
-        ($major:literal, $minor:literal, $patch:literal) $base:literal =>
+        ($major:literal, $minor:literal, $patch:literal)
+            $(declared ($later_major:literal, $later_minor:literal, $later_patch:literal))? $base:literal =>
             $name:ident($($parameter:ident: $type:ty),*) $(-> $result:ty)?;
     )*) => {
         /// The library's functions by C symbol; `None` where the library at hand lacks one.
@@ -40,6 +49,9 @@ macro_rules! functions {
         pub struct Table {
             $(
                 #[doc = concat!("Since ", $major, ".", $minor, ".", $patch, ".")]
+                $(#[doc = concat!(
+                    "Declared by the header from ", $later_major, ".", $later_minor, ".", $later_patch, " on.",
+                )])?
                 pub $name: Option<unsafe extern "C" fn($($parameter: $type),*) $(-> $result)?>,
             )*
         }
@@ -82,7 +94,16 @@ macro_rules! functions {
         pub static FUNCTIONS: &[crate::Function] = &[
             $(
                 crate::Function::new(
-                    stringify!($name), $base, crate::Version { major: $major, minor: $minor, patch: $patch },
+                    stringify!($name),
+                    $base,
+                    crate::Version { major: $major, minor: $minor, patch: $patch },
+                    // Of no or one release, the first.
+                    [
+                        $(Some(crate::Version {
+                            major: $later_major, minor: $later_minor, patch: $later_patch,
+                        }),)?
+                        None,
+                    ][0],
                 ),
             )*
         ];
@@ -91,6 +112,9 @@ macro_rules! functions {
         impl crate::Api {
             $(
                 #[doc = concat!("Since ", $major, ".", $minor, ".", $patch, ".")]
+                $(#[doc = concat!(
+                    "Declared by the header from ", $later_major, ".", $later_minor, ".", $later_patch, " on.",
+                )])?
                 ///
                 /// # Errors
                 /// [`Missing`](crate::Missing) if the library lacks it.

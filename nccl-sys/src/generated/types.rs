@@ -1,4 +1,4 @@
-//! Structures and handles. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+//! Structures, unions, handles. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
 use super::enums::*;
 use core::ffi::*;

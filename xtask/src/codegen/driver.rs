@@ -24,29 +24,7 @@ pub(crate) fn generate() -> Result<Files> {
     }
 
     let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
-    let generated = Path::new("cuda-driver-sys/src/generated");
-    let ffi = "use core::ffi::*;";
-    let mut files = Files::new();
-    let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
-        files.insert(generated.join(name), render::file(subject, &origin, imports, body)?);
-        Ok(())
-    };
-    put("enums.rs", "Enumerations.", "", &render::enumerations(&bindings.enumerations))?;
-    put("constants.rs", "Constants.", "", &render::items(bindings.constants))?;
-    put(
-        "types.rs",
-        "Structures, unions, handles.",
-        &format!("{ffi}\nuse super::enums::*;"),
-        &(render::items(bindings.types) + &render::zeroed(&bindings.zeroed)),
-    )?;
-    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.assertions))?;
-    put(
-        "functions.rs",
-        "Functions.",
-        &format!("{ffi}\nuse super::enums::*;\nuse super::types::*;"),
-        &render::functions(&entries),
-    )?;
-    Ok(files)
+    render::tables(Path::new("cuda-driver-sys/src/generated"), &origin, bindings, &entries)
 }
 
 fn read(folder: &Path) -> Result<Bindings> {
@@ -143,7 +121,8 @@ fn entries(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u32>>) -> R
                 continue;
             }
             let code = *versions.get(index).unwrap_or(&0);
-            entries.push(Entry { function, base: base.clone(), since: [code / 1000, code % 1000 / 10, 0] });
+            let since = [code / 1000, code % 1000 / 10, 0];
+            entries.push(Entry { function, base: base.clone(), since, declared: None });
         }
     }
     Ok(entries)

@@ -27,34 +27,12 @@ pub(crate) fn generate() -> Result<Files> {
             let since = *history.get(&function.name).with_context(|| {
                 format!("nccl_history.txt does not say since when there is {}", function.name)
             })?;
-            Ok(Entry { base: function.name.clone(), function, since })
+            Ok(Entry { base: function.name.clone(), function, since, declared: None })
         })
         .collect::<Result<_>>()?;
 
     let origin = format!("`nccl.h` of {} {}", pin.package, pin.version);
-    let generated = Path::new("nccl-sys/src/generated");
-    let ffi = "use core::ffi::*;";
-    let mut files = Files::new();
-    let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
-        files.insert(generated.join(name), render::file(subject, &origin, imports, body)?);
-        Ok(())
-    };
-    put("enums.rs", "Enumerations.", "", &render::enumerations(&bindings.enumerations))?;
-    put("constants.rs", "Constants.", "", &render::items(bindings.constants))?;
-    put(
-        "types.rs",
-        "Structures and handles.",
-        &format!("{ffi}\nuse super::enums::*;"),
-        &(render::items(bindings.types) + &render::zeroed(&bindings.zeroed)),
-    )?;
-    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &render::items(bindings.assertions))?;
-    put(
-        "functions.rs",
-        "Functions.",
-        &format!("{ffi}\nuse super::enums::*;\nuse super::types::*;"),
-        &render::functions(&entries),
-    )?;
-    Ok(files)
+    render::tables(Path::new("nccl-sys/src/generated"), &origin, bindings, &entries)
 }
 
 /// For each function the release that first exports it.

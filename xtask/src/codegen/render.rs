@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use syn::Item;
 
-use super::bindings::{Enumeration, Function, shorten};
+use super::bindings::{Bindings, Enumeration, Function, shorten};
 use crate::shell;
 
 /// Path below the repository's root, and text.
@@ -20,8 +20,31 @@ pub(crate) struct Entry {
     pub(crate) function: Function,
     /// The name without the suffix of its ABI, as `cuGetProcAddress` takes it.
     pub(crate) base: String,
-    /// The release that first has it.
+    /// The release whose library first has it.
     pub(crate) since: [u32; 3],
+    /// The release whose header first declares it, where that is a later one.
+    pub(crate) declared: Option<[u32; 3]>,
+}
+
+/// The generated files of a raw crate.
+pub(crate) fn tables(folder: &Path, origin: &str, bindings: Bindings, entries: &[Entry]) -> Result<Files> {
+    let ffi = "use core::ffi::*;\nuse super::enums::*;";
+    let mut files = Files::new();
+    let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
+        files.insert(folder.join(name), file(subject, origin, imports, body)?);
+        Ok(())
+    };
+    put("enums.rs", "Enumerations.", "", &enumerations(&bindings.enumerations))?;
+    put("constants.rs", "Constants.", "", &items(bindings.constants))?;
+    put(
+        "types.rs",
+        "Structures, unions, handles.",
+        ffi,
+        &(items(bindings.types) + &zeroed(&bindings.zeroed)),
+    )?;
+    put("layouts.rs", "Sizes and offsets.", "use super::types::*;", &items(bindings.assertions))?;
+    put("functions.rs", "Functions.", &format!("{ffi}\nuse super::types::*;"), &functions(entries))?;
+    Ok(files)
 }
 
 /// A generated file's text.
@@ -32,12 +55,12 @@ pub(crate) fn file(subject: &str, origin: &str, imports: &str, body: &str) -> Re
 }
 
 /// The items, as text.
-pub(crate) fn items(items: Vec<Item>) -> String {
+fn items(items: Vec<Item>) -> String {
     shorten(&prettyplease::unparse(&syn::File { shebang: None, frontmatter: None, attrs: Vec::new(), items }))
 }
 
 /// The enumerations, as calls of `enumeration!`.
-pub(crate) fn enumerations(enumerations: &[Enumeration]) -> String {
+fn enumerations(enumerations: &[Enumeration]) -> String {
     let mut text = String::new();
     for item in enumerations {
         let flags = if is_flags(&item.name) { "flags " } else { "" };
@@ -58,20 +81,29 @@ fn is_flags(name: &str) -> bool {
 }
 
 /// The structures whose default is zero, as a call of `zeroed!`.
-pub(crate) fn zeroed(names: &[String]) -> String {
+fn zeroed(names: &[String]) -> String {
     format!("\nzeroed! {{\n    {},\n}}\n", names.join(",\n    "))
 }
 
 /// The functions, as one call of `functions!`.
-pub(crate) fn functions(entries: &[Entry]) -> String {
+fn functions(entries: &[Entry]) -> String {
     let mut text = String::from("functions! {\n");
-    for Entry { function, base, since: [major, minor, patch] } in entries {
+    for Entry { function, base, since, declared } in entries {
+        let declared = declared.map_or(String::new(), |release| format!("declared {} ", triple(release)));
         text += &format!(
-            "    ({major}, {minor}, {patch}) \"{base}\" => {}({}){};\n",
-            function.name, function.parameters, function.result
+            "    {} {declared}\"{base}\" => {}({}){};\n",
+            triple(*since),
+            function.name,
+            function.parameters,
+            function.result
         );
     }
     text + "}\n"
+}
+
+/// A release as the tables' macros take it.
+fn triple([major, minor, patch]: [u32; 3]) -> String {
+    format!("({major}, {minor}, {patch})")
 }
 
 fn rustfmt(text: &str) -> Result<String> {
