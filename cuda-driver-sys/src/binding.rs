@@ -1,7 +1,8 @@
 //! What is the CUDA driver's own in finding and asking the library.
 
 use std::ffi::{CStr, CString, c_void};
-use std::ptr;
+use std::path::PathBuf;
+use std::{fs, ptr};
 
 use crate::{CUresult, Function, Table, Version, VersionFault};
 
@@ -16,6 +17,22 @@ pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
 /// How files of the library are called, versions aside.
 pub(crate) const FILES: &[&str] = &["libcuda.so"];
+
+/// What to do where none is found.
+pub(crate) const ADVICE: &str =
+    "install NVIDIA's driver, or set CUDA_DRIVER_SYS_LIBRARY to its library's file";
+
+/// Where packages put the library that the loader does not look into.
+pub(crate) const PACKAGES: &str = "a toolkit's package for forward compatibility";
+
+/// The files of such packages.
+pub(crate) fn packaged() -> Vec<PathBuf> {
+    let toolkits = fs::read_dir("/usr/local").into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<_> = toolkits.map(|folder| folder.join("compat").join(NAMES[0])).collect();
+    files.sort();
+    files.retain(|file| file.exists());
+    files
+}
 
 /// What every release has; the first tells the release.
 pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"];

@@ -30,7 +30,9 @@ mod generated;
 mod version;
 
 pub use binding::{NAMES, VARIABLE};
-pub use dynamic::{Api, Function, Item, LoadError, Missing, VersionFault, Why};
+pub use dynamic::{
+    Api, Candidate, Function, Item, LoadError, Missing, Origin, VersionFault, Why, candidates,
+};
 pub use feature::Feature;
 pub use generated::*;
 pub use version::Version;

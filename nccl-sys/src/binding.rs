@@ -16,6 +16,15 @@ pub const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 /// How files of the library are called, versions aside (plugins are called `libnccl-net.so` and the like).
 pub(crate) const FILES: &[&str] = &["libnccl.so"];
 
+/// What to do where none is found.
+pub(crate) const ADVICE: &str = "install it (package libnccl2, or nvidia-nccl-cu12 for Python), set NCCL_SYS_LIBRARY \
+     to its file, or take a Python environment's copy with `Api::load_with_python`";
+
+/// Where packages put the library that the loader does not look into.
+pub(crate) const PACKAGES: &str = "a Python environment";
+
+pub(crate) use crate::python::libraries as packaged;
+
 /// What every release has; the first tells the release.
 pub(crate) const REQUIRED: &[&str] = &[
     "ncclGetVersion",

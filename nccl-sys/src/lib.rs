@@ -7,6 +7,7 @@
 //! | `dynamic` | how the library is found, and what it lacks |
 //! | `config` | configuration structures, and which of their fields a release ignores |
 //! | `feature` | what depends on the release |
+//! | [`python`] | the copies that Python environments have |
 //!
 //! For: who wants NCCL's own functions without linking it. Not for: who wants a safe interface.
 //!
@@ -30,11 +31,14 @@ mod config;
 mod dynamic;
 mod feature;
 mod generated;
+pub mod python;
 mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use config::*;
-pub use dynamic::{Api, Function, Item, LoadError, Missing, VersionFault, Why};
+pub use dynamic::{
+    Api, Candidate, Function, Item, LoadError, Missing, Origin, VersionFault, Why, candidates,
+};
 pub use feature::Feature;
 pub use generated::*;
 pub use version::Version;

@@ -33,7 +33,7 @@ impl Api {
     /// # Errors
     /// [`LoadError`]; a path in the variable that cannot be used is an error, not a reason to look further.
     pub fn load() -> Result<Self, LoadError> {
-        Self::from_library(library::find()?)
+        Self::from_library(library::find(Vec::new)?)
     }
 
     /// Loads the library from `path`.
@@ -73,7 +73,7 @@ impl Api {
         unsafe { Self::new(table, None) }
     }
 
-    fn from_library(loaded: Loaded) -> Result<Self, LoadError> {
+    pub(crate) fn from_library(loaded: Loaded) -> Result<Self, LoadError> {
         let Loaded { table, path } = loaded;
         // SAFETY: the functions are the library's own, resolved by name, and it is never unloaded.
         unsafe { Self::new(table, Some(path)) }
@@ -130,7 +130,8 @@ impl Api {
         })
     }
 
-    /// Every copy of the library that is mapped into this process: more than one is a fault of the program.
+    /// The file of every copy of the library that is loaded in this process, this one's among them: more than one is
+    /// a fault of the program, for they do not know of each other. Empty where all come from no file.
     pub fn copies(&self) -> Vec<PathBuf> {
         maps::copies().into_iter().map(|copy| copy.path).collect()
     }

@@ -3,7 +3,6 @@
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt::Write;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -77,11 +76,23 @@ pub enum LoadError {
         /// What happened instead.
         fault: VersionFault,
     },
-    /// Nothing was found under any name.
-    #[error("no {} found; set {} to its file. Tried:{}", binding::LIBRARY, binding::VARIABLE, list(.tried))]
+    /// A copy is loaded that nobody but its owner can reach: its file was deleted, or it is in a linker namespace of
+    /// its own.
+    #[error(
+        "this process has {} loaded already, from {}, but the system's loader does not hand it out; \
+         loading another beside it is refused", binding::LIBRARY, .loaded.display()
+    )]
+    OutOfReach {
+        /// The copy that is loaded.
+        loaded: PathBuf,
+        /// What the loader said.
+        source: libloading::Error,
+    },
+    /// Nothing was found.
+    #[error("no {} found; {}. Tried:{}", binding::LIBRARY, binding::ADVICE, list(.tried))]
     NotFound {
-        /// Each name, and what the loader said.
-        tried: Vec<(&'static str, libloading::Error)>,
+        /// Each file or name, and what the loader said.
+        tried: Vec<(PathBuf, libloading::Error)>,
     },
 }
 
@@ -119,9 +130,9 @@ fn place(path: &Option<PathBuf>) -> String {
         .map_or_else(|| "the table that was handed over".to_owned(), |path| path.display().to_string())
 }
 
-fn list(tried: &[(&'static str, libloading::Error)]) -> String {
+fn list(tried: &[(PathBuf, libloading::Error)]) -> String {
     tried.iter().fold(String::new(), |mut text, (name, error)| {
-        let _ = write!(text, "\n  {name}: {}", described(error));
+        let _ = write!(text, "\n  {}: {}", name.display(), described(error));
         text
     })
 }
@@ -131,29 +142,40 @@ fn described(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Finds the library: the variable's file, a copy that is loaded, the loader's names.
-pub(crate) fn find() -> Result<Loaded, LoadError> {
+/// Finds the library: the variable's file, a copy that is loaded, the files of `packaged`, the loader's names.
+pub(crate) fn find(packaged: impl FnOnce() -> Vec<PathBuf>) -> Result<Loaded, LoadError> {
     if let Some(path) = std::env::var_os(binding::VARIABLE).filter(|path| !path.is_empty()) {
         return open(Path::new(&path), Some(binding::VARIABLE));
     }
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    let loaded = binding::NAMES.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
-    // A copy under another SONAME than the usual.
-    let loaded = loaded.or_else(|| {
-        let copy = maps::copies().into_iter().next()?;
-        dlopen(copy.path.as_os_str(), RTLD_NOLOAD).ok()
-    });
-    if let Some(library) = loaded {
+    if let Some(library) = adopt()? {
         return resolve(library, None);
     }
     let mut tried = Vec::new();
-    for name in binding::NAMES {
-        match dlopen(OsStr::new(name), 0) {
+    for name in packaged().into_iter().chain(binding::NAMES.iter().map(PathBuf::from)) {
+        match dlopen(name.as_os_str(), 0) {
             Ok(library) => return resolve(library, None),
-            Err(error) => tried.push((*name, error)),
+            Err(error) => tried.push((name, error)),
         }
     }
     Err(LoadError::NotFound { tried })
+}
+
+/// A copy that is loaded already.
+fn adopt() -> Result<Option<Library>, LoadError> {
+    let by_name = binding::NAMES.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
+    if by_name.is_some() {
+        return Ok(by_name);
+    }
+    // A copy under another SONAME than the usual.
+    let mut out_of_reach = None;
+    for copy in maps::copies() {
+        match dlopen(copy.path.as_os_str(), RTLD_NOLOAD) {
+            Ok(library) => return Ok(Some(library)),
+            Err(source) => out_of_reach = Some(LoadError::OutOfReach { loaded: copy.path, source }),
+        }
+    }
+    out_of_reach.map_or(Ok(None), Err)
 }
 
 /// Opens the library at `path`, which `variable` gave.
@@ -162,12 +184,8 @@ pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded
     // Absolute, since the loader would search its folders for a bare name.
     let unreadable = |source| LoadError::NoFile { path: path.to_path_buf(), variable, source };
     let file = path.canonicalize().map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    let other = maps::copies().into_iter().find(|copy| {
-        copy.path
-            .metadata()
-            .map_or(copy.path != file, |found| (found.dev(), found.ino()) != (metadata.dev(), metadata.ino()))
-    });
+    file.metadata().map_err(unreadable)?;
+    let other = maps::copies().into_iter().find(|copy| !copy.is(&file));
     if let Some(copy) = other {
         return Err(LoadError::OtherCopyLoaded { wanted: file, variable, loaded: copy.path });
     }

@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::PathBuf;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use crate::{Table, binding};
 
@@ -10,21 +12,38 @@ use crate::{Table, binding};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) path: PathBuf,
+    /// The file is gone from its path: whatever lies there now is another.
+    pub(crate) deleted: bool,
     /// Device and inode: the loader takes files for one by these.
-    pub(crate) identity: (String, u64),
+    identity: (String, u64),
 }
 
-/// Every copy of the library that is mapped, by its usual file names.
+impl Mapped {
+    /// Whether this is the file at `path`, which is free of links.
+    pub(crate) fn is(&self, path: &Path) -> bool {
+        let id = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+        !self.deleted && (self.path == path || (id(path).is_some() && id(&self.path) == id(path)))
+    }
+}
+
+/// Every copy of the library that is loaded, by its usual file names. A file that is merely read through a mapping
+/// (by a debugger, a profiler, a packager) is not.
 pub(crate) fn copies() -> Vec<Mapped> {
+    loaded(&read())
+}
+
+fn loaded(maps: &str) -> Vec<Mapped> {
     let mut seen = HashSet::new();
-    lines(&read())
-        .map(|(_, mapped)| mapped)
-        .filter(|mapped| {
-            let name = mapped.path.file_name().unwrap_or_default().to_string_lossy();
-            binding::FILES.iter().any(|file| name == *file || name.starts_with(&format!("{file}.")))
-        })
+    lines(maps)
+        .filter(|line| line.executable && is_named_so(&line.mapped.path))
+        .map(|line| line.mapped)
         .filter(|mapped| seen.insert(mapped.identity.clone()))
         .collect()
+}
+
+fn is_named_so(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    binding::FILES.iter().any(|file| name == *file || name.starts_with(&format!("{file}.")))
 }
 
 /// The file that the table's version function lies in; `None` if it lies in no file.
@@ -34,8 +53,8 @@ pub(crate) fn file_of(table: &Table) -> Option<PathBuf> {
 }
 
 /// The file mapped at `address`.
-pub(crate) fn file_at(address: usize) -> Option<PathBuf> {
-    lines(&read()).find(|(range, _)| range.contains(&address)).map(|(_, mapped)| mapped.path)
+fn file_at(address: usize) -> Option<PathBuf> {
+    lines(&read()).find(|line| line.range.contains(&address)).map(|line| line.mapped.path)
 }
 
 fn read() -> String {
@@ -43,8 +62,15 @@ fn read() -> String {
     fs::read("/proc/self/maps").map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 
+/// One mapping of a file.
+struct Line {
+    range: Range<usize>,
+    executable: bool,
+    mapped: Mapped,
+}
+
 /// The lines that map a file: `start-end perms offset device inode path`.
-fn lines(text: &str) -> impl Iterator<Item = (std::ops::Range<usize>, Mapped)> + '_ {
+fn lines(text: &str) -> impl Iterator<Item = Line> + '_ {
     text.lines().filter_map(|line| {
         let mut rest = line;
         let mut field = || {
@@ -54,11 +80,15 @@ fn lines(text: &str) -> impl Iterator<Item = (std::ops::Range<usize>, Mapped)> +
         };
         let (start, end) = field()?.split_once('-')?;
         let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
-        let (_permissions, _offset, device) = (field()?, field()?, field()?);
+        let (permissions, _offset, device) = (field()?, field()?, field()?);
         let inode = field()?.parse().ok()?;
-        let path = rest.strip_suffix(" (deleted)").unwrap_or(rest);
-        path.starts_with('/')
-            .then(|| (range, Mapped { path: PathBuf::from(path), identity: (device.to_owned(), inode) }))
+        let path = rest.strip_suffix(" (deleted)");
+        let (path, deleted) = (path.unwrap_or(rest), path.is_some());
+        path.starts_with('/').then(|| Line {
+            range,
+            executable: permissions.contains('x'),
+            mapped: Mapped { path: PathBuf::from(path), deleted, identity: (device.to_owned(), inode) },
+        })
     })
 }
 
@@ -76,10 +106,30 @@ mod tests {
 ";
         let found: Vec<_> = lines(text).collect();
         assert_eq!(found.len(), 2);
-        assert_eq!(found[0].0, 0x7f00..0x7f10);
-        assert_eq!(found[0].1.path, PathBuf::from("/opt/a b/libx.so.2"));
-        assert_eq!(found[0].1.identity, ("fd:01".to_owned(), 42));
-        assert_eq!(found[1].1.path, PathBuf::from("/tmp/gone.so"));
+        assert_eq!(found[0].range, 0x7f00..0x7f10);
+        assert_eq!(found[0].mapped.path, PathBuf::from("/opt/a b/libx.so.2"));
+        assert_eq!(found[0].mapped.identity, ("fd:01".to_owned(), 42));
+        assert!(found[0].executable && !found[0].mapped.deleted);
+        assert_eq!(found[1].mapped.path, PathBuf::from("/tmp/gone.so"));
+        assert!(!found[1].executable && found[1].mapped.deleted);
+    }
+
+    #[test]
+    fn a_copy_is_what_is_executable_and_counts_once() {
+        let name = binding::FILES[0];
+        let maps = format!(
+            "\
+7f00-7f10 r--p 00000000 fd:01 42                         /a/{name}.2
+7f10-7f20 r-xp 00010000 fd:01 42                         /a/{name}.2
+7f20-7f30 r-xp 00020000 fd:01 42                         /a/{name}.2
+7f30-7f40 r--p 00000000 fd:01 43                         /read/{name}.2
+7f40-7f50 r-xp 00000000 fd:01 44                         /b/{name} (deleted)
+7f50-7f60 r-xp 00000000 fd:01 45                         /c/{name}-plugin
+"
+        );
+        let paths: Vec<_> = loaded(&maps).into_iter().map(|copy| (copy.path, copy.deleted)).collect();
+        let (a, b) = (format!("/a/{name}.2"), format!("/b/{name}"));
+        assert_eq!(paths, [(PathBuf::from(a), false), (PathBuf::from(b), true)]);
     }
 
     #[test]

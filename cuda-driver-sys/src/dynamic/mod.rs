@@ -10,7 +10,8 @@ mod functions;
 #[macro_use]
 mod zeroed;
 mod api;
-mod library;
+mod candidates;
+pub(crate) mod library;
 mod maps;
 mod missing;
 pub(crate) mod requirement;
@@ -18,6 +19,7 @@ pub(crate) mod requirement;
 mod tests;
 
 pub use api::Api;
+pub use candidates::{Candidate, Origin, candidates};
 pub use functions::Function;
 pub use library::{LoadError, VersionFault};
 pub use missing::{Item, Missing, Why};

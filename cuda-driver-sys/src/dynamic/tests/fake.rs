@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -78,6 +79,37 @@ impl Workshop {
         let path = self.0.path().join(file);
         fs::write(&path, content).expect("the file is written");
         path.canonicalize().expect("the file is there")
+    }
+}
+
+/// What [`other_release`] says.
+pub(super) const OTHER_RELEASE: i32 = binding::SAMPLE + 10;
+
+/// A version function.
+pub(super) unsafe extern "C" fn other_release(code: *mut i32) -> u32 {
+    // SAFETY: the crate passes room for one integer.
+    unsafe { *code = OTHER_RELEASE };
+    0
+}
+
+/// A file that is mapped to be read, until this is dropped.
+pub(super) struct Mapping(*mut libc::c_void, usize);
+
+pub(super) fn map_to_read(path: &Path) -> Mapping {
+    let file = fs::File::open(path).expect("the file opens");
+    let bytes = file.metadata().expect("the file has a size").len() as usize;
+    // SAFETY: a mapping of its own, at an address of the kernel's choice.
+    let at = unsafe {
+        libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+    };
+    assert_ne!(at, libc::MAP_FAILED, "the file is mapped");
+    Mapping(at, bytes)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.0, self.1) };
     }
 }
 

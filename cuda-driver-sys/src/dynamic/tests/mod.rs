@@ -11,7 +11,9 @@ use fake::{Recipe, Workshop};
 use libloading::os::unix::Library;
 use rusty_fork::rusty_fork_test;
 
-use crate::{Api, Item, LoadError, Table, Version, VersionFault, Why, binding};
+use crate::{
+    Api, Candidate, Item, LoadError, Origin, Table, Version, VersionFault, Why, binding, candidates,
+};
 
 /// Names the library for [`Api::load`], or names none.
 fn set_variable(path: Option<&Path>) {
@@ -163,6 +165,70 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_file_that_is_only_read_is_no_copy() {
+        let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
+        let (read, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
+        let mapping = fake::map_to_read(&read);
+        assert_eq!(Api::load_from(&wanted).unwrap().copies(), [wanted]);
+        drop(mapping);
+    }
+
+    #[test]
+    fn a_copy_that_was_replaced_on_disk_is_another() {
+        let Some(workshop) = Workshop::open() else { return };
+        let recipe = Recipe::default();
+        let path = workshop.make(&recipe);
+        preload(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(workshop.make(&recipe), path);
+        let error = Api::load_from(&path).unwrap_err();
+        assert!(matches!(&error, LoadError::OtherCopyLoaded { loaded, .. } if *loaded == path), "{error:?}");
+    }
+
+    #[test]
+    fn a_copy_out_of_reach_is_not_doubled() {
+        let Some(workshop) = Workshop::open() else { return };
+        set_variable(None);
+        let path = workshop.make(&Recipe { soname: "libother.so".into(), ..Recipe::default() });
+        let link = workshop.path().join("link.so");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        // The loader knows it by the link's name, and the file is gone.
+        preload(&link);
+        std::fs::remove_file(&path).unwrap();
+        let error = Api::load().unwrap_err();
+        assert!(matches!(error, LoadError::OutOfReach { .. }), "{error:?}");
+        text_with(&error, &[&path]);
+    }
+
+    #[test]
+    fn the_copies_on_this_host_are_listed_with_every_way_to_them() {
+        let Some(workshop) = Workshop::open() else { return };
+        let name = binding::NAMES[0];
+        let make = |folder: &str| {
+            let soname = format!("{folder}.so");
+            workshop.make(&Recipe { file: format!("{folder}/{name}"), soname, ..Recipe::default() })
+        };
+        let (named, loaded, found) = (make("named"), make("loaded"), make("found"));
+        let mut foreign = std::fs::read(make("foreign")).unwrap();
+        // Another processor, e_machine of an ELF header.
+        foreign[18] ^= 0xff;
+        std::fs::write(workshop.path().join("foreign").join(name), foreign).unwrap();
+        preload(&loaded);
+        set_variable(Some(&named));
+        let folders = ["foreign", "found", "loaded", "missing"].map(|folder| workshop.path().join(folder));
+        // SAFETY: as of `set_variable`.
+        unsafe { std::env::set_var("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap()) };
+        let mut candidates = candidates();
+        candidates.retain(|candidate| candidate.path.starts_with(workshop.path().canonicalize().unwrap()));
+        let candidate = |path, origins: &[Origin]| Candidate { path, origins: origins.to_vec() };
+        assert_eq!(candidates, [
+            candidate(named, &[Origin::Variable]),
+            candidate(loaded, &[Origin::Loaded, Origin::LibraryPath]),
+            candidate(found, &[Origin::LibraryPath]),
+        ]);
+    }
+
+    #[test]
     fn nothing_found_lists_what_was_tried() {
         set_variable(None);
         let error = match Api::load() {
@@ -196,6 +262,16 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_library_that_writes_no_release() {
+        let Some(workshop) = Workshop::open() else { return };
+        let symbols = binding::REQUIRED.iter().map(|name| format!("int {name}(void) {{ return 0; }}\n"));
+        let path = workshop.compile(binding::NAMES[0], binding::NAMES[0], &symbols.collect::<String>());
+        let error = load_named(&path).unwrap_err();
+        let nonsense = VersionFault::Nonsense { function: binding::REQUIRED[0], code: 0 };
+        assert!(matches!(error, LoadError::Version { fault, .. } if fault == nonsense), "{error:?}");
+    }
+
+    #[test]
     fn a_library_that_lies_about_its_release() {
         let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { version: Some((99_000, 0)), ..Recipe::default() });
@@ -209,18 +285,56 @@ rusty_fork_test! {
 
     #[test]
     fn threads_that_load_at_once_get_one_copy() {
+        let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
+        let paths = [one.make(&Recipe::default()), two.make(&Recipe::default())];
+        set_variable(None);
+        // Each wants its own of two copies: the first to come gets it, and all who want that one.
+        let barrier = Barrier::new(16);
+        let (barrier, wanted) = (&barrier, &paths);
+        let loaded: Vec<_> = std::thread::scope(|scope| {
+            let load = |thread: usize| {
+                barrier.wait();
+                (thread, Api::load_from(&wanted[thread % 2]))
+            };
+            let threads: Vec<_> = (0..16).map(|thread| scope.spawn(move || load(thread))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let copies = Api::load().unwrap().copies();
+        assert_eq!(copies.len(), 1);
+        for (thread, api) in loaded {
+            match api {
+                Ok(api) => assert_eq!((api.path(), &paths[thread % 2]), (Some(&*copies[0]), &copies[0])),
+                Err(LoadError::OtherCopyLoaded { wanted, loaded, .. }) => {
+                    assert_eq!((&wanted, &loaded), (&paths[thread % 2], &copies[0]));
+                    assert_ne!(wanted, loaded);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn two_users_in_one_process_do_not_meet() {
         let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe::default());
-        set_variable(Some(&path));
-        let barrier = Barrier::new(8);
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    barrier.wait();
-                    assert_eq!(Api::load().unwrap().path(), Some(&*path));
-                });
-            }
-        });
+        let loaded = load_named(&path).unwrap();
+        // Another user's functions, of another release, from no file.
+        // SAFETY: all that is called has its own signature.
+        let other = unsafe {
+            let table = Table::resolve(|function| match function.name == binding::REQUIRED[0] {
+                true => fake::other_release as *const std::ffi::c_void,
+                false => std::ptr::null(),
+            });
+            Api::from_parts(table).unwrap()
+        };
+        assert_eq!((loaded.version(), loaded.path()), (sample(), Some(&*path)));
+        assert_eq!((other.version(), other.path()), (Version::from_code(fake::OTHER_RELEASE), None));
+        assert!(loaded.table().address(binding::REQUIRED[1]).is_some());
+        assert!(other.table().address(binding::REQUIRED[1]).is_none());
+        // The one's end does not touch the other.
+        drop(loaded);
+        assert_eq!(Api::load().unwrap().path(), Some(&*path));
+        assert_eq!(other.version(), Version::from_code(fake::OTHER_RELEASE));
     }
 
     #[test]

@@ -1,0 +1,88 @@
+//! NCCL where Python's package managers put it, which is where the system's loader does not look.
+//!
+//! Never looked at unless asked: [`Api::load_with_python`], or [`libraries`] and [`Api::load_from`]. A program that
+//! runs beside PyTorch wants the very copy that PyTorch brings, since two copies in a process do not know of each
+//! other.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use crate::dynamic::library;
+use crate::{Api, LoadError, NAMES};
+
+/// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` put it, within a folder of packages.
+const WHEEL: &str = "nvidia/nccl/lib";
+
+impl Api {
+    /// [`Api::load`], but before the system's loader is asked, the libraries of [`libraries`] are tried. In this order:
+    /// the variable's file; a copy that is loaded already; Python's, the active environment's first; the loader's.
+    ///
+    /// # Errors
+    /// [`LoadError`], as of [`Api::load`].
+    pub fn load_with_python() -> Result<Self, LoadError> {
+        Self::from_library(library::find(libraries)?)
+    }
+}
+
+/// The files of NCCL that Python environments have: of wheels in the [`package_folders`], and of conda's package.
+pub fn libraries() -> Vec<PathBuf> {
+    let wheels = package_folders().into_iter().map(|folder| folder.join(WHEEL));
+    let conda = prefix("CONDA_PREFIX").map(|prefix| prefix.join("lib"));
+    let mut found = Vec::new();
+    for file in wheels.chain(conda).map(|folder| folder.join(NAMES[0])) {
+        if let Ok(file) = file.canonicalize()
+            && !found.contains(&file)
+        {
+            found.push(file);
+        }
+    }
+    found
+}
+
+/// The folders in which Python finds packages: of the environments that `VIRTUAL_ENV` and `CONDA_PREFIX` name, then
+/// those that the interpreter on the `PATH` (`python3`, else `python`) says it searches, which takes tens of
+/// milliseconds.
+pub fn package_folders() -> Vec<PathBuf> {
+    let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(prefix);
+    let mut folders = Vec::new();
+    for folder in environments.flat_map(|prefix| folders_of(&prefix)).chain(searched()) {
+        if folder.is_dir() && !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
+/// The environment that a variable names.
+fn prefix(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The folders of packages of an environment, of every version of Python in it.
+fn folders_of(prefix: &Path) -> Vec<PathBuf> {
+    let libraries = ["lib", "lib64"].map(|name| prefix.join(name));
+    let versions = libraries.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+    let mut folders: Vec<_> = versions
+        .filter(|entry| entry.file_name().as_bytes().starts_with(b"python"))
+        .map(|entry| entry.path().join("site-packages"))
+        .collect();
+    folders.sort();
+    folders
+}
+
+/// What the interpreter searches.
+fn searched() -> Vec<PathBuf> {
+    const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
+    let ask = |interpreter| {
+        let mut python = Command::new(interpreter);
+        let answer = python.args(["-c", ASK]).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+        answer.status.success().then_some(answer.stdout)
+    };
+    let answer = ["python3", "python"].into_iter().find_map(ask).unwrap_or_default();
+    let folders = answer.split(|byte| *byte == 0).map(|folder| PathBuf::from(OsStr::from_bytes(folder)));
+    // The current folder stands there too, as an empty name.
+    folders.filter(|folder| folder.is_absolute()).collect()
+}

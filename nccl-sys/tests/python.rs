@@ -1,0 +1,107 @@
+//! What Python's package managers installed is found when asked, and by nothing else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nccl_sys::{Api, LoadError, Origin, candidates, python};
+use rusty_fork::rusty_fork_test;
+
+const SOURCE: &str = "
+    int ncclGetVersion(int *code) { *code = 22809; return 0; }
+    int ncclGetErrorString(void) { return 0; } int ncclGetUniqueId(void) { return 0; }
+    int ncclCommInitRank(void) { return 0; } int ncclCommDestroy(void) { return 0; }
+    int ncclAllReduce(void) { return 0; } int ncclGroupStart(void) { return 0; }
+    int ncclGroupEnd(void) { return 0; }
+";
+
+/// Makes a library at `path`; `None`, with a word why, without a C compiler.
+fn make(path: &Path) -> Option<PathBuf> {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let source = path.with_extension("c");
+    fs::write(&source, SOURCE).unwrap();
+    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    // Without a name of its own, so that only its path leads to it.
+    match cc.args(["-shared", "-fPIC", "-o"]).arg(path).arg(&source).status() {
+        Ok(status) => assert!(status.success()),
+        Err(error) => {
+            println!("skipped: no C compiler ({error})");
+            return None;
+        }
+    }
+    Some(path.canonicalize().unwrap())
+}
+
+/// Sets or unsets variables.
+fn set(variables: &[(&str, Option<&Path>)]) {
+    for (name, value) in variables {
+        // SAFETY: this process runs this one test, on one thread.
+        unsafe {
+            match value {
+                Some(value) => std::env::set_var(name, value),
+                None => std::env::remove_var(name),
+            }
+        }
+    }
+}
+
+rusty_fork_test! {
+    #[test]
+    fn environments_are_looked_into_when_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (venv, conda, empty) = (folder.path().join("venv"), folder.path().join("conda"), folder.path().join("empty"));
+        let wheel = "lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
+        let Some(in_venv) = make(&venv.join(wheel)) else { return };
+        let Some(in_conda) = make(&conda.join("lib/libnccl.so.2")) else { return };
+        // No interpreter on the path: only the environments are left.
+        set(&[("VIRTUAL_ENV", Some(&venv)), ("CONDA_PREFIX", Some(&conda)), ("PATH", Some(&empty)), ("NCCL_SYS_LIBRARY", None)]);
+        assert_eq!(python::package_folders(), [venv.join("lib/python3.12/site-packages")]);
+        assert_eq!(python::libraries(), [in_venv.clone(), in_conda.clone()]);
+        let packaged: Vec<_> =
+            candidates().into_iter().filter(|found| found.origins == [Origin::Package]).map(|found| found.path).collect();
+        assert_eq!(packaged, [in_venv.clone(), in_conda.clone()]);
+        match Api::load() {
+            Ok(api) => {
+                println!("skipped: this machine has {:?}", api.path());
+                return;
+            }
+            Err(error) => assert!(matches!(error, LoadError::NotFound { .. }), "{error}"),
+        }
+        assert_eq!(Api::load_with_python().unwrap().path(), Some(&*in_venv));
+        // From then on it is the copy that is loaded.
+        assert_eq!(Api::load().unwrap().path(), Some(&*in_venv));
+        assert_eq!(candidates()[0].origins, [Origin::Loaded, Origin::Package]);
+        // The variable beats all, and another copy is refused.
+        set(&[("NCCL_SYS_LIBRARY", Some(&in_conda))]);
+        assert!(matches!(Api::load_with_python(), Err(LoadError::OtherCopyLoaded { .. })));
+    }
+
+    #[test]
+    fn what_the_interpreter_searches_is_found() {
+        if Command::new("python3").arg("--version").output().is_err() {
+            println!("skipped: no python3");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let Some(wheel) = make(&folder.path().join("nvidia/nccl/lib/libnccl.so.2")) else { return };
+        set(&[("PYTHONPATH", Some(folder.path())), ("VIRTUAL_ENV", None), ("CONDA_PREFIX", None)]);
+        assert_eq!(python::package_folders().first(), Some(&folder.path().to_path_buf()));
+        assert_eq!(python::libraries().first(), Some(&wheel));
+    }
+
+    #[test]
+    fn nothing_found_names_every_file_that_was_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("lib/libnccl.so.2");
+        fs::create_dir_all(broken.parent().unwrap()).unwrap();
+        fs::write(&broken, "no library").unwrap();
+        set(&[("CONDA_PREFIX", Some(folder.path())), ("VIRTUAL_ENV", None), ("PATH", Some(folder.path())), ("NCCL_SYS_LIBRARY", None)]);
+        match Api::load_with_python() {
+            Ok(api) => println!("skipped: this machine has {:?}", api.path()),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(&*broken.to_string_lossy()) && text.contains("libnccl.so.2: "), "{text}");
+            }
+        }
+    }
+}
