@@ -1,18 +1,18 @@
 //! One real header: a C program, compiled against it, compares sizes, offsets and constants with the crate's.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::{Display, Write};
+use std::ffi::OsString;
 use std::fs;
 use std::mem::offset_of;
 use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use nccl_sys::{
     CONFIG_FIELDS, FUNCTIONS, Version, ncclCollConfig_t, ncclConfig_t, ncclSimInfo_t, ncclUniqueId,
     ncclWaitSignalDesc_t,
 };
 
+use super::program::Program;
 use crate::headers;
 
 /// The outcome for one header.
@@ -24,39 +24,6 @@ pub(super) struct Checked {
 
 /// The newest header's declaration of each function, from which the table is made.
 pub(super) type Prototypes = BTreeMap<&'static str, String>;
-
-/// A C program of comparisons.
-#[derive(Default)]
-struct Program {
-    /// Declarations of functions, which C refuses unless they agree with the header's.
-    prototypes: String,
-    checks: String,
-    count: usize,
-}
-
-impl Program {
-    /// `expression`, in C, must be `value`.
-    fn check(&mut self, expression: &str, value: impl Display) {
-        let _ = writeln!(self.checks, "  check(\"{expression}\", (long long)({expression}), {value}LL);");
-        self.count += 1;
-    }
-
-    /// The header must declare a function so.
-    fn declare(&mut self, prototype: &str) {
-        let _ = writeln!(self.prototypes, "{prototype};");
-        self.count += 1;
-    }
-
-    fn source(&self) -> String {
-        format!(
-            "#include <stddef.h>\n#include <stdio.h>\n#include <nccl.h>\n\
-             static void check(const char *what, long long found, long long wanted) {{\n\
-             \x20 if (found != wanted) printf(\"%s is %lld in the header, %lld here\\n\", what, found, wanted);\n}}\n\
-             {}int main(void) {{\n{}  return 0;\n}}\n",
-            self.prototypes, self.checks
-        )
-    }
-}
 
 /// Reads the declarations of the table's functions from the newest header.
 pub(super) fn prototypes(header: &Path) -> Result<Prototypes> {
@@ -88,7 +55,7 @@ fn declaration(statement: &str) -> String {
 pub(super) fn check(header: &Path, release: Version, prototypes: &Prototypes) -> Result<Checked> {
     let text = without_comments(&fs::read_to_string(header)?);
     let words: HashSet<_> = text.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
-    let mut program = Program::default();
+    let mut program = Program::new("nccl.h");
     let mut faults = Vec::new();
 
     program.check("NCCL_VERSION_CODE", release.code());
@@ -110,7 +77,7 @@ pub(super) fn check(header: &Path, release: Version, prototypes: &Prototypes) ->
             program.declare(&prototypes[function.name]);
         }
     }
-    faults.extend(run(&program, header)?);
+    faults.extend(program.run(&arguments(header)?)?);
     Ok(Checked { count: program.count, faults })
 }
 
@@ -210,26 +177,17 @@ fn without_comments(text: &str) -> String {
     code + rest
 }
 
-/// Compiles and runs the program; what it found different.
-fn run(program: &Program, header: &Path) -> Result<Vec<String>> {
-    let folder = tempfile::tempdir()?;
-    let (source, binary) = (folder.path().join("check.c"), folder.path().join("check"));
-    fs::write(&source, program.source())?;
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+/// What the C compiler is told of `header`.
+fn arguments(header: &Path) -> Result<Vec<OsString>> {
+    let folder = header.parent().context("a header lies in a folder")?;
     // Older headers name bfloat16 only where CUDA's headers have it.
-    cc.args(["-std=gnu11", "-w", "-D__CUDA_BF16_TYPES_EXIST__=1", "-I"]).arg(headers::standin("cuda")?);
-    cc.arg("-I").arg(header.parent().context("a header lies in a folder")?);
-    cc.arg("-o").arg(&binary).arg(&source);
-    let output = cc.output().context("running the C compiler; is `cc` installed?")?;
-    if !output.status.success() {
-        bail!(
-            "the header does not compile, or declares a function otherwise than the table:\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-    let output = Command::new(&binary).output()?;
-    ensure!(output.status.success(), "the C program failed: {}", output.status);
-    Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+    Ok(vec![
+        "-D__CUDA_BF16_TYPES_EXIST__=1".into(),
+        "-I".into(),
+        headers::standin("cuda")?.into(),
+        "-I".into(),
+        folder.into(),
+    ])
 }
 
 #[cfg(test)]
@@ -259,13 +217,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let header = folder.path().join("nccl.h");
         fs::write(&header, "typedef struct { char internal[64]; } ncclUniqueId;\nint ncclF(int);\n").unwrap();
-        let mut program = Program::default();
+        let mut program = Program::new("nccl.h");
         program.check("sizeof(ncclUniqueId)", 128);
         program.check("sizeof(int)", 4);
         program.declare("int ncclF(int a)");
-        assert_eq!(run(&program, &header).unwrap(), ["sizeof(ncclUniqueId) is 64 in the header, 128 here"]);
+        assert_eq!(
+            program.run(&arguments(&header).unwrap()).unwrap(),
+            ["sizeof(ncclUniqueId) is 64 in the header, 128 here"]
+        );
         assert_eq!(program.count, 3);
         program.declare("int ncclF(long a)");
-        assert!(format!("{:#}", run(&program, &header).unwrap_err()).contains("conflicting types"));
+        assert!(
+            format!("{:#}", program.run(&arguments(&header).unwrap()).unwrap_err())
+                .contains("conflicting types")
+        );
     }
 }

@@ -5,6 +5,7 @@
 
 mod header;
 mod probe;
+mod program;
 mod report;
 
 use std::path::PathBuf;
