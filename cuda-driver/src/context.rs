@@ -4,10 +4,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cuda_driver_sys::{Api, CUcontext, CUresult};
+use cuda_driver_sys::{Api, CUcontext, CUlimit, CUresult};
 
 use crate::call::{call, check, code};
-use crate::{Device, Driver, Result, teardown};
+use crate::{ContextFlags, Device, Driver, Result, teardown};
 
 /// A device's primary context, retained for as long as a clone of this handle, or anything made from it, lives.
 #[derive(Clone)]
@@ -149,6 +149,58 @@ impl Context {
         // SAFETY: writes two integers, to locals that outlive the call.
         unsafe { call!(self.api(), cuCtxGetStreamPriorityRange(&mut lowest, &mut highest)) }?;
         Ok((lowest, highest))
+    }
+
+    /// How the context behaves.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetFlags`.
+    #[doc(alias = "cuCtxGetFlags")]
+    pub fn flags(&self) -> Result<ContextFlags> {
+        let _current = self.enter()?;
+        let mut flags = 0;
+        // SAFETY: writes one integer, to a local that outlives the call.
+        unsafe { call!(self.api(), cuCtxGetFlags(&mut flags)) }?;
+        Ok(ContextFlags::from_bits_retain(flags))
+    }
+
+    /// A number that no other context of the process has or had.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetId`; [`Error::Missing`](crate::Error::Missing) below
+    /// CUDA 12.0.
+    #[doc(alias = "cuCtxGetId")]
+    pub fn id(&self) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the context is alive; writes one number, to a local that outlives the call.
+        unsafe { call!(self.api(), cuCtxGetId(self.raw(), &mut id)) }?;
+        Ok(id)
+    }
+
+    /// A limit of the context: most are bytes (`CU_LIMIT_STACK_SIZE`, per thread; `CU_LIMIT_PRINTF_FIFO_SIZE`;
+    /// `CU_LIMIT_MALLOC_HEAP_SIZE`).
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetLimit`: `CUDA_ERROR_UNSUPPORTED_LIMIT` for one that the
+    /// device does not have, `CUDA_ERROR_INVALID_VALUE` for one that the driver does not know.
+    #[doc(alias = "cuCtxGetLimit")]
+    pub fn limit(&self, limit: CUlimit) -> Result<usize> {
+        let _current = self.enter()?;
+        let mut value = 0;
+        // SAFETY: writes one size, to a local that outlives the call.
+        unsafe { call!(self.api(), cuCtxGetLimit(&mut value, limit)) }?;
+        Ok(value)
+    }
+
+    /// Asks for another limit; the driver may round it, so that [`limit`](Self::limit) tells another number.
+    ///
+    /// # Errors
+    /// As [`limit`](Self::limit), from `cuCtxSetLimit`; `CUDA_ERROR_OUT_OF_MEMORY`.
+    #[doc(alias = "cuCtxSetLimit")]
+    pub fn set_limit(&self, limit: CUlimit, value: usize) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: takes no pointer.
+        unsafe { call!(self.api(), cuCtxSetLimit(limit, value)) }
     }
 }
 

@@ -1,11 +1,11 @@
 //! The loaded and initialised driver.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::fmt;
 
-use cuda_driver_sys::{Api, Version};
+use cuda_driver_sys::{Api, CUresult, Version};
 
-use crate::call::call;
+use crate::call::{call, check, code};
 use crate::{Device, Error, Result};
 
 /// The loaded and initialised CUDA driver: where everything starts. Cheap to clone.
@@ -85,6 +85,39 @@ impl Driver {
     /// As [`Driver::device_count`] and [`Driver::device`].
     pub fn devices(&self) -> Result<Vec<Device>> {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
+    }
+
+    /// The device at a place on the PCI bus, `0000:3b:00.0` or shorter, with the domain or the function left out.
+    ///
+    /// # Errors
+    /// [`Error::NoDeviceNamed`] if the process sees none there; [`Error::Driver`] from `cuDeviceGetByPCIBusId`.
+    #[doc(alias = "cuDeviceGetByPCIBusId")]
+    pub fn device_by_pci_bus_id(&self, id: &str) -> Result<Device> {
+        let unknown = || Error::NoDeviceNamed { what: "PCI bus id", name: id.to_owned() };
+        let text = CString::new(id).map_err(|_| unknown())?;
+        let mut raw = 0;
+        // SAFETY: reads a C string and writes one device handle; both outlive the call.
+        match unsafe { code!(&self.api, cuDeviceGetByPCIBusId(&mut raw, text.as_ptr())) }? {
+            CUresult::CUDA_ERROR_INVALID_DEVICE | CUresult::CUDA_ERROR_INVALID_VALUE => Err(unknown()),
+            code => {
+                check(&self.api, "cuDeviceGetByPCIBusId", code)?;
+                self.devices()?.into_iter().find(|device| device.raw() == raw).ok_or_else(unknown)
+            }
+        }
+    }
+
+    /// The device with these 16 bytes for a [name](Device::uuid).
+    ///
+    /// # Errors
+    /// [`Error::NoDeviceNamed`] if the process sees none; else as [`Driver::devices`] and [`Device::uuid`].
+    pub fn device_by_uuid(&self, uuid: [u8; 16]) -> Result<Device> {
+        for device in self.devices()? {
+            if device.uuid()? == uuid {
+                return Ok(device);
+            }
+        }
+        let name = uuid.map(|byte| format!("{byte:02x}")).concat();
+        Err(Error::NoDeviceNamed { what: "UUID", name })
     }
 }
 

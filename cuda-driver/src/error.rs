@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use cuda_driver_sys::{CUresult, LoadError, Missing};
+use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
 /// The result of every call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -40,6 +40,57 @@ pub enum Error {
         ordinal: u32,
         /// How many devices there are.
         count: u32,
+    },
+
+    /// There is no device of this name.
+    #[error("no device that the process sees has the {what} {name:?} (see CUDA_VISIBLE_DEVICES)")]
+    NoDeviceNamed {
+        /// What kind of name.
+        what: &'static str,
+        /// The name that was asked for.
+        name: String,
+    },
+
+    /// The device cannot do it.
+    #[error("device {device} cannot do {what}; ask `Device::capabilities` before choosing this way")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// The device's ordinal.
+        device: u32,
+    },
+
+    /// Fabric handles were refused.
+    #[error(
+        "memory for fabric handles was refused: {function} failed with {name} ({code}). They need GPUs of an NVLink \
+         domain, a fabric manager, and an IMEX channel that this process may open \
+         (/dev/nvidia-caps-imex-channels/channel0); without, use file descriptors",
+        code = .code.0
+    )]
+    NoFabric {
+        /// The function that was called, by its symbol.
+        function: &'static str,
+        /// The code it returned.
+        code: CUresult,
+        /// The code's name.
+        name: String,
+    },
+
+    /// An executable graph cannot be made to do what another graph does.
+    #[error(
+        "the executable graph cannot be updated: {reason:?} (instantiate the new graph instead; the old executable \
+         still does what it did)"
+    )]
+    GraphUpdate {
+        /// What differs, as the driver counts it.
+        reason: CUgraphExecUpdateResult,
+    },
+
+    /// The file's name cannot be given to C.
+    #[error("the path {path:?} has a NUL byte in it")]
+    Path {
+        /// The path.
+        path: std::path::PathBuf,
     },
 
     /// A range leaves the object that it should lie in.
@@ -94,7 +145,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Option<CUresult> {
         match self {
-            Self::Driver { code, .. } => Some(*code),
+            Self::Driver { code, .. } | Self::NoFabric { code, .. } => Some(*code),
             _ => None,
         }
     }

@@ -1,9 +1,10 @@
 //! Events: points in a stream that others can wait for.
 
+use std::ffi::c_char;
 use std::fmt;
 
 use bitflags::bitflags;
-use cuda_driver_sys::CUevent;
+use cuda_driver_sys::{CUevent, CUipcEventHandle};
 
 use crate::call::{call, code, ready};
 use crate::{Context, Result, teardown};
@@ -98,7 +99,42 @@ impl Event {
         unsafe { call!(self.context.api(), cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw)) }?;
         Ok(f64::from(milliseconds) * 1e3)
     }
+
+    /// Names the event to other processes of the host; it must have been made with
+    /// [`INTERPROCESS`](EventFlags::INTERPROCESS) and stay until they have dropped theirs.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetEventHandle`: `CUDA_ERROR_INVALID_HANDLE` or
+    /// `CUDA_ERROR_INVALID_VALUE` for an event made otherwise.
+    #[doc(alias = "cuIpcGetEventHandle")]
+    pub fn export_ipc(&self) -> Result<IpcEventHandle> {
+        let _current = self.context.enter()?;
+        let mut handle = CUipcEventHandle { reserved: [0; 64] };
+        // SAFETY: the event is alive; writes 64 bytes, to a local that outlives the call.
+        unsafe { call!(self.context.api(), cuIpcGetEventHandle(&mut handle, self.raw)) }?;
+        Ok(IpcEventHandle(handle.reserved.map(|byte| byte.to_ne_bytes()[0])))
+    }
+
+    /// Opens the event that another process exported. It has no timing.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenEventHandle`: `CUDA_ERROR_INVALID_CONTEXT` for a handle
+    /// of this same process, `CUDA_ERROR_MAP_FAILED`, `CUDA_ERROR_INVALID_HANDLE`.
+    #[doc(alias = "cuIpcOpenEventHandle")]
+    pub fn open_ipc(context: &Context, handle: IpcEventHandle) -> Result<Self> {
+        let _current = context.enter()?;
+        let handle = CUipcEventHandle { reserved: handle.0.map(|byte| c_char::from_ne_bytes([byte])) };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call; the driver checks the name.
+        unsafe { call!(context.api(), cuIpcOpenEventHandle(&mut raw, handle)) }?;
+        Ok(Self { context: context.clone(), raw })
+    }
 }
+
+/// Names an event to other processes of the host: plain bytes, to be sent by any means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct IpcEventHandle(pub [u8; 64]);
 
 impl Drop for Event {
     #[doc(alias = "cuEventDestroy")]

@@ -1,7 +1,7 @@
 //! Safe CUDA driver API: devices, contexts, streams, events, graph capture, memory of every kind, virtual
 //! memory with shareable handles.
 //!
-//! Not here: kernels' modules, textures, multicast, the runtime API (`cudart`), and any policy (caching,
+//! Not here: kernels' modules, textures, the runtime API (`cudart`), and any policy (caching,
 //! pooling, retrying). No toolkit is needed to build, nothing is linked: the driver is loaded when
 //! [`Driver::load`] is called, and a function that it lacks is [`Error::Missing`], not a crash.
 //!
@@ -27,10 +27,11 @@
 //! # Map
 //! | module | holds |
 //! | --- | --- |
-//! | root | [`Driver`], [`Device`], [`Context`], [`Stream`], [`Event`], [`Error`] |
+//! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
-//! | [`memory`] | [`DevicePtr`], device, pinned and stream-ordered memory, legacy inter-process handles, pointer queries |
+//! | [`memory`] | [`DevicePtr`], device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
 //! | [`vmm`] | physical memory, address reservations, mappings, shareable handles |
+//! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |
 //!
 //! # Invariants
 //! - **Nothing is torn down in the wrong order.** Every object holds its parents: an event its context, a
@@ -60,12 +61,12 @@ pub mod vmm;
 
 pub use context::{Context, Current};
 pub use cuda_driver_sys as sys;
-pub use device::Device;
+pub use device::{Capabilities, ContextFlags, Device, PeerLink, PrimaryState};
 pub use driver::Driver;
 pub use error::{Error, Result};
-pub use event::{Event, EventFlags};
+pub use event::{Event, EventFlags, IpcEventHandle};
 pub use memory::DevicePtr;
-pub use stream::{Stream, StreamFlags, WaitCondition};
+pub use stream::{MemoryOp, Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 
 #[cfg(doctest)]

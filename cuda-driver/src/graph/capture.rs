@@ -43,6 +43,27 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
+impl CaptureStatus {
+    fn of(status: CUstreamCaptureStatus) -> Self {
+        match status {
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Self::None,
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Self::Active,
+            _ => Self::Invalidated,
+        }
+    }
+}
+
+/// What a stream is recorded into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct CaptureInfo {
+    /// Whether it is.
+    pub status: CaptureStatus,
+    /// The capture's number while it is active: the same for all streams drawn into it, and no other capture of the
+    /// process has it.
+    pub id: Option<u64>,
+}
+
 impl Stream {
     /// Whether the stream captures.
     ///
@@ -55,11 +76,29 @@ impl Stream {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive; writes one enum, to a local that outlives the call.
         unsafe { call!(self.api(), cuStreamIsCapturing(self.raw(), &mut status)) }?;
-        Ok(match status {
-            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => CaptureStatus::None,
-            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => CaptureStatus::Active,
-            _ => CaptureStatus::Invalidated,
-        })
+        Ok(CaptureStatus::of(status))
+    }
+
+    /// Whether the stream captures, and which capture it is part of.
+    ///
+    /// # Errors
+    /// As [`capture_status`](Self::capture_status), from `cuStreamGetCaptureInfo_v2`.
+    #[doc(alias = "cuStreamGetCaptureInfo")]
+    pub fn capture_info(&self) -> Result<CaptureInfo> {
+        let _current = self.enter_if_implicit()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut id = 0;
+        let (graph, nodes, count) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is alive; writes an enum and a number, to locals that outlive the call, and nothing
+        // through null.
+        unsafe {
+            call!(
+                self.api(),
+                cuStreamGetCaptureInfo_v2(self.raw(), &mut status, &mut id, graph, nodes, count)
+            )
+        }?;
+        let status = CaptureStatus::of(status);
+        Ok(CaptureInfo { status, id: (status == CaptureStatus::Active).then_some(id) })
     }
 
     /// Starts to record the stream's work instead of running it, until [`Capture::end`].

@@ -21,13 +21,29 @@
 
 mod capture;
 
+use std::ffi::CString;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
-use cuda_driver_sys::{CUgraph, CUgraphExec};
+use bitflags::bitflags;
+use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresult};
 
-pub use self::capture::{Capture, CaptureMode, CaptureStatus, RelaxedCapture};
-use crate::call::call;
-use crate::{Context, Result, Stream, teardown};
+pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture};
+use crate::call::{call, check, code};
+use crate::{Context, Error, Result, Stream, teardown};
+
+bitflags! {
+    /// How a graph is made ready to be launched.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct InstantiateFlags: u64 {
+        /// Memory that the graph allocates and does not free is freed before the next launch.
+        const AUTO_FREE_ON_LAUNCH = 1;
+        /// Nodes run with the priority of the streams they were captured from, not of the launch's (11.7).
+        const USE_NODE_PRIORITY = 8;
+        const _ = !0;
+    }
+}
 
 /// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
 pub struct Graph {
@@ -59,7 +75,7 @@ impl Graph {
     /// How many nodes the graph has.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuGraphGetNodes`.
+    /// [`Error::Driver`] from `cuGraphGetNodes`.
     #[doc(alias = "cuGraphGetNodes")]
     pub fn node_count(&self) -> Result<usize> {
         let mut count = 0;
@@ -71,15 +87,39 @@ impl Graph {
     /// Makes a copy of the graph that can be launched. Costly: do it once.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuGraphInstantiateWithFlags`; [`Error::Missing`](crate::Error::Missing)
+    /// [`Error::Driver`] from `cuGraphInstantiateWithFlags`; [`Error::Missing`]
     /// below CUDA 11.4.
     #[doc(alias = "cuGraphInstantiate")]
     pub fn instantiate(&self) -> Result<GraphExec> {
+        self.instantiate_with(InstantiateFlags::empty())
+    }
+
+    /// As [`instantiate`](Self::instantiate), with flags.
+    ///
+    /// # Errors
+    /// As [`instantiate`](Self::instantiate).
+    #[doc(alias = "cuGraphInstantiateWithFlags")]
+    pub fn instantiate_with(&self, flags: InstantiateFlags) -> Result<GraphExec> {
         let _current = self.context.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is alive; writes one handle, to a local that outlives the call.
-        unsafe { call!(self.context.api(), cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)) }?;
+        unsafe { call!(self.context.api(), cuGraphInstantiateWithFlags(&mut raw, self.raw, flags.bits())) }?;
         Ok(GraphExec { context: self.context.clone(), raw })
+    }
+
+    /// Writes the graph to a file, as a drawing in the DOT language; with everything that is known of its nodes if
+    /// `verbose`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuGraphDebugDotPrint`, for example `CUDA_ERROR_OPERATING_SYSTEM`
+    /// for a file that cannot be written; [`Error::Path`] for a path with a NUL byte.
+    #[doc(alias = "cuGraphDebugDotPrint")]
+    pub fn write_dot(&self, path: &Path, verbose: bool) -> Result<()> {
+        let name = CString::new(path.as_os_str().as_bytes());
+        let name = name.map_err(|_| Error::Path { path: path.to_owned() })?;
+        let flags = u32::from(verbose); // CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE
+        // SAFETY: the graph is alive; reads a C string that outlives the call.
+        unsafe { call!(self.context.api(), cuGraphDebugDotPrint(self.raw, name.as_ptr(), flags)) }
     }
 }
 
@@ -113,10 +153,28 @@ impl GraphExec {
         self.raw
     }
 
+    /// Makes the executable do what `graph` does, which must have the same nodes and dependencies as the one it was
+    /// made from, with other parameters. Cheaper than instantiating; launches in flight are not changed.
+    ///
+    /// # Errors
+    /// [`Error::GraphUpdate`] if the graphs differ in more; the executable is as it was. [`Error::Driver`] from
+    /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0.
+    #[doc(alias = "cuGraphExecUpdate")]
+    pub fn update(&mut self, graph: &Graph) -> Result<()> {
+        let _current = self.context.enter()?;
+        let mut info = CUgraphExecUpdateResultInfo::default();
+        let api = self.context.api();
+        // SAFETY: both graphs are alive; writes a structure, to a local that outlives the call.
+        match unsafe { code!(api, cuGraphExecUpdate_v2(self.raw, graph.raw, &mut info)) }? {
+            CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE => Err(Error::GraphUpdate { reason: info.result }),
+            code => check(api, "cuGraphExecUpdate_v2", code),
+        }
+    }
+
     /// Sends the graph to the device ahead of its first launch, so that the launch does not have to.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuGraphUpload`.
+    /// [`Error::Driver`] from `cuGraphUpload`.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         let _current = stream.enter_if_implicit()?;
@@ -131,7 +189,7 @@ impl Stream {
     /// It is safe because the capture was not: who captured a call promised its contract for every launch.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuGraphLaunch`.
+    /// [`Error::Driver`] from `cuGraphLaunch`.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
         let _current = self.enter_if_implicit()?;

@@ -1,5 +1,6 @@
 //! Memory from the driver's allocators.
 
+use super::MemoryPool;
 use super::copy::Element;
 use crate::call::call;
 use crate::error::within;
@@ -100,10 +101,12 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Device memory from the device's stream-ordered pool.
+/// Device memory from a stream-ordered pool.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
+    /// The pool of one's own that it is of.
+    _pool: Option<MemoryPool>,
     ptr: DevicePtr,
     bytes: usize,
     /// Until it is freed.
@@ -111,8 +114,8 @@ pub struct StreamMemory {
 }
 
 impl StreamMemory {
-    /// Allocates `bytes` bytes that work enqueued later on `stream` may use. Dropping it frees it in the order of
-    /// the same stream.
+    /// Allocates `bytes` bytes of the device's current pool that work enqueued later on `stream` may use. Dropping it
+    /// frees it in the order of the same stream.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_NOT_SUPPORTED`.
@@ -122,7 +125,17 @@ impl StreamMemory {
         let mut ptr = 0;
         // SAFETY: the stream is alive; writes one address, to a local that outlives the call.
         unsafe { call!(stream.api(), cuMemAllocAsync(&mut ptr, bytes, stream.raw())) }?;
-        Ok(Self { stream: stream.clone(), ptr: DevicePtr(ptr), bytes, owned: true })
+        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, None))
+    }
+
+    /// Memory that the driver gave just now, to be freed in the order of `stream`.
+    pub(super) fn from_driver(
+        stream: &Stream,
+        ptr: DevicePtr,
+        bytes: usize,
+        pool: Option<MemoryPool>,
+    ) -> Self {
+        Self { stream: stream.clone(), _pool: pool, ptr, bytes, owned: true }
     }
 
     /// The address of the first byte.

@@ -3,8 +3,9 @@
 //! | type | from | given back |
 //! | --- | --- | --- |
 //! | [`DeviceMemory`] | `cuMemAlloc` | waits for the device |
-//! | [`StreamMemory`] | `cuMemAllocAsync` | in stream order |
+//! | [`StreamMemory`] | `cuMemAllocAsync`, or a [`MemoryPool`] | in stream order |
 //! | [`PinnedMemory`] | `cuMemHostAlloc` | waits for the device |
+//! | [`RegisteredMemory`] | the program | unpinned, not freed |
 //! | [`ImportedMemory`] | another process ([`IpcHandle`]) | closed, not freed |
 //!
 //! Memory whose address, pages and handles are chosen one by one is in [`vmm`](crate::vmm).
@@ -13,7 +14,9 @@ mod copy;
 mod device;
 mod ipc;
 mod pinned;
+mod pool;
 mod query;
+mod registered;
 
 use std::fmt;
 use std::ops::Add;
@@ -22,7 +25,9 @@ pub use self::copy::Element;
 pub use self::device::{DeviceMemory, StreamMemory};
 pub use self::ipc::{ImportedMemory, IpcHandle};
 pub use self::pinned::{PinnedFlags, PinnedMemory};
-pub use self::query::{AddressRange, MemoryKind, PointerInfo};
+pub use self::pool::{MemoryPool, PoolPointer, PoolReuse, PoolUsage};
+pub use self::query::{AddressRange, MemoryKind, PointerDetails, PointerInfo};
+pub use self::registered::{RegisterFlags, RegisteredMemory};
 
 /// An address in the device's address space: a number, which the host must not read through.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -89,13 +89,17 @@ impl PinnedMemory {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_ptr(&self) -> Result<DevicePtr> {
-        let _current = self.context.enter()?;
-        let mut ptr = 0;
-        let start = self.start.as_ptr().cast();
-        // SAFETY: the memory is alive; writes one address, to a local that outlives the call.
-        unsafe { call!(self.context.api(), cuMemHostGetDevicePointer_v2(&mut ptr, start, 0)) }?;
-        Ok(DevicePtr(ptr))
+        device_ptr(&self.context, self.start)
     }
+}
+
+/// The device's address of pinned memory, which must be alive.
+pub(super) fn device_ptr(context: &Context, start: NonNull<u8>) -> Result<DevicePtr> {
+    let _current = context.enter()?;
+    let mut ptr = 0;
+    // SAFETY: writes one address, to a local that outlives the call; the driver refuses what is not pinned.
+    unsafe { call!(context.api(), cuMemHostGetDevicePointer_v2(&mut ptr, start.as_ptr().cast(), 0)) }?;
+    Ok(DevicePtr(ptr))
 }
 
 impl Drop for PinnedMemory {

@@ -1,10 +1,11 @@
 //! What the driver knows about an address.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 
 use cuda_driver_sys::{CUmemorytype, CUpointer_attribute, CUresult};
 
 use crate::call::{call, check, code};
+use crate::vmm::HandleTypes;
 use crate::{Context, DevicePtr, Driver, Result};
 
 /// Where memory lies.
@@ -27,6 +28,29 @@ pub struct PointerInfo {
     pub kind: MemoryKind,
     /// The ordinal of the device that it was allocated for.
     pub device: u32,
+}
+
+/// Everything that the driver knows about an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PointerDetails {
+    /// Where the memory lies.
+    pub info: PointerInfo,
+    /// The allocation around the address. For mappings of [`vmm`](crate::vmm) it is the whole reservation
+    /// ([`Context::address_range`] gives the mapping).
+    pub range: AddressRange,
+    /// How it could be exported.
+    pub handle_types: HandleTypes,
+    /// A number that no other allocation of the process has or had.
+    pub buffer_id: u64,
+    /// Where the host reaches it, if it does.
+    pub host_address: Option<u64>,
+    /// Whether something is behind the address: a reservation may have holes.
+    pub is_mapped: bool,
+    /// Whether it moves between host and device by itself.
+    pub is_managed: bool,
+    /// Whether [`DeviceMemory::export_ipc`](super::DeviceMemory::export_ipc) can name it.
+    pub is_legacy_ipc_capable: bool,
 }
 
 /// An allocation, or a reservation's mapped part, around an address.
@@ -59,12 +83,68 @@ impl Driver {
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         // SAFETY: this attribute is an integer, written to a local that outlives the call.
         unsafe { call!(self.api(), cuPointerGetAttribute(out, attribute, ptr.0)) }?;
-        let kind = match CUmemorytype(kind) {
-            CUmemorytype::CU_MEMORYTYPE_DEVICE => MemoryKind::Device,
-            CUmemorytype::CU_MEMORYTYPE_HOST => MemoryKind::Host,
-            CUmemorytype(other) => MemoryKind::Other(other),
-        };
-        Ok(Some(PointerInfo { kind, device: u32::try_from(device).unwrap_or(0) }))
+        Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).unwrap_or(0) }))
+    }
+
+    /// Everything that the driver knows about an address, in one call; `None` for memory that it did not make.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttributes`.
+    #[doc(alias = "cuPointerGetAttributes")]
+    pub fn pointer_details(&self, ptr: DevicePtr) -> Result<Option<PointerDetails>> {
+        use CUpointer_attribute as A;
+        let (mut kind, mut device): (c_uint, c_int) = (0, 0);
+        let (mut start, mut bytes, mut types, mut buffer, mut host) = (0u64, 0usize, 0u64, 0u64, 0u64);
+        let (mut mapped, mut managed, mut legacy): (c_uint, c_uint, c_uint) = (0, 0, 0);
+        let mut attributes = [
+            A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            A::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+            A::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+            A::CU_POINTER_ATTRIBUTE_HOST_POINTER,
+            A::CU_POINTER_ATTRIBUTE_MAPPED,
+            A::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+        ];
+        let mut out: [*mut c_void; 10] = [
+            (&raw mut kind).cast(),
+            (&raw mut device).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut types).cast(),
+            (&raw mut buffer).cast(),
+            (&raw mut host).cast(),
+            (&raw mut mapped).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut legacy).cast(),
+        ];
+        let count = attributes.len() as c_uint;
+        // SAFETY: reads two arrays of `count` elements and writes each attribute to a local at least as wide as its
+        // type (one to four bytes for the truths, which begin as zero).
+        unsafe {
+            call!(self.api(), cuPointerGetAttributes(count, attributes.as_mut_ptr(), out.as_mut_ptr(), ptr.0))
+        }?;
+        // Where an attribute does not apply the driver writes zero, and so it does for an address it does not know.
+        Ok((kind != 0).then(|| PointerDetails {
+            info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).unwrap_or(0) },
+            range: AddressRange { start: DevicePtr(start), bytes },
+            handle_types: HandleTypes::from_bits_truncate(u32::try_from(types).unwrap_or(0)),
+            buffer_id: buffer,
+            host_address: (host != 0).then_some(host),
+            is_mapped: mapped != 0,
+            is_managed: managed != 0,
+            is_legacy_ipc_capable: legacy != 0,
+        }))
+    }
+}
+
+fn memory_kind(kind: c_uint) -> MemoryKind {
+    match CUmemorytype(kind) {
+        CUmemorytype::CU_MEMORYTYPE_DEVICE => MemoryKind::Device,
+        CUmemorytype::CU_MEMORYTYPE_HOST => MemoryKind::Host,
+        CUmemorytype(other) => MemoryKind::Other(other),
     }
 }
 

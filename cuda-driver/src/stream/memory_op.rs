@@ -1,6 +1,6 @@
 //! Words of memory that a stream writes or waits for, without a kernel.
 
-use cuda_driver_sys::{CUstreamWaitValue_flags, Feature};
+use cuda_driver_sys::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType, CUstreamWaitValue_flags, Feature};
 
 use super::Stream;
 use crate::call::call;
@@ -101,5 +101,94 @@ impl Stream {
         let _current = self.enter_if_implicit()?;
         // SAFETY: the caller vouches for the word; the stream is alive.
         unsafe { call!(self.api(), cuStreamWaitValue64_v2(self.raw(), at.0, value, condition.flags())) }
+    }
+
+    /// Enqueues up to 256 operations, in their order, at about the price of one.
+    ///
+    /// # Safety
+    /// As [`write_value32`](Self::write_value32), for every word.
+    ///
+    /// # Errors
+    /// As [`write_value32`](Self::write_value32), from `cuStreamBatchMemOp_v2`: `CUDA_ERROR_INVALID_VALUE` for more
+    /// than 256.
+    #[doc(alias = "cuStreamBatchMemOp")]
+    pub unsafe fn batch(&self, operations: &[MemoryOp]) -> Result<()> {
+        self.require_memory_operations()?;
+        let _current = self.enter_if_implicit()?;
+        let mut raw: Vec<_> = operations.iter().map(|operation| operation.raw()).collect();
+        let count = u32::try_from(raw.len()).unwrap_or(u32::MAX);
+        // SAFETY: the caller vouches for the words; reads the operations, which outlive the call (the driver refuses
+        // more than 256 before it reads them).
+        unsafe { call!(self.api(), cuStreamBatchMemOp_v2(self.raw(), count, raw.as_mut_ptr(), 0)) }
+    }
+}
+
+/// One operation of [`Stream::batch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryOp {
+    /// As [`Stream::write_value32`].
+    Write32 {
+        /// The word.
+        at: DevicePtr,
+        /// What it becomes.
+        value: u32,
+    },
+    /// As [`Stream::write_value64`].
+    Write64 {
+        /// The word.
+        at: DevicePtr,
+        /// What it becomes.
+        value: u64,
+    },
+    /// As [`Stream::wait_value32`].
+    Wait32 {
+        /// The word.
+        at: DevicePtr,
+        /// When the wait ends.
+        condition: WaitCondition,
+        /// What the word is compared with.
+        value: u32,
+    },
+    /// As [`Stream::wait_value64`].
+    Wait64 {
+        /// The word.
+        at: DevicePtr,
+        /// When the wait ends.
+        condition: WaitCondition,
+        /// What the word is compared with.
+        value: u64,
+    },
+}
+
+impl MemoryOp {
+    fn raw(self) -> CUstreamBatchMemOpParams {
+        use CUstreamBatchMemOpType as Op;
+        let mut raw = CUstreamBatchMemOpParams::default();
+        match self {
+            Self::Write32 { at, value } => {
+                raw.writeValue.operation = Op::CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                raw.writeValue.address = at.0;
+                raw.writeValue.__bindgen_anon_1.value = value;
+            }
+            Self::Write64 { at, value } => {
+                raw.writeValue.operation = Op::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+                raw.writeValue.address = at.0;
+                raw.writeValue.__bindgen_anon_1.value64 = value;
+            }
+            Self::Wait32 { at, condition, value } => {
+                raw.waitValue.operation = Op::CU_STREAM_MEM_OP_WAIT_VALUE_32;
+                raw.waitValue.address = at.0;
+                raw.waitValue.__bindgen_anon_1.value = value;
+                raw.waitValue.flags = condition.flags();
+            }
+            Self::Wait64 { at, condition, value } => {
+                raw.waitValue.operation = Op::CU_STREAM_MEM_OP_WAIT_VALUE_64;
+                raw.waitValue.address = at.0;
+                raw.waitValue.__bindgen_anon_1.value64 = value;
+                raw.waitValue.flags = condition.flags();
+            }
+        }
+        raw
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bitflags::bitflags;
 use cuda_driver_sys::{Api, CUstream};
 
-pub use self::memory_op::WaitCondition;
+pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
 use crate::{Context, Current, Error, Event, Result, teardown};
 
@@ -110,6 +110,45 @@ impl Stream {
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
+    }
+
+    /// How the stream was made.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamGetFlags`.
+    #[doc(alias = "cuStreamGetFlags")]
+    pub fn flags(&self) -> Result<StreamFlags> {
+        let _current = self.enter_if_implicit()?;
+        let mut flags = 0;
+        // SAFETY: the stream is alive; writes one integer, to a local that outlives the call.
+        unsafe { call!(self.api(), cuStreamGetFlags(self.raw(), &mut flags)) }?;
+        Ok(StreamFlags::from_bits_retain(flags))
+    }
+
+    /// The stream's priority, a number within [`Context::stream_priority_range`].
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamGetPriority`.
+    #[doc(alias = "cuStreamGetPriority")]
+    pub fn priority(&self) -> Result<i32> {
+        let _current = self.enter_if_implicit()?;
+        let mut priority = 0;
+        // SAFETY: the stream is alive; writes one integer, to a local that outlives the call.
+        unsafe { call!(self.api(), cuStreamGetPriority(self.raw(), &mut priority)) }?;
+        Ok(priority)
+    }
+
+    /// A number that no other stream of the process has or had, while handles are used again.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuStreamGetId`; [`Error::Missing`] below CUDA 12.0.
+    #[doc(alias = "cuStreamGetId")]
+    pub fn id(&self) -> Result<u64> {
+        let _current = self.enter_if_implicit()?;
+        let mut id = 0;
+        // SAFETY: the stream is alive; writes one number, to a local that outlives the call.
+        unsafe { call!(self.api(), cuStreamGetId(self.raw(), &mut id)) }?;
+        Ok(id)
     }
 
     /// Makes the context current where the handle does not name it: null, `CU_STREAM_LEGACY` (1) and

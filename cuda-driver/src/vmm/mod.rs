@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+pub mod multicast;
 mod physical;
 mod reservation;
 
@@ -39,7 +40,7 @@ use cuda_driver_sys::{
     CUmemLocation, CUmemLocationType,
 };
 
-pub use self::physical::PhysicalMemory;
+pub use self::physical::{FabricHandle, PhysicalMemory, PhysicalProperties};
 pub use self::reservation::{Access, Mapping, Reservation};
 use crate::call::call;
 use crate::{Device, Error, Result};
@@ -105,7 +106,7 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
     }
 }
 
-fn location(device: &Device) -> CUmemLocation {
+pub(crate) fn location(device: &Device) -> CUmemLocation {
     let mut location =
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, ..CUmemLocation::default() };
     location.__bindgen_anon_1.id = device.raw();

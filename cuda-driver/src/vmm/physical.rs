@@ -6,12 +6,43 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
-    CUdevice_attribute, CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
+    CUdevice_attribute, CUmemAllocationHandleType, CUmemAllocationProp, CUmemFabricHandle,
+    CUmemGenericAllocationHandle, CUresult, Feature,
 };
 
 use super::{HandleTypes, properties};
 use crate::call::call;
-use crate::{Context, Error, Result, teardown};
+use crate::{Context, DevicePtr, Error, Result, teardown};
+
+/// Names physical memory to the processes of an NVLink domain, on this host and others: plain bytes, to be sent by any
+/// means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct FabricHandle(pub [u8; 64]);
+
+/// What the driver says about physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PhysicalProperties {
+    /// The ordinal of the device that the pages lie on.
+    pub device: u32,
+    /// How the memory can be exported.
+    pub handle_types: HandleTypes,
+    /// Whether other devices may read and write it.
+    pub is_rdma_capable: bool,
+}
+
+/// The refusals that mean that there is no fabric, which a host can do nothing about at run time.
+fn no_fabric(error: Error) -> Error {
+    match error {
+        Error::Driver { function, code, name, .. }
+            if matches!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED | CUresult::CUDA_ERROR_NOT_PERMITTED) =>
+        {
+            Error::NoFabric { function, code, name }
+        }
+        other => other,
+    }
+}
 
 /// Pages of a device's memory, without an address until they are mapped. A handle, cheap to clone; the last one
 /// gone (mappings hold one) releases the pages.
@@ -35,17 +66,23 @@ impl PhysicalMemory {
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from `cuMemCreate`:
     /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE` for a size off the granularity,
-    /// `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for a handle type.
+    /// `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` for a handle type. [`Error::NoFabric`] where the host
+    /// or the device has no fabric handles.
     #[doc(alias = "cuMemCreate")]
     pub fn create(context: &Context, bytes: usize, handle_types: HandleTypes) -> Result<Self> {
         let device = context.device();
+        let fabric = handle_types.contains(HandleTypes::FABRIC);
+        if fabric {
+            context.api().require(Feature::FABRIC_HANDLES)?;
+        }
         let mut properties = properties(device, handle_types);
         // A driver that does not know the attribute cannot do it either.
         let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         properties.allocFlags.gpuDirectRDMACapable = device.attribute(rdma).is_ok_and(|can| can != 0).into();
         let mut raw = 0;
         // SAFETY: reads the properties and writes one handle; both are locals that outlive the call.
-        unsafe { call!(context.api(), cuMemCreate(&mut raw, bytes, &properties, 0)) }?;
+        let created = unsafe { call!(context.api(), cuMemCreate(&mut raw, bytes, &properties, 0)) };
+        created.map_err(|error| if fabric { no_fabric(error) } else { error })?;
         Ok(Self::from_raw(context, raw, bytes, handle_types))
     }
 
@@ -67,7 +104,43 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::POSIX_FD))
     }
 
-    fn from_raw(
+    /// Opens physical memory that a process of the same NVLink domain exported; `bytes` as for
+    /// [`import_fd`](Self::import_fd).
+    ///
+    /// # Errors
+    /// [`Error::NoFabric`] where this host has no access to the fabric; [`Error::Missing`] below CUDA 12.3;
+    /// [`Error::Driver`] from `cuMemImportFromShareableHandle` else.
+    #[doc(alias = "cuMemImportFromShareableHandle")]
+    pub fn import_fabric(context: &Context, handle: &FabricHandle, bytes: usize) -> Result<Self> {
+        context.api().require(Feature::FABRIC_HANDLES)?;
+        let mut bits = CUmemFabricHandle { data: handle.0 };
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+        let (mut raw, from) = (0, (&raw mut bits).cast::<c_void>());
+        // SAFETY: for this kind 64 bytes are read, from a local; writes one handle, to a local.
+        let imported = unsafe { call!(context.api(), cuMemImportFromShareableHandle(&mut raw, from, kind)) };
+        imported.map_err(no_fabric)?;
+        Ok(Self::from_raw(context, raw, bytes, HandleTypes::FABRIC))
+    }
+
+    /// The physical memory behind an address at which it is mapped, whoever mapped it. `bytes` is the size that the
+    /// caller knows, as for [`import_fd`](Self::import_fd).
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` where nothing is mapped, or
+    /// memory that has no handle.
+    #[doc(alias = "cuMemRetainAllocationHandle")]
+    pub fn retain(context: &Context, ptr: DevicePtr, bytes: usize) -> Result<Self> {
+        let mut raw = 0;
+        let address = std::ptr::without_provenance_mut(usize::try_from(ptr.0).unwrap_or(usize::MAX));
+        // SAFETY: the address is looked up, not read; writes one handle, to a local that outlives the call.
+        unsafe { call!(context.api(), cuMemRetainAllocationHandle(&mut raw, address)) }?;
+        // An `Inner` first, so that the handle is released if the next call fails.
+        let mut inner = Inner { context: context.clone(), raw, bytes, handle_types: HandleTypes::empty() };
+        inner.handle_types = properties_of(&inner)?.handle_types;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    pub(super) fn from_raw(
         context: &Context,
         raw: CUmemGenericAllocationHandle,
         bytes: usize,
@@ -96,19 +169,42 @@ impl PhysicalMemory {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// The ordinal of the device that the pages lie on, as the driver says; an importer learns it this way.
+    /// The memory as 64 bytes, which processes of the same NVLink domain can open. They do not keep the pages: an
+    /// importer does.
+    ///
+    /// # Errors
+    /// [`Error::NotExportable`] if it was made without [`HandleTypes::FABRIC`]; [`Error::NoFabric`] or
+    /// [`Error::Driver`] from `cuMemExportToShareableHandle`.
+    #[doc(alias = "cuMemExportToShareableHandle")]
+    pub fn export_fabric(&self) -> Result<FabricHandle> {
+        let Inner { context, raw, handle_types, .. } = &*self.inner;
+        if !handle_types.contains(HandleTypes::FABRIC) {
+            return Err(Error::NotExportable { made: *handle_types, wanted: HandleTypes::FABRIC });
+        }
+        let mut bits = CUmemFabricHandle { data: [0; 64] };
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+        let out = (&raw mut bits).cast::<c_void>();
+        // SAFETY: for this kind 64 bytes are written, to a local that outlives the call.
+        unsafe { call!(context.api(), cuMemExportToShareableHandle(out, *raw, kind, 0)) }
+            .map_err(no_fabric)?;
+        Ok(FabricHandle(bits.data))
+    }
+
+    /// What the driver says about the memory; an importer learns the device this way.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.
     #[doc(alias = "cuMemGetAllocationPropertiesFromHandle")]
+    pub fn properties(&self) -> Result<PhysicalProperties> {
+        properties_of(&self.inner)
+    }
+
+    /// The ordinal of the device that the pages lie on, of [`properties`](Self::properties).
+    ///
+    /// # Errors
+    /// As [`properties`](Self::properties).
     pub fn device_ordinal(&self) -> Result<u32> {
-        let mut properties = CUmemAllocationProp::default();
-        let api = self.inner.context.api();
-        // SAFETY: the handle is alive; writes the properties, to a local that outlives the call.
-        unsafe { call!(api, cuMemGetAllocationPropertiesFromHandle(&mut properties, self.inner.raw)) }?;
-        // SAFETY: an integer, whatever kind of location it is: every pattern of bits is a value.
-        let id = unsafe { properties.location.__bindgen_anon_1.id };
-        Ok(u32::try_from(id).unwrap_or(u32::MAX))
+        Ok(self.properties()?.device)
     }
 
     /// The size in bytes.
@@ -134,6 +230,20 @@ impl PhysicalMemory {
     pub fn raw(&self) -> CUmemGenericAllocationHandle {
         self.inner.raw
     }
+}
+
+fn properties_of(memory: &Inner) -> Result<PhysicalProperties> {
+    let mut properties = CUmemAllocationProp::default();
+    let api = memory.context.api();
+    // SAFETY: the handle is alive; writes the properties, to a local that outlives the call.
+    unsafe { call!(api, cuMemGetAllocationPropertiesFromHandle(&mut properties, memory.raw)) }?;
+    // SAFETY: an integer, whatever kind of location it is: every pattern of bits is a value.
+    let id = unsafe { properties.location.__bindgen_anon_1.id };
+    Ok(PhysicalProperties {
+        device: u32::try_from(id).unwrap_or(u32::MAX),
+        handle_types: HandleTypes::from_bits_retain(properties.requestedHandleTypes.0),
+        is_rdma_capable: properties.allocFlags.gpuDirectRDMACapable != 0,
+    })
 }
 
 impl Drop for Inner {

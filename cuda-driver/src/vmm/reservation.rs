@@ -22,7 +22,15 @@ pub enum Access {
 }
 
 impl Access {
-    fn raw(self) -> CUmemAccess_flags {
+    pub(crate) fn from_raw(flags: CUmemAccess_flags) -> Self {
+        match flags {
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Self::None,
+            CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Self::Read,
+            _ => Self::ReadWrite,
+        }
+    }
+
+    pub(crate) fn raw(self) -> CUmemAccess_flags {
         match self {
             Self::None => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE,
             Self::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
@@ -114,6 +122,22 @@ impl Reservation {
         let ptr = self.ptr() + offset;
         // SAFETY: reads the descriptions, which outlive the call.
         unsafe { call!(self.api(), cuMemSetAccess(ptr.0, bytes, descriptions.as_ptr(), descriptions.len())) }
+    }
+
+    /// What a device may do with the mapping around `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetAccess`: `CUDA_ERROR_INVALID_VALUE` where nothing is
+    /// mapped.
+    #[doc(alias = "cuMemGetAccess")]
+    pub fn access(&self, offset: usize, device: &Device) -> Result<Access> {
+        within("reservation", offset, 1, self.bytes())?;
+        let mut flags = 0;
+        let (at, ptr) = (location(device), self.ptr() + offset);
+        // SAFETY: reads a location and writes one number, locals that outlive the call.
+        unsafe { call!(self.api(), cuMemGetAccess(&mut flags, &at, ptr.0)) }?;
+        Ok(Access::from_raw(CUmemAccess_flags(u32::try_from(flags).unwrap_or(u32::MAX))))
     }
 
     fn api(&self) -> &Api {

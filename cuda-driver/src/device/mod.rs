@@ -1,12 +1,19 @@
 //! A GPU of the process and what it can do.
 
+mod capabilities;
+mod peer;
+mod primary;
+
 use std::ffi::{CStr, c_int};
 use std::fmt;
 
 use cuda_driver_sys::{Api, CUdevice, CUdevice_attribute, CUuuid};
 
+pub use self::capabilities::Capabilities;
+pub use self::peer::PeerLink;
+pub use self::primary::{ContextFlags, PrimaryState};
 use crate::call::call;
-use crate::{Context, Driver, Result};
+use crate::{Driver, Result};
 
 /// A GPU that the process can see. Cheap to clone; equal when the ordinal is.
 #[derive(Clone)]
@@ -94,29 +101,17 @@ impl Device {
         Ok(value)
     }
 
-    /// Whether kernels and copies of this device can reach the memory of `peer` directly.
+    /// The device's place on the PCI bus, as `0000:3b:00.0` (domain, bus, device, function).
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
-    #[doc(alias = "cuDeviceCanAccessPeer")]
-    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
-        let mut can: c_int = 0;
-        // SAFETY: writes one integer, to a local that outlives the call.
-        unsafe { call!(self.api(), cuDeviceCanAccessPeer(&mut can, self.raw, peer.raw)) }?;
-        Ok(can != 0)
-    }
-
-    /// Retains the device's primary context, the one that the CUDA runtime and frameworks use too.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxRetain`, for example
-    /// `CUDA_ERROR_OUT_OF_MEMORY`.
-    #[doc(alias = "cuDevicePrimaryCtxRetain")]
-    pub fn retain_primary(&self) -> Result<Context> {
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: writes one handle, to a local that outlives the call.
-        unsafe { call!(self.api(), cuDevicePrimaryCtxRetain(&mut raw, self.raw)) }?;
-        Ok(Context::from_retained(self.clone(), raw))
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetPCIBusId`.
+    #[doc(alias = "cuDeviceGetPCIBusId")]
+    pub fn pci_bus_id(&self) -> Result<String> {
+        let mut id = [0; 32];
+        // SAFETY: the driver writes at most the given 31 bytes with their NUL; the 32nd stays 0.
+        unsafe { call!(self.api(), cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw)) }?;
+        // SAFETY: the last byte of the array is NUL, so the string ends inside it.
+        Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())
     }
 }
 

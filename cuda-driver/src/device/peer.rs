@@ -1,0 +1,59 @@
+//! What lies between two devices.
+
+use std::ffi::c_int;
+
+use cuda_driver_sys::CUdevice_P2PAttribute;
+
+use super::Device;
+use crate::Result;
+use crate::call::call;
+
+/// What one device can do with the memory of another, directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PeerLink {
+    /// Reading and writing.
+    pub access: bool,
+    /// Atomic operations, as on its own memory.
+    pub native_atomics: bool,
+    /// Arrays (textures, surfaces).
+    pub arrays: bool,
+    /// How the link compares to those of other pairs: 0 is the fastest.
+    pub performance_rank: i32,
+}
+
+impl Device {
+    /// Whether kernels and copies of this device can reach the memory of `peer` directly.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
+    #[doc(alias = "cuDeviceCanAccessPeer")]
+    pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        let mut can: c_int = 0;
+        // SAFETY: writes one integer, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDeviceCanAccessPeer(&mut can, self.raw, peer.raw)) }?;
+        Ok(can != 0)
+    }
+
+    /// What this device can do with the memory of `peer`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetP2PAttribute`: `CUDA_ERROR_INVALID_DEVICE` for the
+    /// device itself.
+    #[doc(alias = "cuDeviceGetP2PAttribute")]
+    pub fn link_to(&self, peer: &Device) -> Result<PeerLink> {
+        use CUdevice_P2PAttribute as P;
+        let ask = |attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: writes one integer, to a local that outlives the call.
+            unsafe { call!(self.api(), cuDeviceGetP2PAttribute(&mut value, attribute, self.raw, peer.raw)) }?;
+            Ok::<_, crate::Error>(value)
+        };
+        Ok(PeerLink {
+            access: ask(P::CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED)? != 0,
+            native_atomics: ask(P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)? != 0,
+            arrays: ask(P::CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED)? != 0,
+            performance_rank: ask(P::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK)?,
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! The primary context of a device: retaining it, and how it is made.
+//!
+//! It is never reset here: that would destroy, under everybody in the process, whatever was made from it.
+
+use std::ffi::{c_int, c_uint};
+
+use bitflags::bitflags;
+
+use super::Device;
+use crate::call::call;
+use crate::{Context, Result};
+
+bitflags! {
+    /// How a context behaves; how threads wait is one of the first three, or none for the driver's choice.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct ContextFlags: u32 {
+        /// Threads that wait spin: least latency.
+        const WAIT_SPINNING = 1;
+        /// Threads that wait yield.
+        const WAIT_YIELDING = 2;
+        /// Threads that wait sleep.
+        const WAIT_SLEEPING = 4;
+        /// Pinned memory can be mapped; always so in today's drivers.
+        const MAP_HOST = 8;
+        /// Local memory of kernels is kept at the largest size that was needed.
+        const KEEP_LOCAL_MEMORY = 16;
+        const _ = !0;
+    }
+}
+
+/// What is known of a device's primary context without retaining it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PrimaryState {
+    /// How it is made, or will be.
+    pub flags: ContextFlags,
+    /// Whether anybody in the process retains it.
+    pub active: bool,
+}
+
+impl Device {
+    /// Retains the device's primary context, the one that the CUDA runtime and frameworks use too.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxRetain`, for example
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    #[doc(alias = "cuDevicePrimaryCtxRetain")]
+    pub fn retain_primary(&self) -> Result<Context> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(self.api(), cuDevicePrimaryCtxRetain(&mut raw, self.raw)) }?;
+        Ok(Context::from_retained(self.clone(), raw))
+    }
+
+    /// Whether the primary context is alive, and its flags.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxGetState`.
+    #[doc(alias = "cuDevicePrimaryCtxGetState")]
+    pub fn primary_state(&self) -> Result<PrimaryState> {
+        let (mut flags, mut active): (c_uint, c_int) = (0, 0);
+        // SAFETY: writes two integers, to locals that outlive the call.
+        unsafe { call!(self.api(), cuDevicePrimaryCtxGetState(self.raw, &mut flags, &mut active)) }?;
+        Ok(PrimaryState { flags: ContextFlags::from_bits_retain(flags), active: active != 0 })
+    }
+
+    /// Sets how the primary context behaves; for one that is alive, what its driver can still change.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxSetFlags_v2`.
+    #[doc(alias = "cuDevicePrimaryCtxSetFlags")]
+    pub fn set_primary_flags(&self, flags: ContextFlags) -> Result<()> {
+        // SAFETY: takes no pointer.
+        unsafe { call!(self.api(), cuDevicePrimaryCtxSetFlags_v2(self.raw, flags.bits())) }
+    }
+}

@@ -1,0 +1,378 @@
+//! Pools of stream-ordered memory.
+//!
+//! A device has a default pool, and a current one, from which [`StreamMemory::new`] allocates. A pool keeps what is
+//! freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next allocation.
+
+use std::ffi::{c_int, c_void};
+use std::fmt;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::Arc;
+
+use bitflags::bitflags;
+use cuda_driver_sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
+    CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool,
+};
+
+use super::StreamMemory;
+use crate::call::call;
+use crate::vmm::{Access, HandleTypes, location};
+use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
+
+bitflags! {
+    /// What a pool may do to use freed memory again, besides what stream order alone allows. All are on by default.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct PoolReuse: u32 {
+        /// Memory that another stream freed before an event that the allocating stream waited for.
+        const AFTER_EVENTS = 1;
+        /// Memory that another stream freed and has passed already.
+        const OPPORTUNISTIC = 2;
+        /// Memory that another stream freed, after which the allocating stream is made to wait.
+        const WITH_NEW_DEPENDENCIES = 4;
+    }
+}
+
+/// What is in a pool, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct PoolUsage {
+    /// Taken from the device.
+    pub reserved: u64,
+    /// The most that was, since [`MemoryPool::reset_peaks`].
+    pub reserved_peak: u64,
+    /// Given to the program.
+    pub used: u64,
+    /// The most that was, since [`MemoryPool::reset_peaks`].
+    pub used_peak: u64,
+}
+
+/// A pool of a device's memory. A handle, cheap to clone; the last one of a pool of one's own gone (its memory holds
+/// one) destroys it.
+#[derive(Clone)]
+pub struct MemoryPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    raw: CUmemoryPool,
+    owned: bool,
+}
+
+// SAFETY: a pool's handle may be used from every thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver locks what it shares between threads.
+unsafe impl Sync for Inner {}
+
+impl MemoryPool {
+    /// Makes a pool of the device's memory that can be handed to other processes in the given ways
+    /// ([`Device::pool_handle_types`]). `max_bytes` limits it; 0: the system's limit.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](crate::Error::Missing) below CUDA 11.2; [`Error::Driver`](crate::Error::Driver) from
+    /// `cuMemPoolCreate`: `CUDA_ERROR_NOT_SUPPORTED` for a device without pools or a handle type.
+    #[doc(alias = "cuMemPoolCreate")]
+    pub fn new(context: &Context, handle_types: HandleTypes, max_bytes: usize) -> Result<Self> {
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType(handle_types.bits()),
+            location: location(context.device()),
+            maxSize: max_bytes,
+            ..CUmemPoolProps::default()
+        };
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: reads the properties and writes one handle; both are locals that outlive the call.
+        unsafe { call!(context.api(), cuMemPoolCreate(&mut raw, &properties)) }?;
+        Ok(Self::from_raw(context, raw, true))
+    }
+
+    /// The pool that the device has of itself.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetDefaultMemPool`: `CUDA_ERROR_NOT_SUPPORTED` for a
+    /// device without pools.
+    #[doc(alias = "cuDeviceGetDefaultMemPool")]
+    pub fn default_of(context: &Context) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(context.api(), cuDeviceGetDefaultMemPool(&mut raw, context.device().raw())) }?;
+        Ok(Self::from_raw(context, raw, false))
+    }
+
+    /// Whether [`StreamMemory::new`] takes from this pool now.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetMemPool`.
+    #[doc(alias = "cuDeviceGetMemPool")]
+    pub fn is_current(&self) -> Result<bool> {
+        let Inner { context, raw, .. } = &*self.inner;
+        let mut current = std::ptr::null_mut();
+        // SAFETY: writes one handle, to a local that outlives the call.
+        unsafe { call!(context.api(), cuDeviceGetMemPool(&mut current, context.device().raw())) }?;
+        Ok(current == *raw)
+    }
+
+    /// Makes [`StreamMemory::new`] take from this pool, for everybody in the process, as long as it lives: a pool that
+    /// is destroyed makes the default one current again.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceSetMemPool`.
+    #[doc(alias = "cuDeviceSetMemPool")]
+    pub fn make_current(&self) -> Result<()> {
+        let Inner { context, raw, .. } = &*self.inner;
+        // SAFETY: the pool is alive.
+        unsafe { call!(context.api(), cuDeviceSetMemPool(context.device().raw(), *raw)) }
+    }
+
+    /// Opens a pool that another process, or this one, exported. Nothing can be allocated from it; it opens memory
+    /// of the exporter's ([`StreamMemory::import`]). The descriptor can be closed afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`.
+    #[doc(alias = "cuMemPoolImportFromShareableHandle")]
+    pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>) -> Result<Self> {
+        let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
+        let os_handle = std::ptr::without_provenance_mut::<c_void>(number);
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
+        unsafe { call!(context.api(), cuMemPoolImportFromShareableHandle(&mut raw, os_handle, kind, 0)) }?;
+        Ok(Self::from_raw(context, raw, true))
+    }
+
+    fn from_raw(context: &Context, raw: CUmemoryPool, owned: bool) -> Self {
+        Self { inner: Arc::new(Inner { context: context.clone(), raw, owned }) }
+    }
+
+    /// The pool as a new file descriptor, to be passed to another process; only one made for
+    /// [`HandleTypes::POSIX_FD`] has it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` for
+    /// a pool made otherwise.
+    #[doc(alias = "cuMemPoolExportToShareableHandle")]
+    pub fn export_fd(&self) -> Result<OwnedFd> {
+        let mut descriptor: c_int = -1;
+        let out = (&raw mut descriptor).cast::<c_void>();
+        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let Inner { context, raw, .. } = &*self.inner;
+        // SAFETY: for this kind an int is written, to a local that outlives the call.
+        unsafe { call!(context.api(), cuMemPoolExportToShareableHandle(out, *raw, kind, 0)) }?;
+        // SAFETY: the driver made the descriptor for this call, so nobody else owns it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// The driver's handle, valid while this pool lives.
+    #[must_use]
+    pub fn raw(&self) -> CUmemoryPool {
+        self.inner.raw
+    }
+
+    /// The context whose device the memory is of.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// How many unused bytes the pool keeps when a stream, an event or the context is synchronised; 0 at first.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAttribute`.
+    #[doc(alias = "cuMemPoolGetAttribute")]
+    pub fn release_threshold(&self) -> Result<u64> {
+        self.get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    }
+
+    /// Sets [`release_threshold`](Self::release_threshold); `u64::MAX` keeps everything.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAttribute`.
+    #[doc(alias = "cuMemPoolSetAttribute")]
+    pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
+    }
+
+    /// What the pool may do to use freed memory again.
+    ///
+    /// # Errors
+    /// As [`release_threshold`](Self::release_threshold).
+    pub fn reuse(&self) -> Result<PoolReuse> {
+        let mut reuse = PoolReuse::empty();
+        for (flag, attribute) in REUSE {
+            reuse.set(flag, self.get::<c_int>(attribute)? != 0);
+        }
+        Ok(reuse)
+    }
+
+    /// Sets [`reuse`](Self::reuse). Without the last two, placement depends on no timing.
+    ///
+    /// # Errors
+    /// As [`set_release_threshold`](Self::set_release_threshold); some may be set then, and others not.
+    pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
+        REUSE
+            .iter()
+            .try_for_each(|(flag, attribute)| self.set::<c_int>(*attribute, reuse.contains(*flag).into()))
+    }
+
+    /// What is in the pool.
+    ///
+    /// # Errors
+    /// As [`release_threshold`](Self::release_threshold).
+    pub fn usage(&self) -> Result<PoolUsage> {
+        use CUmemPool_attribute as A;
+        Ok(PoolUsage {
+            reserved: self.get(A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            reserved_peak: self.get(A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            used: self.get(A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+            used_peak: self.get(A::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+        })
+    }
+
+    /// Lets the peaks of [`usage`](Self::usage) begin anew.
+    ///
+    /// # Errors
+    /// As [`set_release_threshold`](Self::set_release_threshold).
+    pub fn reset_peaks(&self) -> Result<()> {
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0u64)?;
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64)
+    }
+
+    /// Gives unused memory back to the device, until no more than `keep` bytes are reserved.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolTrimTo`.
+    #[doc(alias = "cuMemPoolTrimTo")]
+    pub fn trim(&self, keep: usize) -> Result<()> {
+        let Inner { context, raw, .. } = &*self.inner;
+        // SAFETY: the pool is alive.
+        unsafe { call!(context.api(), cuMemPoolTrimTo(*raw, keep)) }
+    }
+
+    /// Says which devices may reach the pool's memory, what is allocated already included; its own device always may.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device
+    /// that is no peer.
+    #[doc(alias = "cuMemPoolSetAccess")]
+    pub fn set_access(&self, devices: &[(&Device, Access)]) -> Result<()> {
+        let descriptions: Vec<CUmemAccessDesc> = devices
+            .iter()
+            .map(|(device, access)| CUmemAccessDesc { location: location(device), flags: access.raw() })
+            .collect();
+        let Inner { context, raw, .. } = &*self.inner;
+        // SAFETY: the pool is alive; reads the descriptions, which outlive the call.
+        unsafe { call!(context.api(), cuMemPoolSetAccess(*raw, descriptions.as_ptr(), descriptions.len())) }
+    }
+
+    /// What a device may do with the pool's memory.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAccess`.
+    #[doc(alias = "cuMemPoolGetAccess")]
+    pub fn access(&self, device: &Device) -> Result<Access> {
+        let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        let mut at = location(device);
+        let Inner { context, raw, .. } = &*self.inner;
+        // SAFETY: the pool is alive; reads a location and writes one enum, locals that outlive the call.
+        unsafe { call!(context.api(), cuMemPoolGetAccess(&mut flags, *raw, &mut at)) }?;
+        Ok(Access::from_raw(flags))
+    }
+
+    fn get<T: Default>(&self, attribute: CUmemPool_attribute) -> Result<T> {
+        let mut value = T::default();
+        let Inner { context, raw, .. } = &*self.inner;
+        let out = (&raw mut value).cast();
+        // SAFETY: the pool is alive; this module asks for each attribute in its own type, an integer.
+        unsafe { call!(context.api(), cuMemPoolGetAttribute(*raw, attribute, out)) }?;
+        Ok(value)
+    }
+
+    fn set<T>(&self, attribute: CUmemPool_attribute, mut value: T) -> Result<()> {
+        let Inner { context, raw, .. } = &*self.inner;
+        let value = (&raw mut value).cast();
+        // SAFETY: the pool is alive; this module sets each attribute in its own type, an integer, which is read.
+        unsafe { call!(context.api(), cuMemPoolSetAttribute(*raw, attribute, value)) }
+    }
+}
+
+const REUSE: [(PoolReuse, CUmemPool_attribute); 3] = [
+    (PoolReuse::AFTER_EVENTS, CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+    (PoolReuse::OPPORTUNISTIC, CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC),
+    (
+        PoolReuse::WITH_NEW_DEPENDENCIES,
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+    ),
+];
+
+/// Names memory of a shared pool to the processes that have the pool: plain bytes, to be sent by any means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct PoolPointer(pub [u8; 64]);
+
+impl StreamMemory {
+    /// Allocates `bytes` bytes of a pool that work enqueued later on `stream` may use. Dropping it frees it in the
+    /// order of the same stream.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemAllocFromPoolAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, also past
+    /// the pool's limit; `CUDA_ERROR_INVALID_VALUE` for an imported pool.
+    #[doc(alias = "cuMemAllocFromPoolAsync")]
+    pub fn from_pool(pool: &MemoryPool, stream: &Stream, bytes: usize) -> Result<Self> {
+        let _current = stream.enter_if_implicit()?;
+        let mut ptr = 0;
+        // SAFETY: the pool and the stream are alive; writes one address, to a local that outlives the call.
+        unsafe { call!(stream.api(), cuMemAllocFromPoolAsync(&mut ptr, bytes, pool.raw(), stream.raw())) }?;
+        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
+    }
+
+    /// Names this memory, which must be of a pool made for sharing, to the processes that have imported the pool. It
+    /// must stay until all of them have freed theirs.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`.
+    #[doc(alias = "cuMemPoolExportPointer")]
+    pub fn export_pointer(&self) -> Result<PoolPointer> {
+        let mut data = CUmemPoolPtrExportData::default();
+        // SAFETY: the memory is alive; writes 64 bytes, to a local that outlives the call.
+        unsafe { call!(self.stream().api(), cuMemPoolExportPointer(&mut data, self.ptr().0)) }?;
+        Ok(PoolPointer(data.reserved))
+    }
+
+    /// Opens memory of another process's pool. `bytes` is the size that the exporter states. Dropping it closes it
+    /// in the order of `stream`, which must come before the exporter frees the memory.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`.
+    #[doc(alias = "cuMemPoolImportPointer")]
+    pub fn import(pool: &MemoryPool, stream: &Stream, pointer: PoolPointer, bytes: usize) -> Result<Self> {
+        let mut data = CUmemPoolPtrExportData { reserved: pointer.0 };
+        let mut ptr = 0;
+        // SAFETY: the pool is alive; reads 64 bytes and writes one address, locals that outlive the call.
+        unsafe { call!(stream.api(), cuMemPoolImportPointer(&mut ptr, pool.raw(), &mut data)) }?;
+        Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
+    }
+}
+
+impl Drop for Inner {
+    #[doc(alias = "cuMemPoolDestroy")]
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: made for `self` and used by nobody after this; the driver waits for frees that are under way.
+            teardown::report(unsafe { call!(self.context.api(), cuMemPoolDestroy(self.raw)) });
+        }
+    }
+}
+
+impl PartialEq for MemoryPool {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw() == other.raw()
+    }
+}
+
+impl Eq for MemoryPool {}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryPool({:p} of {:?})", self.inner.raw, self.inner.context.device())
+    }
+}

@@ -1,0 +1,235 @@
+//! Multicast objects: memory of several devices behind one address, where a store reaches all of them and a load can
+//! reduce over them, in the NVLink switches.
+//!
+//! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating such an object programs switches that all
+//! processes of the host, or of the rack, share; on a host whose fabric is not set up for it that has stalled the
+//! fabric for everybody until a restart. So nothing in this workspace calls it by itself, and it takes two things:
+//! devices that say that they can, and somebody who says that this host may. That is a value made by an `unsafe`
+//! function and not a Cargo feature: a feature that one crate of a program turns on is on for all of them, and a
+//! reviewer does not see it at the call.
+//!
+//! In order: [`Multicast::create`] on one process, [`add_device`](MulticastObject::add_device) for every device, by
+//! its process, and only then [`bind`](MulticastObject::bind), which blocks until all devices are there.
+
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+
+use cuda_driver_sys::{CUmulticastGranularity_flags, CUmulticastObjectProp, Feature};
+
+use super::{FabricHandle, Granularity, HandleTypes, PhysicalMemory};
+use crate::call::call;
+use crate::error::within;
+use crate::{Capabilities, Context, Device, Error, Result, teardown};
+
+/// The permission to make and open multicast objects.
+#[derive(Clone, Debug)]
+pub struct Multicast {
+    context: Context,
+}
+
+/// What a multicast object is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MulticastProperties {
+    /// How many devices will be added.
+    pub devices: u32,
+    /// The size in bytes, a multiple of the [granularity](Multicast::granularity).
+    pub bytes: usize,
+    /// How it can be handed to other processes.
+    pub handle_types: HandleTypes,
+}
+
+impl MulticastProperties {
+    fn raw(self) -> CUmulticastObjectProp {
+        CUmulticastObjectProp {
+            numDevices: self.devices,
+            size: self.bytes,
+            handleTypes: self.handle_types.bits().into(),
+            flags: 0,
+        }
+    }
+}
+
+fn check_device(device: &Device) -> Result<()> {
+    if device.can(Capabilities::MULTICAST)? {
+        return Ok(());
+    }
+    Err(Error::Unsupported { what: "multicast", device: device.ordinal() })
+}
+
+impl Multicast {
+    /// Opts in, for the context's device.
+    ///
+    /// # Safety
+    /// The host's fabric must be set up for multicast (fabric manager running, every GPU registered with it, and,
+    /// across hosts, IMEX), and whoever runs the host must agree: a mistake stalls processes that are none of ours.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] below CUDA 12.1; [`Error::Unsupported`] for a device without multicast.
+    pub unsafe fn opt_in(context: &Context) -> Result<Self> {
+        context.api().require(Feature::MULTICAST)?;
+        check_device(context.device())?;
+        Ok(Self { context: context.clone() })
+    }
+
+    /// What sizes and offsets must be multiples of.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMulticastGetGranularity`.
+    #[doc(alias = "cuMulticastGetGranularity")]
+    pub fn granularity(&self, properties: MulticastProperties) -> Result<Granularity> {
+        let properties = properties.raw();
+        let ask = |option| {
+            let mut bytes = 0;
+            // SAFETY: reads the properties and writes one size; both are locals that outlive the call.
+            unsafe { call!(self.context.api(), cuMulticastGetGranularity(&mut bytes, &properties, option)) }?;
+            Ok::<_, Error>(bytes)
+        };
+        Ok(Granularity {
+            minimum: ask(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM)?,
+            recommended: ask(CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_RECOMMENDED)?,
+        })
+    }
+
+    /// Makes an object without devices.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMulticastCreate`.
+    #[doc(alias = "cuMulticastCreate")]
+    pub fn create(&self, properties: MulticastProperties) -> Result<MulticastObject> {
+        let mut raw = 0;
+        // SAFETY: reads the properties and writes one handle; both are locals that outlive the call.
+        unsafe { call!(self.context.api(), cuMulticastCreate(&mut raw, &properties.raw())) }?;
+        let MulticastProperties { bytes, handle_types, .. } = properties;
+        Ok(MulticastObject { memory: PhysicalMemory::from_raw(&self.context, raw, bytes, handle_types) })
+    }
+
+    /// Opens the object that another process exported, as [`PhysicalMemory::import_fd`].
+    ///
+    /// # Errors
+    /// As [`PhysicalMemory::import_fd`].
+    pub fn import_fd(&self, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<MulticastObject> {
+        Ok(MulticastObject { memory: PhysicalMemory::import_fd(&self.context, descriptor, bytes)? })
+    }
+
+    /// Opens the object that another process exported, as [`PhysicalMemory::import_fabric`].
+    ///
+    /// # Errors
+    /// As [`PhysicalMemory::import_fabric`].
+    pub fn import_fabric(&self, handle: &FabricHandle, bytes: usize) -> Result<MulticastObject> {
+        Ok(MulticastObject { memory: PhysicalMemory::import_fabric(&self.context, handle, bytes)? })
+    }
+}
+
+/// A multicast object. A handle, cheap to clone. It can be mapped
+/// ([`Reservation::map`](super::Reservation::map)) and exported as the physical memory that it dereferences to.
+#[derive(Clone, Debug)]
+pub struct MulticastObject {
+    memory: PhysicalMemory,
+}
+
+impl Deref for MulticastObject {
+    type Target = PhysicalMemory;
+
+    fn deref(&self) -> &PhysicalMemory {
+        &self.memory
+    }
+}
+
+impl MulticastObject {
+    /// Adds a device. All must be added, by all processes, before memory can be bound.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a device without multicast; [`Error::Driver`] from `cuMulticastAddDevice`.
+    #[doc(alias = "cuMulticastAddDevice")]
+    pub fn add_device(&self, device: &Device) -> Result<()> {
+        check_device(device)?;
+        // SAFETY: the object is alive.
+        unsafe { call!(device.api(), cuMulticastAddDevice(self.raw(), device.raw())) }
+    }
+
+    /// Puts `bytes` bytes of a device's memory, from `memory_offset` on, behind the object's bytes from `offset` on.
+    /// Blocks until every device was added.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if it leaves the object or the memory; [`Error::Driver`] from `cuMulticastBindMem`.
+    #[doc(alias = "cuMulticastBindMem")]
+    pub fn bind(
+        &self,
+        offset: usize,
+        memory: &PhysicalMemory,
+        memory_offset: usize,
+        bytes: usize,
+    ) -> Result<Binding> {
+        within("multicast object", offset, bytes, self.bytes())?;
+        within("physical memory", memory_offset, bytes, memory.bytes())?;
+        let api = self.context().driver().api();
+        // SAFETY: object and memory are alive, and the binding keeps them; the ranges are inside.
+        unsafe { call!(api, cuMulticastBindMem(self.raw(), offset, memory.raw(), memory_offset, bytes, 0)) }?;
+        let device = memory.context().device().clone();
+        Ok(Binding { object: self.clone(), memory: memory.clone(), device, offset, bytes, bound: true })
+    }
+
+    /// As [`bind`](Self::bind), for memory that is mapped at an address, by whoever mapped it. It stays bound until
+    /// [`unbind`](Self::unbind), or until the object is gone.
+    ///
+    /// # Safety
+    /// The mapping must stay until the range is unbound or the object, in every process, is gone.
+    ///
+    /// # Errors
+    /// [`Error::OutOfBounds`] if it leaves the object; [`Error::Driver`] from `cuMulticastBindAddr`.
+    #[doc(alias = "cuMulticastBindAddr")]
+    pub unsafe fn bind_address(&self, offset: usize, ptr: crate::DevicePtr, bytes: usize) -> Result<()> {
+        within("multicast object", offset, bytes, self.bytes())?;
+        let api = self.context().driver().api();
+        // SAFETY: the object is alive; the caller vouches for the address.
+        unsafe { call!(api, cuMulticastBindAddr(self.raw(), offset, ptr.0, bytes, 0)) }
+    }
+
+    /// Takes away what [`bind_address`](Self::bind_address) put there.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] from `cuMulticastUnbind`.
+    #[doc(alias = "cuMulticastUnbind")]
+    pub fn unbind(&self, device: &Device, offset: usize, bytes: usize) -> Result<()> {
+        let api = self.context().driver().api();
+        // SAFETY: the object is alive; the driver refuses a range that is not bound.
+        unsafe { call!(api, cuMulticastUnbind(self.raw(), device.raw(), offset, bytes)) }
+    }
+}
+
+/// A device's memory behind a multicast object. Dropping unbinds it.
+#[derive(Debug)]
+pub struct Binding {
+    object: MulticastObject,
+    memory: PhysicalMemory,
+    device: Device,
+    offset: usize,
+    bytes: usize,
+    /// Until it is unbound.
+    bound: bool,
+}
+
+impl Binding {
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &PhysicalMemory {
+        &self.memory
+    }
+
+    /// Takes the memory away, as dropping does, and says how that went. No work may use the range any more.
+    ///
+    /// # Errors
+    /// As [`MulticastObject::unbind`].
+    pub fn release(mut self) -> Result<()> {
+        self.bound = false;
+        self.object.unbind(&self.device, self.offset, self.bytes)
+    }
+}
+
+impl Drop for Binding {
+    fn drop(&mut self) {
+        if self.bound {
+            teardown::report(self.object.unbind(&self.device, self.offset, self.bytes));
+        }
+    }
+}
