@@ -127,6 +127,11 @@ impl ncclConfig_t {
         Some(end.next_multiple_of(align_of::<Self>()))
     }
 
+    /// Whether the field of this name is set, and not left to NCCL.
+    pub fn sets(&self, field: &str) -> bool {
+        CONFIG_FIELDS.iter().any(|known| known.name == field && !(known.is_undefined)(self))
+    }
+
     /// The fields that are set and that `release` does not read.
     pub fn ignored_by(&self, release: Version) -> impl Iterator<Item = &'static ConfigField> {
         CONFIG_FIELDS.iter().filter(move |field| release < field.since && !(field.is_undefined)(self))

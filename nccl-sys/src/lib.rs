@@ -6,7 +6,9 @@
 //! | `generated` | types, constants and the table of functions, from the newest `nccl.h` |
 //! | `dynamic` | how the library is found, and what it lacks |
 //! | `config` | configuration structures, and which of their fields a release ignores |
+//! | `config_builder`, `environment` | a configuration for the library at hand, and what beats it |
 //! | `feature` | what depends on the release |
+//! | `result` | what a result code means to a release |
 //! | [`python`] | the copies that Python environments have |
 //!
 //! For: who wants NCCL's own functions without linking it. Not for: who wants a safe interface.
@@ -27,20 +29,26 @@
 
 mod binding;
 mod config;
+mod config_builder;
 #[macro_use]
 mod dynamic;
+mod environment;
 mod feature;
 mod generated;
 pub mod python;
+mod result;
 mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use config::*;
+pub use config_builder::{Config, ConfigBuilder, ConfigError, CtaPolicy, GraphUsage};
 pub use dynamic::{
     Api, Candidate, Function, Item, LoadError, Missing, Origin, VersionFault, Why, candidates,
 };
+pub use environment::{Override, overrides};
 pub use feature::Feature;
 pub use generated::*;
+pub use result::Meaning;
 pub use version::Version;
 
 #[cfg(doctest)]

@@ -24,8 +24,8 @@ pub(crate) fn check(api: &Api, call: &'static str, communicator: &str, code: ncc
     if code == ncclResult_t::ncclSuccess {
         return Ok(());
     }
-    let (text, last) = (text(api, code), last_error(api));
-    Err(CommError::Nccl { call, communicator: communicator.into(), code, text, last })
+    let (meaning, text, last) = (api.meaning(code), text(api, code), last_error(api));
+    Err(CommError::Nccl { call, communicator: communicator.into(), code, meaning, text, last })
 }
 
 /// What NCCL says about a code.

@@ -15,7 +15,6 @@ use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
     call::call,
     check::{ArgumentError, Place},
-    config::RawConfig,
     group, reaper,
     service::{Service, Ticket},
     shared::{Seat, Serving, Shared},
@@ -62,7 +61,7 @@ impl Communicator {
     ///
     /// # Errors
     /// - [`CommError::DeadlineExceeded`]: some rank did not come; NCCL does not say which (a process group does);
-    /// - [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Setting`], [`CommError::Argument`] for a rank
+    /// - [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Config`], [`CommError::Argument`] for a rank
     ///   that is not below `size`.
     #[doc(alias = "ncclCommInitRankConfig")]
     #[doc(alias = "ncclCommInitRank")]
@@ -129,7 +128,7 @@ impl Communicator {
         let config = config.clone();
         self.serve(CALL, waiting_for, deadline, move |parent| {
             let handle = Arc::<AtomicPtr<ncclComm>>::default();
-            let mut settings = raw.copy();
+            let mut settings = raw.raw();
             // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
             // and the cell what it becomes.
             unsafe {
@@ -360,17 +359,21 @@ impl Drop for Communicator {
 
 /// What NCCL is given to make a communicator by `call`, if this rank can make one now. To be asked before the other
 /// ranks are met: they wait for one that finds out later.
-pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<RawConfig> {
+pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<nccl_sys::Config> {
     group::refuse_inside(call)?;
-    if std::env::var("NCCL_COMM_BLOCKING").as_deref() == Ok("0") {
+    let lowered = config.lower(nccl)?;
+    let non_blocking = |found: &nccl_sys::Override| {
+        found.field == "blocking" && found.value.to_string_lossy().trim().parse() == Ok(0)
+    };
+    if let Some(found) = lowered.overrides().into_iter().find(non_blocking) {
         return Err(CommError::Setting {
-            setting: "NCCL_COMM_BLOCKING",
-            problem:
-                "the environment makes communicators non-blocking, which this crate does not drive; unset it"
-                    .into(),
+            setting: found.variable,
+            problem: format!(
+                "{found}: communicators would be non-blocking, which this crate does not drive; unset it"
+            ),
         });
     }
-    config.lower(nccl)
+    Ok(lowered)
 }
 
 /// A communicator in the making.
@@ -406,7 +409,7 @@ impl Forming {
         let serving = Serving::begin(&shared, &service, call, waiting_for, move |shared| {
             let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
             if nccl.has(Feature::CONFIG) {
-                let mut settings = shared.config.copy();
+                let mut settings = shared.config.raw();
                 // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
                 // outlive the call, and the strings they point to lie in `shared`; the context is current.
                 unsafe {

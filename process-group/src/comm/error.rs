@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use nccl_sys::ncclResult_t;
+use nccl_sys::{Meaning, ncclResult_t};
 
 use super::{ArgumentError, WindowRequestError};
 
@@ -36,14 +36,16 @@ pub enum CommError {
     WindowRequest(#[from] WindowRequestError),
 
     /// NCCL answered with an error.
-    #[error("{call} failed on {communicator} with {code:?} ({}): {text}{}", .code.0, remark(.last))]
+    #[error("{call} failed on {communicator} with {meaning}: {text}{}", remark(.last))]
     Nccl {
         /// The function, by its symbol.
         call: &'static str,
         /// Whose call it was.
         communicator: String,
-        /// The code it returned; a code that is unknown here is one of a newer library.
+        /// The code it returned.
         code: ncclResult_t,
+        /// What the code means to the loaded release; one and the same number may mean another thing to another.
+        meaning: Meaning,
         /// What NCCL says about the code.
         text: String,
         /// `ncclGetLastError` right after the call. NCCL keeps one text a process and does not lock it, so it may
@@ -139,6 +141,10 @@ pub enum CommError {
         found: usize,
     },
 
+    /// A communicator's configuration that the loaded release does not take.
+    #[error(transparent)]
+    Config(#[from] nccl_sys::ConfigError),
+
     /// A setting that NCCL would not accept.
     #[error("communicator setting {setting}: {problem}")]
     Setting {
@@ -184,8 +190,8 @@ impl CommError {
     /// the arguments, which it refuses before it does anything.
     pub(crate) fn poisons(&self) -> bool {
         match self {
-            Self::Nccl { code, .. } => {
-                *code != ncclResult_t::ncclInvalidArgument && *code != ncclResult_t::ncclInvalidUsage
+            Self::Nccl { meaning, .. } => {
+                !matches!(meaning, Meaning::InvalidArgument | Meaning::InvalidUsage)
             }
             Self::DeadlineExceeded { .. } => true,
             _ => false,

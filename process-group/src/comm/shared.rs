@@ -15,7 +15,6 @@ use super::{
     CommError, Config, Nccl, Result,
     call::{self, call},
     check::Place,
-    config::RawConfig,
     gate::{Gate, Kind},
     service::{Service, Ticket, Unkept},
     window::Windows,
@@ -35,7 +34,7 @@ pub(crate) struct Shared {
     /// NCCL's handle; null until NCCL has written it.
     handle: Arc<AtomicPtr<ncclComm>>,
     /// NCCL keeps the address of the name in it.
-    pub(crate) config: RawConfig,
+    pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
 }
 
@@ -45,7 +44,7 @@ impl Shared {
         seat: &Seat<'_>,
         size: usize,
         config: &Config,
-        raw: RawConfig,
+        raw: nccl_sys::Config,
         handle: Arc<AtomicPtr<ncclComm>>,
     ) -> Arc<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);

@@ -1,0 +1,106 @@
+//! The environment variables that beat fields of [`ncclConfig_t`](crate::ncclConfig_t).
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::{env, fmt, fs};
+
+use crate::{CONFIG_FIELDS, Version};
+
+/// For each field the variable that beats it.
+const VARIABLES: &[(&str, &str)] = &[
+    ("blocking", "NCCL_COMM_BLOCKING"),
+    ("cgaClusterSize", "NCCL_CGA_CLUSTER_SIZE"),
+    ("minCTAs", "NCCL_MIN_CTAS"),
+    ("maxCTAs", "NCCL_MAX_CTAS"),
+    ("netName", "NCCL_NET"),
+    ("splitShare", "NCCL_COMM_SPLIT_SHARE_RESOURCES"),
+    ("trafficClass", "NCCL_IB_TC"),
+    ("collnetEnable", "NCCL_COLLNET_ENABLE"),
+    ("CTAPolicy", "NCCL_CTA_POLICY"),
+    ("shrinkShare", "NCCL_COMM_SHRINK_SHARE_RESOURCES"),
+    ("nvlsCTAs", "NCCL_NVLS_NCHANNELS"),
+    ("nChannelsPerNetPeer", "NCCL_NCHANNELS_PER_NET_PEER"),
+    ("nvlinkCentricSched", "NCCL_NVLINK_UTIL_CENTRIC_SCHED_ENABLE"),
+    ("graphUsageMode", "NCCL_GRAPH_MIXING_SUPPORT"),
+    ("numRmaCtx", "NCCL_NUM_RMA_CTX"),
+    ("maxP2pPeers", "NCCL_P2P_MAX_PEERS"),
+    ("graphStreamOrdering", "NCCL_GRAPH_STREAM_ORDERING"),
+    ("launchOrderImplicit", "NCCL_LAUNCH_ORDER_IMPLICIT"),
+    ("rmaEagerInit", "NCCL_RMA_EAGER_INIT"),
+];
+
+/// A setting of the environment that beats a field of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Override {
+    /// The field that it beats.
+    pub field: &'static str,
+    /// The variable.
+    pub variable: &'static str,
+    /// Its value. NCCL leaves the field alone if it cannot make sense of it.
+    pub value: OsString,
+    /// The `nccl.conf` that sets it; `None` for a variable of the process.
+    pub file: Option<PathBuf>,
+}
+
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, variable, value, file } = self;
+        write!(f, "`ncclConfig_t.{field}` is overridden by {variable}={}", value.display())?;
+        file.as_ref().map_or(Ok(()), |file| write!(f, " ({})", file.display()))
+    }
+}
+
+/// What in the environment beats fields that `release` reads: variables of this process, then those of the file in
+/// `NCCL_CONF_FILE` (without it `~/.nccl.conf`) and of `/etc/nccl.conf`, from which NCCL takes what is not set. What an
+/// environment plug-in brings (since 2.28.7) is not known.
+pub fn overrides(release: Version) -> Vec<Override> {
+    let named = env::var_os("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
+    let own = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".nccl.conf")));
+    let files = own.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
+    let files: Vec<_> = files.filter_map(|path| fs::read(&path).ok().map(|text| (path, text))).collect();
+
+    let read = |field: &str| CONFIG_FIELDS.iter().any(|known| known.name == field && known.since <= release);
+    let find = |variable: &str| {
+        env::var_os(variable).map(|value| (value, None)).or_else(|| {
+            files.iter().find_map(|(path, text)| Some((assigned(text, variable)?, Some(path.clone()))))
+        })
+    };
+    let fields = VARIABLES.iter().filter(|(field, _)| read(field));
+    fields
+        .filter_map(|(field, variable)| {
+            find(variable).map(|(value, file)| Override { field, variable, value, file })
+        })
+        .collect()
+}
+
+/// The value that the first line `variable=value` assigns.
+fn assigned(text: &[u8], variable: &str) -> Option<OsString> {
+    let value = |line: &[u8]| -> Option<OsString> {
+        let value = line.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?;
+        Some(OsStr::from_bytes(value.strip_suffix(b"\r").unwrap_or(value)).to_owned())
+    };
+    text.split(|byte| *byte == b'\n').find_map(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_is_of_a_field() {
+        for (field, variable) in VARIABLES {
+            assert!(CONFIG_FIELDS.iter().any(|known| known.name == *field), "{field}");
+            assert!(variable.starts_with("NCCL_"));
+        }
+    }
+
+    #[test]
+    fn files_are_read_as_nccl_does() {
+        let text = b"# NCCL_NET=no\nNCCL_NET=IB\r\nNCCL_NETS=x\nNCCL_NET=later\nNCCL_EMPTY=";
+        assert_eq!(assigned(text, "NCCL_NET"), Some("IB".into()));
+        assert_eq!(assigned(text, "NCCL_EMPTY"), Some("".into()));
+        assert_eq!(assigned(text, "NCCL_NE"), None);
+    }
+}

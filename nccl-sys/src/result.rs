@@ -1,0 +1,114 @@
+//! What a result code means, which depends on the release: 8 counted the results up to 2.29, and is a time-out since.
+
+use std::fmt;
+
+use crate::{Api, Version, ncclResult_t};
+
+/// What a [`ncclResult_t`] means to a release of NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Meaning {
+    /// It was done.
+    Success,
+    /// A call of CUDA failed.
+    UnhandledCudaError,
+    /// A call of the operating system failed.
+    SystemError,
+    /// NCCL contradicts itself: its own fault, or memory was overwritten.
+    InternalError,
+    /// An argument has no valid value.
+    InvalidArgument,
+    /// The call is not allowed here, or the ranks' calls do not fit together.
+    InvalidUsage,
+    /// Another rank, or the network to it, failed.
+    RemoteError,
+    /// A non-blocking communicator is still at it; since 2.14.
+    InProgress,
+    /// It took too long; since 2.30.3.
+    Timeout,
+    /// The release gives this number no meaning: it is a newer one's, or what a vendor added.
+    Undefined(u32),
+}
+
+/// The codes, their meanings, and the releases that first give them.
+const MEANINGS: &[(ncclResult_t, Meaning, Version)] = &[
+    (ncclResult_t::ncclSuccess, Meaning::Success, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclUnhandledCudaError, Meaning::UnhandledCudaError, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclSystemError, Meaning::SystemError, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclInternalError, Meaning::InternalError, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclInvalidArgument, Meaning::InvalidArgument, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclInvalidUsage, Meaning::InvalidUsage, Version::new(2, 0, 0)),
+    (ncclResult_t::ncclRemoteError, Meaning::RemoteError, Version::new(2, 13, 4)),
+    (ncclResult_t::ncclInProgress, Meaning::InProgress, Version::new(2, 14, 3)),
+    (ncclResult_t::ncclTimeout, Meaning::Timeout, Version::new(2, 30, 3)),
+];
+
+impl ncclResult_t {
+    /// What this code means coming from NCCL of `release`. [`Debug`](fmt::Debug) and [`name`](Self::name) go by the
+    /// newest header instead.
+    ///
+    /// ```
+    /// use nccl_sys::{Meaning, Version, ncclResult_t};
+    /// assert_eq!(ncclResult_t(8).meaning(Version::new(2, 30, 7)), Meaning::Timeout);
+    /// assert_eq!(ncclResult_t(8).meaning(Version::new(2, 28, 9)), Meaning::Undefined(8));
+    /// ```
+    pub fn meaning(self, release: Version) -> Meaning {
+        let known = MEANINGS.iter().find(|(code, _, since)| *code == self && *since <= release);
+        known.map_or(Meaning::Undefined(self.0), |(_, meaning, _)| *meaning)
+    }
+}
+
+impl Api {
+    /// What `code` means coming from this library.
+    pub fn meaning(&self, code: ncclResult_t) -> Meaning {
+        code.meaning(self.version())
+    }
+}
+
+impl Meaning {
+    /// Whether something went wrong: neither success nor in progress.
+    pub const fn is_failure(self) -> bool {
+        !matches!(self, Self::Success | Self::InProgress)
+    }
+}
+
+impl fmt::Display for Meaning {
+    /// The constant's name in C, and its number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, MEANINGS.iter().find(|(_, meaning, _)| meaning == self)) {
+            (_, Some((code, ..))) => write!(f, "{code:?} ({})", code.0),
+            (Self::Undefined(code), None) => write!(f, "{code}, which is no result of this release"),
+            (known, None) => write!(f, "{known:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_means_what_its_release_says() {
+        let of = |code, minor, patch| ncclResult_t(code).meaning(Version::new(2, minor, patch));
+        // As many results as each release's header counts.
+        for (count, minor, patch) in
+            [(7, 13, 4), (8, 14, 3), (8, 21, 5), (8, 28, 9), (8, 29, 7), (9, 30, 3), (9, 32, 3)]
+        {
+            for code in 0..12 {
+                let undefined = of(code, minor, patch) == Meaning::Undefined(code);
+                assert_eq!(undefined, code >= count, "{code} in 2.{minor}.{patch}");
+            }
+        }
+        assert!(of(8, 28, 9).is_failure() && of(8, 30, 3).is_failure());
+        assert!(!of(0, 13, 4).is_failure() && !of(7, 14, 3).is_failure());
+        assert!(of(7, 13, 4).is_failure());
+    }
+
+    #[test]
+    fn meanings_read_well() {
+        let text = |code, minor| ncclResult_t(code).meaning(Version::new(2, minor, 3)).to_string();
+        assert_eq!(text(8, 30), "ncclTimeout (8)");
+        assert_eq!(text(8, 28), "8, which is no result of this release");
+        assert_eq!(text(5, 28), "ncclInvalidUsage (5)");
+    }
+}
