@@ -28,6 +28,8 @@ bitflags::bitflags! {
         const MULTICAST = 1 << 8;
         /// The address range that a handle of memory can be exported from, as for DMA buffers (11.7).
         const DMA_BUFFER_EXPORT = 1 << 9;
+        /// Launches with attributes: clusters, programmatic serialisation (11.8).
+        const LAUNCH_ATTRIBUTES = 1 << 10;
     }
 }
 
@@ -98,4 +100,11 @@ pub(crate) static REQUIREMENTS: &[Requirement] = &[
         &["cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMulticastUnbind"],
     ),
     needs(Feature::DMA_BUFFER_EXPORT, &["cuMemGetHandleForAddressRange"]),
+    Requirement {
+        feature: Feature::LAUNCH_ATTRIBUTES,
+        functions: &["cuLaunchKernelEx"],
+        // Drivers resolve the function from 11.6 on; no header before 11.8 has it or its attributes.
+        since: Some(Version::new(11, 8)),
+        known_bad: &[],
+    },
 ];

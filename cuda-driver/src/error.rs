@@ -2,6 +2,8 @@
 
 use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
+use crate::module::{LaunchError, ModuleError};
+
 /// The result of every call of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -138,6 +140,14 @@ pub enum Error {
         /// What was asked for.
         wanted: crate::vmm::HandleTypes,
     },
+
+    /// A module, or something in one, could not be had.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+
+    /// A kernel was not launched.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
 }
 
 impl Error {
@@ -146,6 +156,7 @@ impl Error {
     pub fn code(&self) -> Option<CUresult> {
         match self {
             Self::Driver { code, .. } | Self::NoFabric { code, .. } => Some(*code),
+            Self::Module(ModuleError::Refused { cause, .. }) => cause.code(),
             _ => None,
         }
     }

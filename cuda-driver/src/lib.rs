@@ -1,9 +1,9 @@
 //! Safe CUDA driver API: devices, contexts, streams, events, graph capture, memory of every kind, virtual
-//! memory with shareable handles.
+//! memory with shareable handles, modules and launches of kernels.
 //!
-//! Not here: kernels' modules, textures, the runtime API (`cudart`), and any policy (caching,
-//! pooling, retrying). No toolkit is needed to build, nothing is linked: the driver is loaded when
-//! [`Driver::load`] is called, and a function that it lacks is [`Error::Missing`], not a crash.
+//! Not here: textures, the runtime API (`cudart`), and any policy (caching, pooling, retrying). No toolkit is
+//! needed to build, nothing is linked: the driver is loaded when [`Driver::load`] is called, and a function that it
+//! lacks is [`Error::Missing`], not a crash.
 //!
 //! ```no_run
 //! use cuda_driver::{Driver, EventFlags, Stream, StreamFlags, Event, memory::DeviceMemory};
@@ -30,6 +30,7 @@
 //! | root | [`Driver`], [`Device`] and its [`Capabilities`], [`Context`], [`Stream`], [`Event`], [`Error`] |
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
 //! | [`memory`] | [`DevicePtr`], device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
+//! | [`module`] | device code: PTX and binaries with the driver's log, kernels, their launches |
 //! | [`vmm`] | physical memory, address reservations, mappings, shareable handles |
 //! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |
 //!
@@ -55,6 +56,7 @@ mod error;
 mod event;
 pub mod graph;
 pub mod memory;
+pub mod module;
 mod stream;
 mod teardown;
 pub mod vmm;

@@ -69,6 +69,19 @@ pub(crate) struct Kernel {
     body: Box<Body>,
 }
 
+impl Kernel {
+    /// Where a parameter lies among them all, each aligned to its size as C's scalars are, and its bytes.
+    pub(crate) fn parameter(&self, index: usize) -> Option<(usize, usize)> {
+        let mut end = 0_usize;
+        let mut places = self.parameters.iter().map(|&size| {
+            let start = end.next_multiple_of(size.next_power_of_two().min(8));
+            end = start + size;
+            (start, size)
+        });
+        places.nth(index)
+    }
+}
+
 impl std::fmt::Debug for Kernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Kernel").field("name", &self.name).field("parameters", &self.parameters).finish()

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
-    CUfunction, CUfunction_attribute, CUgraphNodeType, CUjit_option, CUlaunchConfig, CUmodule, CUresult,
-    CUstream,
+    CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUgraphNodeType, CUjit_option, CUlaunchConfig,
+    CUmodule, CUresult, CUstream,
 };
 
 use super::edge::text;
@@ -59,6 +59,27 @@ abi! {
             | CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
             other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
         })?;
+    }
+
+    call fn cuFuncGetParamInfo(machine, function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) {
+        let kernel = kernel(machine, function)?;
+        let (start, len) = kernel.parameter(index).ok_or_else(|| {
+            Refusal::invalid(format!("parameter {index} of {} with {}", kernel.name, kernel.parameters.len()))
+        })?;
+        put!(offset, start)?;
+        if !size.is_null() {
+            put!(size, len)?;
+        }
+    }
+
+    // Nothing is loaded late.
+    call fn cuFuncLoad(machine, function: CUfunction) {
+        kernel(machine, function)?;
+    }
+
+    call fn cuFuncIsLoaded(machine, state: *mut CUfunctionLoadingState, function: CUfunction) {
+        kernel(machine, function)?;
+        put!(state, CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED)?;
     }
 
     call fn cuFuncSetAttribute(machine, function: CUfunction, attribute: CUfunction_attribute, value: c_int) {

@@ -1,0 +1,129 @@
+//! What a kernel is given: values, as addresses with sizes.
+
+use std::ffi::c_void;
+use std::marker::PhantomData;
+
+use crate::DevicePtr;
+
+/// A type whose values can be given to a kernel: their bytes are the parameter.
+///
+/// For one's own structures:
+/// ```
+/// #[derive(Clone, Copy)]
+/// #[repr(C)]
+/// struct Range { start: u64, len: u32 }
+///
+/// // SAFETY: laid out as the kernel's own structure of the same fields.
+/// unsafe impl cuda_driver::module::Parameter for Range {}
+/// ```
+///
+/// # Safety
+/// The type must have a fixed layout (`repr(C)` or `repr(transparent)`), the one that the device's code reads, and
+/// hold no reference to the host's memory.
+pub unsafe trait Parameter: Copy + 'static {}
+
+macro_rules! parameters {
+    ($($parameter:ty),*) => {
+        $(
+            // SAFETY: a number, of one layout on host and device.
+            unsafe impl Parameter for $parameter {}
+        )*
+    };
+}
+parameters!(bool, u8, i8, u16, i16, u32, i32, u64, i64, u128, i128, usize, isize, f32, f64, DevicePtr);
+
+// SAFETY: an array is laid out as its elements one after the other, here and there.
+unsafe impl<T: Parameter, const N: usize> Parameter for [T; N] {}
+
+/// One argument: where its bytes are, and how many.
+#[derive(Clone, Copy, Debug)]
+pub struct Argument<'a> {
+    value: *const c_void,
+    bytes: usize,
+    borrowed: PhantomData<&'a ()>,
+}
+
+impl<'a> Argument<'a> {
+    /// The argument that is this value.
+    #[must_use]
+    pub fn of<T: Parameter>(value: &'a T) -> Self {
+        Self { value: std::ptr::from_ref(value).cast(), bytes: size_of::<T>(), borrowed: PhantomData }
+    }
+
+    /// The argument that is these bytes.
+    #[must_use]
+    pub fn of_bytes(bytes: &'a [u8]) -> Self {
+        Self { value: bytes.as_ptr().cast(), bytes: bytes.len(), borrowed: PhantomData }
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, `()` for none, or a slice of [`Argument`]s where
+/// their number or types are not known in advance. The driver copies them during the call.
+///
+/// The host's addresses are no arguments:
+/// ```compile_fail,E0277
+/// # use cuda_driver::{Stream, module::{Function, LaunchConfig}};
+/// unsafe fn wrong(stream: &Stream, kernel: &Function, host: &mut [f32]) {
+///     let _ = unsafe { stream.launch_kernel(kernel, &LaunchConfig::linear(1, 1), (host.as_mut_ptr(),)) };
+/// }
+/// ```
+pub trait Arguments: sealed::Pack {}
+
+impl<T: sealed::Pack> Arguments for T {}
+
+pub(super) mod sealed {
+    use super::{Argument, Parameter, c_void};
+
+    /// Lays the arguments out as the driver wants them.
+    pub trait Pack {
+        /// Calls `launch` with the values' addresses and their sizes in bytes: as many of the one as of the other.
+        fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R;
+    }
+
+    impl Pack for &[Argument<'_>] {
+        fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R {
+            let mut values: Vec<_> = self.iter().map(|argument| argument.value.cast_mut()).collect();
+            let sizes: Vec<_> = self.iter().map(|argument| argument.bytes).collect();
+            launch(&mut values, &sizes)
+        }
+    }
+
+    impl<const N: usize> Pack for &[Argument<'_>; N] {
+        fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R {
+            self.as_slice().pack(launch)
+        }
+    }
+
+    impl Pack for () {
+        fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R {
+            launch(&mut [], &[])
+        }
+    }
+
+    macro_rules! tuples {
+        () => {};
+        ($first:ident $($rest:ident)*) => {
+            impl<$first: Parameter, $($rest: Parameter),*> Pack for ($first, $($rest,)*) {
+                #[allow(non_snake_case, reason = "one name for a type and its value")]
+                fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R {
+                    let ($first, $($rest,)*) = self;
+                    launch(
+                        &mut [
+                            std::ptr::from_ref($first).cast_mut().cast(),
+                            $(std::ptr::from_ref($rest).cast_mut().cast()),*
+                        ],
+                        &[size_of::<$first>(), $(size_of::<$rest>()),*],
+                    )
+                }
+            }
+            tuples!($($rest)*);
+        };
+    }
+    tuples!(A B C D E F G H I J K L M N O P);
+}

@@ -1,0 +1,216 @@
+//! Why a module could not be loaded, or a kernel not be launched.
+
+use cuda_driver_sys::{CUresult, Version};
+
+use crate::Error;
+
+/// Why a module, or something in one, could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModuleError {
+    /// The PTX text is empty.
+    #[error("the PTX text is empty: it starts with .version, .target and .address_size")]
+    Empty,
+
+    /// A text that the driver reads up to its NUL has one inside.
+    #[error("the {what} has a NUL byte at {at}, where the driver would take it for ended")]
+    Nul {
+        /// The text.
+        what: &'static str,
+        /// The NUL's offset in bytes.
+        at: usize,
+    },
+
+    /// The image is neither a cubin nor a fat binary.
+    #[error(
+        "the image ({bytes} bytes, which start with {start:02x?}) is neither a cubin (an ELF file) nor a fat binary; \
+         PTX text is for `Module::load_ptx`"
+    )]
+    UnknownImage {
+        /// Its size in bytes.
+        bytes: usize,
+        /// Its first bytes, up to four.
+        start: Vec<u8>,
+    },
+
+    /// The image ends before its own head says.
+    #[error("the {kind} is cut off: its head says {expected} bytes, but it has {found}")]
+    Truncated {
+        /// The kind of image.
+        kind: &'static str,
+        /// The bytes that it says to have.
+        expected: u64,
+        /// The bytes that are there.
+        found: usize,
+    },
+
+    /// The driver did not take the code.
+    #[error("{module} could not be loaded{advice}{}", Log(log))]
+    Refused {
+        /// What was loaded.
+        module: String,
+        /// What the driver's code means and what to do, as the end of a sentence; empty if nothing is known.
+        advice: String,
+        /// The driver's error log, which names the lines of PTX that it did not take; may be empty.
+        log: String,
+        /// The driver's answer.
+        #[source]
+        cause: Box<Error>,
+    },
+
+    /// The module has no kernel of this name.
+    #[error("{module} has no kernel `{name}`{}", Known(known))]
+    NoSuchFunction {
+        /// The name asked for.
+        name: String,
+        /// What the module was loaded from.
+        module: String,
+        /// The names that it has; empty if the driver does not tell (below 12.4).
+        known: Vec<String>,
+    },
+
+    /// The module has no variable of this name.
+    #[error("{module} has no variable `{name}` of .global or .const space")]
+    NoSuchGlobal {
+        /// The name asked for.
+        name: String,
+        /// What the module was loaded from.
+        module: String,
+    },
+}
+
+impl ModuleError {
+    pub(super) fn refused(module: String, log: String, driver: Version, cause: Error) -> Self {
+        let advice = match cause.code() {
+            Some(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => format!(
+                ": its PTX version is newer than this driver (CUDA {driver}) takes; generate it with a toolkit of that \
+                 release or before, or install a newer driver"
+            ),
+            Some(CUresult::CUDA_ERROR_INVALID_PTX) => {
+                ": it is not PTX, or its .target is newer than the device".to_owned()
+            }
+            Some(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU) => {
+                ": it has no code for this device; build it for the device's architecture, or with PTX".to_owned()
+            }
+            Some(CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND) => {
+                ": the driver's compiler, libnvidia-ptxjitcompiler.so.1, was not found; it comes with the driver, and \
+                 into containers with the capability `compute`"
+                    .to_owned()
+            }
+            Some(CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED) => {
+                ": compilation is switched off; unset CUDA_DISABLE_PTX_JIT, or load a cubin".to_owned()
+            }
+            _ => String::new(),
+        };
+        Self::Refused { module, advice, log, cause: Box::new(cause) }
+    }
+
+    /// The driver's error log, if it was the driver that refused.
+    #[must_use]
+    pub fn log(&self) -> Option<&str> {
+        match self {
+            Self::Refused { log, .. } => Some(log),
+            _ => None,
+        }
+    }
+}
+
+/// A log as the end of a message.
+struct Log<'a>(&'a str);
+
+impl std::fmt::Display for Log<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "; the driver's log:\n{}", self.0) }
+    }
+}
+
+/// A list of names as the end of a message.
+struct Known<'a>(&'a [String]);
+
+impl std::fmt::Display for Known<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, "; it has: {}", self.0.join(", ")) }
+    }
+}
+
+/// Why a kernel was not launched; the driver was not asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// There is nothing along one axis.
+    #[error("kernel `{kernel}` was to be launched with {what} of 0: skip a launch that has nothing to do")]
+    Zero {
+        /// The kernel.
+        kernel: String,
+        /// The axis, such as `grid.x`.
+        what: &'static str,
+    },
+
+    /// More than the device, or the kernel, can have.
+    #[error("kernel `{kernel}` was to be launched with {what} of {found}, but {limit_name} is {limit}")]
+    OverLimit {
+        /// The kernel.
+        kernel: String,
+        /// The quantity, such as `grid.x` or `threads of a block`.
+        what: &'static str,
+        /// What was asked for.
+        found: u64,
+        /// The most there can be.
+        limit: u64,
+        /// The attribute that says so; for [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`] there is
+        /// [`Function::set_max_dynamic_shared_bytes`](super::Function::set_max_dynamic_shared_bytes).
+        ///
+        /// [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`]: cuda_driver_sys::CUfunction_attribute
+        limit_name: &'static str,
+    },
+
+    /// The grid is no whole number of clusters.
+    #[error("kernel `{kernel}` was to be launched with {what} of {grid} blocks in clusters of {cluster}")]
+    PartialCluster {
+        /// The kernel.
+        kernel: String,
+        /// The axis.
+        what: &'static str,
+        /// The grid's blocks along it.
+        grid: u32,
+        /// A cluster's blocks along it.
+        cluster: u32,
+    },
+
+    /// The device cannot do what the launch asks for.
+    #[error("kernel `{kernel}` was to be launched {what}, but {limit_name} of device {device} is 0")]
+    Unsupported {
+        /// The kernel.
+        kernel: String,
+        /// What was asked for.
+        what: &'static str,
+        /// The device's ordinal.
+        device: u32,
+        /// The attribute that says so.
+        limit_name: &'static str,
+    },
+
+    /// Another number of arguments than the kernel has parameters.
+    #[error("kernel `{kernel}` takes {expected} parameters, but was given {found}")]
+    ParameterCount {
+        /// The kernel.
+        kernel: String,
+        /// How many it has.
+        expected: usize,
+        /// How many were given.
+        found: usize,
+    },
+
+    /// An argument of another size than its parameter.
+    #[error("kernel `{kernel}` takes {expected} bytes as parameter {index} (from 0), but was given {found}")]
+    ParameterSize {
+        /// The kernel.
+        kernel: String,
+        /// The parameter, from 0.
+        index: usize,
+        /// Its size in bytes.
+        expected: usize,
+        /// The argument's size in bytes.
+        found: usize,
+    },
+}

@@ -1,0 +1,318 @@
+//! A kernel: what it takes of the device, and how it fits.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cuda_driver_sys::{Api, CUfunction, CUfunction_attribute, CUresult};
+
+use super::{LaunchError, Module};
+use crate::call::{call, check, code};
+use crate::{Context, Result};
+
+/// A kernel of a [`Module`], which it keeps loaded. A handle, cheap to clone.
+#[derive(Clone)]
+pub struct Function {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    module: Module,
+    name: String,
+    raw: CUfunction,
+    max_threads: u32,
+    /// As the driver said last: another handle of the kernel may have raised it.
+    max_dynamic_shared: AtomicU32,
+    /// Sizes in bytes; `None` if the driver does not tell.
+    parameters: Option<Vec<usize>>,
+}
+
+// SAFETY: a function's handle may be used from every thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above; the driver locks what it shares between threads.
+unsafe impl Sync for Inner {}
+
+/// What a kernel is, and takes of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FunctionAttributes {
+    /// The most threads that a block can have, for the registers that each takes.
+    pub max_threads_per_block: u32,
+    /// Shared memory of a block that the code itself declares, in bytes.
+    pub static_shared_bytes: u32,
+    /// The most shared memory of a block that a launch can add, in bytes.
+    pub max_dynamic_shared_bytes: u32,
+    /// Constant memory that the code itself declares, in bytes.
+    pub constant_bytes: u32,
+    /// Local memory of a thread in bytes.
+    pub local_bytes: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// The PTX's target, ten times major plus minor: 70 for `compute_70`.
+    pub ptx_version: u32,
+    /// The machine code's architecture, counted likewise.
+    pub binary_version: u32,
+}
+
+/// A launch that fills the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SuggestedLaunch {
+    /// Threads of a block.
+    pub block_threads: u32,
+    /// Blocks that it takes to fill the device.
+    pub grid_blocks: u32,
+}
+
+impl Function {
+    /// The current context is the module's.
+    pub(super) fn new(module: Module, name: &str, raw: CUfunction) -> Result<Self> {
+        let api = module.api();
+        if api.table().cuFuncLoad.is_some() {
+            // SAFETY: the function is of a live module.
+            unsafe { call!(api, cuFuncLoad(raw)) }?;
+        }
+        let ask = |attribute| attribute_of(api, raw, attribute).map(unsigned);
+        let max_threads = ask(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let max_dynamic_shared =
+            ask(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?.into();
+        let parameters = parameters_of(api, raw)?;
+        let name = name.to_owned();
+        let inner = Inner { module, name, raw, max_threads, max_dynamic_shared, parameters };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    fn api(&self) -> &Api {
+        self.inner.module.api()
+    }
+
+    /// The name that it was asked for by.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The module that it is of.
+    #[must_use]
+    pub fn module(&self) -> &Module {
+        &self.inner.module
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        self.inner.module.context()
+    }
+
+    /// The driver's handle, valid while this function, or its module, lives.
+    #[must_use]
+    pub fn raw(&self) -> CUfunction {
+        self.inner.raw
+    }
+
+    /// The sizes of its parameters in bytes; `None` below CUDA 12.4, where the driver does not tell them.
+    #[doc(alias = "cuFuncGetParamInfo")]
+    #[must_use]
+    pub fn parameter_sizes(&self) -> Option<&[usize]> {
+        self.inner.parameters.as_deref()
+    }
+
+    /// A property of the kernel, as the driver counts it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuFuncGetAttribute`: `CUDA_ERROR_INVALID_VALUE` for an attribute
+    /// that is newer than the driver.
+    #[doc(alias = "cuFuncGetAttribute")]
+    pub fn attribute(&self, attribute: CUfunction_attribute) -> Result<i32> {
+        let _current = self.context().enter()?;
+        attribute_of(self.api(), self.raw(), attribute)
+    }
+
+    /// What the kernel is, and takes of the device.
+    ///
+    /// # Errors
+    /// As [`attribute`](Self::attribute).
+    pub fn attributes(&self) -> Result<FunctionAttributes> {
+        use CUfunction_attribute as A;
+        let _current = self.context().enter()?;
+        let ask = |attribute| attribute_of(self.api(), self.raw(), attribute).map(unsigned);
+        Ok(FunctionAttributes {
+            max_threads_per_block: ask(A::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            static_shared_bytes: ask(A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            max_dynamic_shared_bytes: ask(A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
+            constant_bytes: ask(A::CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES)?,
+            local_bytes: ask(A::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            registers: ask(A::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
+            ptx_version: ask(A::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
+            binary_version: ask(A::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+        })
+    }
+
+    /// Sets a property of the kernel, for every handle of it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuFuncSetAttribute`: `CUDA_ERROR_INVALID_VALUE` for a value that
+    /// the device cannot give, or an attribute that cannot be set.
+    #[doc(alias = "cuFuncSetAttribute")]
+    pub fn set_attribute(&self, attribute: CUfunction_attribute, value: i32) -> Result<()> {
+        let _current = self.context().enter()?;
+        // SAFETY: the function is alive; the driver checks both numbers.
+        unsafe { call!(self.api(), cuFuncSetAttribute(self.raw(), attribute, value)) }
+    }
+
+    /// Lets launches of the kernel add up to `bytes` of shared memory to a block. Without it the most is 48 KiB less
+    /// what the code declares; with it, the device's `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN` less that.
+    ///
+    /// # Errors
+    /// As [`set_attribute`](Self::set_attribute).
+    pub fn set_max_dynamic_shared_bytes(&self, bytes: u32) -> Result<()> {
+        // What is no positive integer is more than a device has.
+        let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
+        self.set_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, value)?;
+        self.inner.max_dynamic_shared.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Asks for a share of the memory that a multiprocessor has for both, first-level cache and shared memory, to be
+    /// shared memory while the kernel runs: in percent, or `None` for the driver's choice. A wish, which the driver
+    /// rounds, or passes over.
+    ///
+    /// # Errors
+    /// As [`set_attribute`](Self::set_attribute), for more than 100.
+    pub fn set_shared_carveout(&self, percent: Option<u32>) -> Result<()> {
+        let value = percent.map_or(-1, |percent| c_int::try_from(percent).unwrap_or(c_int::MAX));
+        self.set_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, value)
+    }
+
+    /// How many blocks of so many threads, each with so many bytes of dynamic shared memory, run at a time on one
+    /// multiprocessor. In a [cooperative launch](super::LaunchConfig::cooperative) a grid has at most this times the
+    /// device's `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
+    #[doc(alias = "cuOccupancyMaxActiveBlocksPerMultiprocessor")]
+    pub fn max_active_blocks(&self, block_threads: u32, dynamic_shared_bytes: usize) -> Result<u32> {
+        let _current = self.context().enter()?;
+        let threads = c_int::try_from(block_threads).unwrap_or(c_int::MAX);
+        let mut blocks: c_int = 0;
+        // SAFETY: the function is alive; writes one integer, to a local that outlives the call.
+        unsafe {
+            call!(
+                self.api(),
+                cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                    &mut blocks,
+                    self.raw(),
+                    threads,
+                    dynamic_shared_bytes
+                )
+            )
+        }?;
+        Ok(unsigned(blocks))
+    }
+
+    /// The block of at most `max_block_threads` threads (0: any), each block with so many bytes of dynamic shared
+    /// memory, that keeps the most threads running, and the grid that then fills the device.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuOccupancyMaxPotentialBlockSize`.
+    #[doc(alias = "cuOccupancyMaxPotentialBlockSize")]
+    pub fn suggest_launch(
+        &self,
+        dynamic_shared_bytes: usize,
+        max_block_threads: u32,
+    ) -> Result<SuggestedLaunch> {
+        let _current = self.context().enter()?;
+        let limit = c_int::try_from(max_block_threads).unwrap_or(c_int::MAX);
+        let (mut grid, mut block): (c_int, c_int) = (0, 0);
+        // SAFETY: the function is alive; no callback is given; writes two integers, to locals that outlive the call.
+        unsafe {
+            call!(
+                self.api(),
+                cuOccupancyMaxPotentialBlockSize(
+                    &mut grid,
+                    &mut block,
+                    self.raw(),
+                    None,
+                    dynamic_shared_bytes,
+                    limit
+                )
+            )
+        }?;
+        Ok(SuggestedLaunch { block_threads: unsigned(block), grid_blocks: unsigned(grid) })
+    }
+
+    pub(super) fn max_threads(&self) -> u32 {
+        self.inner.max_threads
+    }
+
+    /// The most dynamic shared memory of a block, asked anew where `wanted` is more than was known.
+    pub(super) fn max_dynamic_shared(&self, wanted: u32) -> Result<u32> {
+        let known = self.inner.max_dynamic_shared.load(Ordering::Relaxed);
+        if wanted <= known {
+            return Ok(known);
+        }
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let now = unsigned(self.attribute(attribute)?);
+        self.inner.max_dynamic_shared.store(now, Ordering::Relaxed);
+        Ok(now)
+    }
+
+    /// Refuses arguments of these sizes unless they are the parameters', as far as the driver tells them.
+    pub(super) fn check_arguments(&self, sizes: &[usize]) -> Result<(), LaunchError> {
+        let Some(parameters) = &self.inner.parameters else { return Ok(()) };
+        let kernel = || self.inner.name.clone();
+        if parameters.len() != sizes.len() {
+            let (expected, found) = (parameters.len(), sizes.len());
+            return Err(LaunchError::ParameterCount { kernel: kernel(), expected, found });
+        }
+        match parameters.iter().zip(sizes).position(|(parameter, size)| parameter != size) {
+            None => Ok(()),
+            Some(index) => {
+                let (expected, found) = (parameters[index], sizes[index]);
+                Err(LaunchError::ParameterSize { kernel: kernel(), index, expected, found })
+            }
+        }
+    }
+}
+
+fn unsigned(value: c_int) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+/// The function must be of a live module of the current context.
+fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute) -> Result<c_int> {
+    let mut value: c_int = 0;
+    // SAFETY: the function is of a live module; writes one integer, to a local that outlives the call; an unknown
+    // attribute is refused.
+    unsafe { call!(api, cuFuncGetAttribute(&mut value, attribute, function)) }?;
+    Ok(value)
+}
+
+/// The sizes of a function's parameters, where the driver tells them. Their number it tells by refusing the next one.
+fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> {
+    if api.table().cuFuncGetParamInfo.is_none() {
+        return Ok(None);
+    }
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: the function is of a live module; writes two sizes, to locals that outlive the call.
+        match unsafe { code!(api, cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size)) }? {
+            CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Some(sizes)),
+            code => check(api, "cuFuncGetParamInfo", code)?,
+        }
+        sizes.push(size);
+    }
+}
+
+impl PartialEq for Function {
+    fn eq(&self, other: &Self) -> bool {
+        self.raw() == other.raw() && self.module() == other.module()
+    }
+}
+
+impl Eq for Function {}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Function({} of {:?})", self.inner.name, self.inner.module)
+    }
+}

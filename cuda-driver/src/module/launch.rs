@@ -1,0 +1,362 @@
+//! Launches: how many threads, with what, and how.
+
+use std::ffi::{c_int, c_void};
+
+use cuda_driver_sys::{
+    CUdevice_attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+    Feature,
+};
+
+use super::{Arguments, Function, LaunchError};
+use crate::call::call;
+use crate::{Device, Error, Result, Stream};
+
+/// Extents along three axes; those not given are 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dim {
+    /// The first, along which neighbours are neighbours.
+    pub x: u32,
+    /// The second.
+    pub y: u32,
+    /// The third.
+    pub z: u32,
+}
+
+impl From<u32> for Dim {
+    fn from(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+}
+
+impl From<(u32, u32)> for Dim {
+    fn from((x, y): (u32, u32)) -> Self {
+        Self { x, y, z: 1 }
+    }
+}
+
+impl From<(u32, u32, u32)> for Dim {
+    fn from((x, y, z): (u32, u32, u32)) -> Self {
+        Self { x, y, z }
+    }
+}
+
+impl From<[u32; 3]> for Dim {
+    fn from([x, y, z]: [u32; 3]) -> Self {
+        Self { x, y, z }
+    }
+}
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[must_use]
+pub struct LaunchConfig {
+    /// Blocks in the grid.
+    pub grid: Dim,
+    /// Threads in a block.
+    pub block: Dim,
+    /// Shared memory of a block in bytes, on top of what the code declares.
+    pub shared_bytes: u32,
+    /// Whether all blocks run at once; see [`cooperative`](Self::cooperative).
+    pub cooperative: bool,
+    /// Blocks in a cluster; see [`cluster`](Self::cluster).
+    pub cluster: Option<Dim>,
+    /// Whether it may start early; see [`programmatic_serialization`](Self::programmatic_serialization).
+    pub programmatic_serialization: bool,
+}
+
+impl LaunchConfig {
+    /// `grid` blocks of `block` threads, each a number, a pair or a triple.
+    pub fn new(grid: impl Into<Dim>, block: impl Into<Dim>) -> Self {
+        Self {
+            grid: grid.into(),
+            block: block.into(),
+            shared_bytes: 0,
+            cooperative: false,
+            cluster: None,
+            programmatic_serialization: false,
+        }
+    }
+
+    /// As many blocks of `block` threads along one axis as give every one of `elements` a thread; the last block's
+    /// threads past the end are the kernel's to stop.
+    ///
+    /// ```
+    /// # use cuda_driver::module::LaunchConfig;
+    /// assert_eq!(LaunchConfig::linear(1000, 256), LaunchConfig::new(4, 256));
+    /// ```
+    pub fn linear(elements: u64, block: u32) -> Self {
+        let blocks = elements.div_ceil(u64::from(block.max(1)));
+        // More than any device's limit stays more.
+        Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), block)
+    }
+
+    /// So many bytes of shared memory for each block, on top of what the code declares. More than 48 KiB in all has
+    /// to be allowed by [`Function::set_max_dynamic_shared_bytes`].
+    pub fn shared_bytes(mut self, bytes: u32) -> Self {
+        self.shared_bytes = bytes;
+        self
+    }
+
+    /// All blocks run at once, so that they may wait for each other. A grid that does not fit
+    /// ([`Function::max_active_blocks`]) is `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`.
+    #[doc(alias = "cuLaunchCooperativeKernel")]
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self
+    }
+
+    /// The grid is made of clusters of so many blocks, which run at once and reach each other's shared memory: up to
+    /// 8 blocks on every device that has clusters (compute capability 9.0, CUDA 11.8).
+    #[doc(alias = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")]
+    pub fn cluster(mut self, blocks: impl Into<Dim>) -> Self {
+        self.cluster = Some(blocks.into());
+        self
+    }
+
+    /// The kernel may start before the one before it on the stream has ended (compute capability 9.0, CUDA 11.8). It
+    /// has to execute `griddepcontrol.wait` before it touches what that one writes or reads: this is part of the
+    /// [promise](super#what-a-launch-asks-of-the-caller).
+    #[doc(alias = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")]
+    pub fn programmatic_serialization(mut self) -> Self {
+        self.programmatic_serialization = true;
+        self
+    }
+
+    /// Refuses what the device or the kernel cannot run.
+    fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
+        let kernel = || function.name().to_owned();
+        for (what, found, (limit_name, limit)) in [
+            ("grid.x", self.grid.x, limits.grid[0]),
+            ("grid.y", self.grid.y, limits.grid[1]),
+            ("grid.z", self.grid.z, limits.grid[2]),
+            ("block.x", self.block.x, limits.block[0]),
+            ("block.y", self.block.y, limits.block[1]),
+            ("block.z", self.block.z, limits.block[2]),
+        ] {
+            if found == 0 {
+                return Err(LaunchError::Zero { kernel: kernel(), what }.into());
+            }
+            within(function, what, found.into(), limit.into(), limit_name)?;
+        }
+        // Three numbers within their limits: no overflow.
+        let threads = u64::from(self.block.x) * u64::from(self.block.y) * u64::from(self.block.z);
+        let most = function.max_threads().into();
+        within(function, "threads of a block", threads, most, "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")?;
+        within(
+            function,
+            "dynamic shared bytes of a block",
+            self.shared_bytes.into(),
+            function.max_dynamic_shared(self.shared_bytes)?.into(),
+            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
+        )?;
+        let Some(cluster) = self.cluster else { return Ok(()) };
+        for (what, grid, cluster) in [
+            ("grid.x", self.grid.x, cluster.x),
+            ("grid.y", self.grid.y, cluster.y),
+            ("grid.z", self.grid.z, cluster.z),
+        ] {
+            if cluster == 0 || grid % cluster != 0 {
+                return Err(LaunchError::PartialCluster { kernel: kernel(), what, grid, cluster }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn within(
+    function: &Function,
+    what: &'static str,
+    found: u64,
+    limit: u64,
+    limit_name: &'static str,
+) -> Result<(), LaunchError> {
+    if found <= limit {
+        return Ok(());
+    }
+    Err(LaunchError::OverLimit { kernel: function.name().to_owned(), what, found, limit, limit_name })
+}
+
+/// What a device can launch: each limit with the attribute's name.
+#[derive(Debug)]
+pub(super) struct Limits {
+    grid: [(&'static str, u32); 3],
+    block: [(&'static str, u32); 3],
+}
+
+impl Limits {
+    pub(super) fn of(device: &Device) -> Result<Self> {
+        let ask = |name: &'static str, attribute| {
+            Ok::<_, Error>((name, u32::try_from(device.attribute(attribute)?).unwrap_or(0)))
+        };
+        macro_rules! limits {
+            ($($attribute:ident),*) => {
+                [$(ask(stringify!($attribute), CUdevice_attribute::$attribute)?),*]
+            };
+        }
+        Ok(Self {
+            grid: limits!(
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X,
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y,
+                CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z
+            ),
+            block: limits!(
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X,
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y,
+                CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z
+            ),
+        })
+    }
+}
+
+impl Stream {
+    /// Launches a kernel in the stream's order; into the graph, if the stream captures.
+    ///
+    /// # Safety
+    /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller).
+    ///
+    /// # Errors
+    /// [`Error::Launch`] for what can be told to be wrong before the driver is asked; [`Error::DifferentDevices`] for
+    /// a function of another context than the stream's; [`Error::Missing`] for clusters and programmatic
+    /// serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or
+    /// `cuLaunchKernelEx`, also for what earlier asynchronous work did wrong.
+    #[doc(alias = "cuLaunchKernel")]
+    #[doc(alias = "cuLaunchCooperativeKernel")]
+    #[doc(alias = "cuLaunchKernelEx")]
+    pub unsafe fn launch_kernel(
+        &self,
+        function: &Function,
+        config: &LaunchConfig,
+        arguments: impl Arguments,
+    ) -> Result<()> {
+        if function.context() != self.context() {
+            return Err(Error::DifferentDevices {
+                what: "the kernel's module",
+                found: function.context().device().ordinal(),
+                user: "the stream that should launch it",
+                wanted: self.context().device().ordinal(),
+            });
+        }
+        config.check(function, function.module().limits())?;
+        arguments.pack(|values, sizes| {
+            function.check_arguments(sizes)?;
+            let _current = self.enter_if_implicit()?;
+            // SAFETY: the function and the stream are alive; `values` point to arguments that the driver copies
+            // during the call; that they, and what the kernel does, are right is the caller's promise.
+            unsafe { self.launch_checked(function, config, values.as_mut_ptr()) }
+        })
+    }
+
+    /// # Safety
+    /// As [`launch_kernel`](Self::launch_kernel); `values` are the addresses of the kernel's arguments.
+    unsafe fn launch_checked(
+        &self,
+        function: &Function,
+        config: &LaunchConfig,
+        values: *mut *mut c_void,
+    ) -> Result<()> {
+        let LaunchConfig { grid, block, shared_bytes, .. } = *config;
+        let (raw, stream, none) = (function.raw(), self.raw(), std::ptr::null_mut());
+        let extended = config.cluster.is_some() || config.programmatic_serialization;
+        match (extended, config.cooperative) {
+            // SAFETY: the caller's promise.
+            (false, false) => unsafe {
+                call!(
+                    self.api(),
+                    cuLaunchKernel(
+                        raw,
+                        grid.x,
+                        grid.y,
+                        grid.z,
+                        block.x,
+                        block.y,
+                        block.z,
+                        shared_bytes,
+                        stream,
+                        values,
+                        none
+                    )
+                )
+            },
+            // SAFETY: the caller's promise.
+            (false, true) => unsafe {
+                call!(
+                    self.api(),
+                    cuLaunchCooperativeKernel(
+                        raw,
+                        grid.x,
+                        grid.y,
+                        grid.z,
+                        block.x,
+                        block.y,
+                        block.z,
+                        shared_bytes,
+                        stream,
+                        values
+                    )
+                )
+            },
+            (true, _) => {
+                self.api().require(Feature::LAUNCH_ATTRIBUTES)?;
+                if config.cluster.is_some() {
+                    refuse_without_clusters(function)?;
+                }
+                let mut attributes = attributes(config);
+                let config = CUlaunchConfig {
+                    gridDimX: grid.x,
+                    gridDimY: grid.y,
+                    gridDimZ: grid.z,
+                    blockDimX: block.x,
+                    blockDimY: block.y,
+                    blockDimZ: block.z,
+                    sharedMemBytes: shared_bytes,
+                    hStream: stream,
+                    attrs: attributes.as_mut_ptr(),
+                    // At most three.
+                    numAttrs: attributes.len() as u32,
+                };
+                // SAFETY: the caller's promise; the configuration and its attributes outlive the call.
+                unsafe { call!(self.api(), cuLaunchKernelEx(&config, raw, values, none)) }
+            }
+        }
+    }
+}
+
+fn refuse_without_clusters(function: &Function) -> Result<()> {
+    let device = function.context().device();
+    if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)? != 0 {
+        return Ok(());
+    }
+    Err(LaunchError::Unsupported {
+        kernel: function.name().to_owned(),
+        what: "in clusters",
+        device: device.ordinal(),
+        limit_name: "CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH",
+    }
+    .into())
+}
+
+fn attributes(config: &LaunchConfig) -> Vec<CUlaunchAttribute> {
+    let mut attributes = Vec::new();
+    let mut add = |id, set: &dyn Fn(&mut CUlaunchAttributeValue)| {
+        let mut value = CUlaunchAttributeValue { pad: [0; 64] };
+        set(&mut value);
+        attributes.push(CUlaunchAttribute { id, pad: [0; 4], value });
+    };
+    if config.cooperative {
+        add(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &|value| {
+            value.cooperative = c_int::from(true)
+        });
+    }
+    if let Some(Dim { x, y, z }) = config.cluster {
+        add(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, &|value| {
+            value.clusterDim = cuda_driver_sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+        });
+    }
+    if config.programmatic_serialization {
+        add(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, &|value| {
+            value.programmaticStreamSerializationAllowed = c_int::from(true);
+        });
+    }
+    attributes
+}
