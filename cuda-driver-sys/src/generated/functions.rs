@@ -236,7 +236,7 @@ functions! {
     (12, 4, 0) "cuGreenCtxCreate" => cuGreenCtxCreate(phCtx: *mut CUgreenCtx, desc: CUdevResourceDesc, dev: CUdevice, flags: c_uint) -> CUresult;
     (12, 4, 0) "cuGreenCtxDestroy" => cuGreenCtxDestroy(hCtx: CUgreenCtx) -> CUresult;
     (12, 4, 0) "cuGreenCtxGetDevResource" => cuGreenCtxGetDevResource(hCtx: CUgreenCtx, resource: *mut CUdevResource, type_: CUdevResourceType) -> CUresult;
-    (12, 9, 0) "cuGreenCtxGetId" => cuGreenCtxGetId(greenCtx: CUgreenCtx, greenCtxId: *mut c_ulonglong) -> CUresult;
+    (12, 9, 0) declared (13, 0, 0) "cuGreenCtxGetId" => cuGreenCtxGetId(greenCtx: CUgreenCtx, greenCtxId: *mut c_ulonglong) -> CUresult;
     (12, 4, 0) "cuGreenCtxRecordEvent" => cuGreenCtxRecordEvent(hCtx: CUgreenCtx, hEvent: CUevent) -> CUresult;
     (12, 5, 0) "cuGreenCtxStreamCreate" => cuGreenCtxStreamCreate(phStream: *mut CUstream, greenCtx: CUgreenCtx, flags: c_uint, priority: c_int) -> CUresult;
     (12, 4, 0) "cuGreenCtxWaitEvent" => cuGreenCtxWaitEvent(hCtx: CUgreenCtx, hEvent: CUevent) -> CUresult;
@@ -262,9 +262,9 @@ functions! {
     (2, 0, 0) "cuLaunchGrid" => cuLaunchGrid(f: CUfunction, grid_width: c_int, grid_height: c_int) -> CUresult;
     (2, 0, 0) "cuLaunchGridAsync" => cuLaunchGridAsync(f: CUfunction, grid_width: c_int, grid_height: c_int, hStream: CUstream) -> CUresult;
     (10, 0, 0) "cuLaunchHostFunc" => cuLaunchHostFunc(hStream: CUstream, fn_: CUhostFn, userData: *mut c_void) -> CUresult;
-    (13, 1, 0) "cuLaunchHostFunc" => cuLaunchHostFunc_v2(hStream: CUstream, fn_: CUhostFn, userData: *mut c_void, syncMode: c_uint) -> CUresult;
+    (13, 1, 0) declared (13, 2, 0) "cuLaunchHostFunc" => cuLaunchHostFunc_v2(hStream: CUstream, fn_: CUhostFn, userData: *mut c_void, syncMode: c_uint) -> CUresult;
     (4, 0, 0) "cuLaunchKernel" => cuLaunchKernel(f: CUfunction, gridDimX: c_uint, gridDimY: c_uint, gridDimZ: c_uint, blockDimX: c_uint, blockDimY: c_uint, blockDimZ: c_uint, sharedMemBytes: c_uint, hStream: CUstream, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) -> CUresult;
-    (11, 6, 0) "cuLaunchKernelEx" => cuLaunchKernelEx(config: *const CUlaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) -> CUresult;
+    (11, 6, 0) declared (11, 8, 0) "cuLaunchKernelEx" => cuLaunchKernelEx(config: *const CUlaunchConfig, f: CUfunction, kernelParams: *mut *mut c_void, extra: *mut *mut c_void) -> CUresult;
     (12, 4, 0) "cuLibraryEnumerateKernels" => cuLibraryEnumerateKernels(kernels: *mut CUkernel, numKernels: c_uint, lib: CUlibrary) -> CUresult;
     (12, 0, 0) "cuLibraryGetGlobal" => cuLibraryGetGlobal(dptr: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char) -> CUresult;
     (12, 0, 0) "cuLibraryGetKernel" => cuLibraryGetKernel(pKernel: *mut CUkernel, library: CUlibrary, name: *const c_char) -> CUresult;
@@ -307,7 +307,7 @@ functions! {
     (3, 2, 0) "cuMemAllocHost" => cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) -> CUresult;
     (6, 0, 0) "cuMemAllocManaged" => cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) -> CUresult;
     (3, 2, 0) "cuMemAllocPitch" => cuMemAllocPitch_v2(dptr: *mut CUdeviceptr, pPitch: *mut usize, WidthInBytes: usize, Height: usize, ElementSizeBytes: c_uint) -> CUresult;
-    (12, 6, 0) "cuMemBatchDecompressAsync" => cuMemBatchDecompressAsync(paramsArray: *mut CUmemDecompressParams, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) -> CUresult;
+    (12, 6, 0) declared (12, 8, 0) "cuMemBatchDecompressAsync" => cuMemBatchDecompressAsync(paramsArray: *mut CUmemDecompressParams, count: usize, flags: c_uint, errorIndex: *mut usize, stream: CUstream) -> CUresult;
     (10, 2, 0) "cuMemCreate" => cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong) -> CUresult;
     (13, 0, 0) "cuMemDiscardAndPrefetchBatchAsync" => cuMemDiscardAndPrefetchBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, prefetchLocs: *mut CUmemLocation, prefetchLocIdxs: *mut usize, numPrefetchLocs: usize, flags: c_ulonglong, hStream: CUstream) -> CUresult;
     (13, 0, 0) "cuMemDiscardBatchAsync" => cuMemDiscardBatchAsync(dptrs: *mut CUdeviceptr, sizes: *mut usize, count: usize, flags: c_ulonglong, hStream: CUstream) -> CUresult;
@@ -423,10 +423,10 @@ functions! {
     (10, 2, 0) "cuOccupancyAvailableDynamicSMemPerBlock" => cuOccupancyAvailableDynamicSMemPerBlock(dynamicSmemSize: *mut usize, func: CUfunction, numBlocks: c_int, blockSize: c_int) -> CUresult;
     (6, 5, 0) "cuOccupancyMaxActiveBlocksPerMultiprocessor" => cuOccupancyMaxActiveBlocksPerMultiprocessor(numBlocks: *mut c_int, func: CUfunction, blockSize: c_int, dynamicSMemSize: usize) -> CUresult;
     (7, 0, 0) "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags" => cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(numBlocks: *mut c_int, func: CUfunction, blockSize: c_int, dynamicSMemSize: usize, flags: c_uint) -> CUresult;
-    (11, 7, 0) "cuOccupancyMaxActiveClusters" => cuOccupancyMaxActiveClusters(numClusters: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) -> CUresult;
+    (11, 7, 0) declared (11, 8, 0) "cuOccupancyMaxActiveClusters" => cuOccupancyMaxActiveClusters(numClusters: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) -> CUresult;
     (6, 5, 0) "cuOccupancyMaxPotentialBlockSize" => cuOccupancyMaxPotentialBlockSize(minGridSize: *mut c_int, blockSize: *mut c_int, func: CUfunction, blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: c_int) -> CUresult;
     (7, 0, 0) "cuOccupancyMaxPotentialBlockSizeWithFlags" => cuOccupancyMaxPotentialBlockSizeWithFlags(minGridSize: *mut c_int, blockSize: *mut c_int, func: CUfunction, blockSizeToDynamicSMemSize: CUoccupancyB2DSize, dynamicSMemSize: usize, blockSizeLimit: c_int, flags: c_uint) -> CUresult;
-    (11, 7, 0) "cuOccupancyMaxPotentialClusterSize" => cuOccupancyMaxPotentialClusterSize(clusterSize: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) -> CUresult;
+    (11, 7, 0) declared (11, 8, 0) "cuOccupancyMaxPotentialClusterSize" => cuOccupancyMaxPotentialClusterSize(clusterSize: *mut c_int, func: CUfunction, config: *const CUlaunchConfig) -> CUresult;
     (2, 0, 0) "cuParamSetSize" => cuParamSetSize(hfunc: CUfunction, numbytes: c_uint) -> CUresult;
     (2, 0, 0) "cuParamSetTexRef" => cuParamSetTexRef(hfunc: CUfunction, texunit: c_int, hTexRef: CUtexref) -> CUresult;
     (2, 0, 0) "cuParamSetf" => cuParamSetf(hfunc: CUfunction, offset: c_int, value: f32) -> CUresult;
@@ -440,7 +440,7 @@ functions! {
     (6, 0, 0) "cuStreamAttachMemAsync" => cuStreamAttachMemAsync(hStream: CUstream, dptr: CUdeviceptr, length: usize, flags: c_uint) -> CUresult;
     (11, 7, 0) "cuStreamBatchMemOp" => cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, paramArray: *mut CUstreamBatchMemOpParams, flags: c_uint) -> CUresult;
     (10, 1, 0) "cuStreamBeginCapture" => cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) -> CUresult;
-    (13, 1, 0) "cuStreamBeginCaptureToCig" => cuStreamBeginCaptureToCig(hStream: CUstream, streamCigCaptureParams: *mut CUstreamCigCaptureParams) -> CUresult;
+    (13, 1, 0) declared (13, 2, 0) "cuStreamBeginCaptureToCig" => cuStreamBeginCaptureToCig(hStream: CUstream, streamCigCaptureParams: *mut CUstreamCigCaptureParams) -> CUresult;
     (12, 3, 0) "cuStreamBeginCaptureToGraph" => cuStreamBeginCaptureToGraph(hStream: CUstream, hGraph: CUgraph, dependencies: *const CUgraphNode, dependencyData: *const CUgraphEdgeData, numDependencies: usize, mode: CUstreamCaptureMode) -> CUresult;
     (13, 3, 0) "cuStreamBeginRecaptureToGraph" => cuStreamBeginRecaptureToGraph(hStream: CUstream, mode: CUstreamCaptureMode, hGraph: CUgraph, callbackFunc: CUgraphRecaptureCallback, userData: *mut c_void) -> CUresult;
     (11, 0, 0) "cuStreamCopyAttributes" => cuStreamCopyAttributes(dstStream: CUstream, srcStream: CUstream) -> CUresult;
@@ -448,7 +448,7 @@ functions! {
     (5, 5, 0) "cuStreamCreateWithPriority" => cuStreamCreateWithPriority(phStream: *mut CUstream, flags: c_uint, priority: c_int) -> CUresult;
     (4, 0, 0) "cuStreamDestroy" => cuStreamDestroy_v2(hStream: CUstream) -> CUresult;
     (10, 0, 0) "cuStreamEndCapture" => cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) -> CUresult;
-    (13, 1, 0) "cuStreamEndCaptureToCig" => cuStreamEndCaptureToCig(hStream: CUstream) -> CUresult;
+    (13, 1, 0) declared (13, 2, 0) "cuStreamEndCaptureToCig" => cuStreamEndCaptureToCig(hStream: CUstream) -> CUresult;
     (11, 0, 0) "cuStreamGetAttribute" => cuStreamGetAttribute(hStream: CUstream, attr: CUstreamAttrID, value: *mut CUstreamAttrValue) -> CUresult;
     (11, 3, 0) "cuStreamGetCaptureInfo" => cuStreamGetCaptureInfo_v2(hStream: CUstream, captureStatus_out: *mut CUstreamCaptureStatus, id_out: *mut cuuint64_t, graph_out: *mut CUgraph, dependencies_out: *mut *const CUgraphNode, numDependencies_out: *mut usize) -> CUresult;
     (12, 3, 0) "cuStreamGetCaptureInfo" => cuStreamGetCaptureInfo_v3(hStream: CUstream, captureStatus_out: *mut CUstreamCaptureStatus, id_out: *mut cuuint64_t, graph_out: *mut CUgraph, dependencies_out: *mut *const CUgraphNode, edgeData_out: *mut *const CUgraphEdgeData, numDependencies_out: *mut usize) -> CUresult;

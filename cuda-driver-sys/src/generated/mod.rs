@@ -15,9 +15,11 @@ mod constants;
 mod enums;
 mod functions;
 mod layouts;
+mod superseded;
 mod types;
 
 pub use constants::*;
 pub use enums::*;
 pub use functions::{FUNCTIONS, Table};
+pub use superseded::SUPERSEDED;
 pub use types::*;

@@ -52,6 +52,20 @@ pub(crate) struct Bindings {
     pub(crate) layouts: BTreeMap<String, u64>,
 }
 
+impl Bindings {
+    /// The constants from macros, with their values.
+    pub(crate) fn macros(&self) -> impl Iterator<Item = (String, Result<i128>)> {
+        self.constants.iter().filter_map(|item| match item {
+            Item::Const(item) => {
+                let text = item.expr.to_token_stream().to_string().replace(' ', "");
+                let value = text.parse().with_context(|| format!("{} is {text}, no number", item.ident));
+                Some((item.ident.to_string(), value))
+            }
+            _ => None,
+        })
+    }
+}
+
 /// Points bindgen to the pinned libclang.
 pub(crate) fn load_libclang() -> Result<()> {
     let [folder] = headers::fetch(&headers::LIBCLANG, [Part::Library])?;

@@ -1,0 +1,277 @@
+//! Types, fields and constants by release, read off every header: the list that `cargo xtask abi` holds the real
+//! headers to.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write;
+
+use anyhow::{Context, Result, bail, ensure};
+use quote::ToTokens;
+use syn::{Item, Type};
+
+use super::{Bindings, Header, Release};
+
+/// What one header says.
+#[derive(Default)]
+struct Facts {
+    /// Sizes of types.
+    sizes: Vec<(String, u64)>,
+    /// Structures and unions: offset and size of every field, by the path that C reaches it by.
+    fields: BTreeMap<String, Fields>,
+    constants: Vec<(String, i128)>,
+}
+
+/// Offset and size of each field.
+type Fields = Vec<(String, (u64, u64))>;
+
+/// A value from a release on, ascending.
+type Changes<T> = Vec<(Release, T)>;
+
+/// Types that have grown, and why a driver of another release is none the worse for it. No other may grow.
+const GROWN: &[(&str, &str)] = &[
+    ("CUDA_HOST_NODE_PARAMS_v2", NODE),
+    ("CUDA_EXT_SEM_SIGNAL_NODE_PARAMS_v2", NODE),
+    ("CUDA_EXT_SEM_WAIT_NODE_PARAMS_v2", NODE),
+    ("CUDA_CHILD_GRAPH_NODE_PARAMS", NODE),
+    ("CUDA_EVENT_RECORD_NODE_PARAMS", NODE),
+    ("CUdevSmResource", "lies only in the union of CUdevResource, whose size stays"),
+    ("CUkernelNodeAttrValue", ATTRIBUTE),
+    ("CUstreamAttrValue", ATTRIBUTE),
+    ("CUDA_KERNEL_NODE_PARAMS", "names the newest revision; each revision's functions name theirs"),
+];
+
+const NODE: &str = "lies only in the union of CUgraphNodeParams, whose size stays";
+const ATTRIBUTE: &str = "is passed by its address, and a driver of 11.7 reads and writes its first 32 bytes";
+
+/// The list, as Rust.
+pub(super) fn render(headers: &[Header]) -> Result<String> {
+    let facts: Vec<_> =
+        headers.iter().map(|header| Ok((header.release, facts(header)?))).collect::<Result<_>>()?;
+    let (_, newest) = facts.last().context("a header is pinned")?;
+    let mut text = String::from(
+        "use super::{Constant, Field, Kind};\n\n#[rustfmt::skip]\npub(super) static TYPES: &[Kind] = &[\n",
+    );
+    for (name, _) in &newest.sizes {
+        let sizes = changes(&facts, |facts| find(&facts.sizes, name));
+        let sizes = sizes.with_context(|| name.clone())?;
+        let known = || {
+            GROWN.iter().any(|(grown, _)| {
+                name.strip_prefix(grown).is_some_and(|end| ["", "_st", "_v1"].contains(&end))
+            })
+        };
+        ensure!(
+            sizes.len() == 1 || known(),
+            "{name} has grown: {sizes:?}; say in GROWN why this does no harm"
+        );
+        let _ = write!(text, "    Kind(\"{name}\", &{}, &[", list(&sizes, |size| size.to_string()));
+        let fields = newest.fields.get(name).map_or(&[][..], Vec::as_slice);
+        for (field, _) in fields {
+            let places = changes(&facts, |facts| find(facts.fields.get(name)?, field));
+            let places = places.with_context(|| format!("{name}.{field}"))?;
+            let places = list(&places, |(offset, size)| format!("{offset}, {size}"));
+            let _ = write!(text, "\n        Field(\"{field}\", &{places}),");
+        }
+        text += if fields.is_empty() { "]),\n" } else { "\n    ]),\n" };
+    }
+    text += "];\n\n#[rustfmt::skip]\npub(super) static CONSTANTS: &[Constant] = &[\n";
+    for (name, _) in &newest.constants {
+        let values = changes(&facts, |facts| find(&facts.constants, name));
+        let values = values.with_context(|| name.clone())?;
+        let _ = writeln!(text, "    Constant(\"{name}\", &{}),", list(&values, i128::to_string));
+    }
+    Ok(text + "];\n")
+}
+
+fn find<T: Copy>(list: &[(String, T)], name: &str) -> Option<T> {
+    list.iter().find(|(known, _)| known == name).map(|(_, value)| *value)
+}
+
+/// From which release on there is which value. What is there stays there.
+fn changes<T: Copy + PartialEq>(
+    facts: &[(Release, Facts)],
+    value: impl Fn(&Facts) -> Option<T>,
+) -> Result<Changes<T>> {
+    let mut changes: Changes<T> = Vec::new();
+    for (release, facts) in facts {
+        match value(facts) {
+            Some(value) if changes.last().is_none_or(|(_, last)| *last != value) => {
+                changes.push((*release, value));
+            }
+            None if !changes.is_empty() => bail!("is not in the header of {release:?}, and in an older one"),
+            _ => {}
+        }
+    }
+    Ok(changes)
+}
+
+fn list<T>(changes: &Changes<T>, value: impl Fn(&T) -> String) -> String {
+    let one = |([major, minor, _], held): &(Release, T)| format!("({major}, {minor}, {})", value(held));
+    format!("[{}]", changes.iter().map(one).collect::<Vec<_>>().join(", "))
+}
+
+fn facts(header: &Header) -> Result<Facts> {
+    let bindings = &header.bindings;
+    let sizes = Sizes::of(bindings)?;
+    let mut facts = Facts::default();
+    let mut nested = BTreeSet::new();
+    let mut fields = BTreeMap::new();
+    for name in sizes.structures.keys() {
+        let mut list = Vec::new();
+        sizes.flatten(name, "", 0, &mut list, &mut nested)?;
+        fields.insert(name.clone(), list);
+    }
+    fields.retain(|name, _| !nested.contains(name));
+    for item in &bindings.types {
+        let name = match item {
+            Item::Struct(item) => item.ident.to_string(),
+            Item::Union(item) => item.ident.to_string(),
+            Item::Type(item) => item.ident.to_string(),
+            _ => continue,
+        };
+        // Of a handle's structure the header says nothing.
+        let opaque = matches!(item, Item::Struct(_)) && !fields.contains_key(&name);
+        if !opaque && !nested.contains(&name) {
+            let size = sizes.named(&name).with_context(|| name.clone())?;
+            facts.sizes.push((name, size));
+        }
+    }
+    for enumeration in &bindings.enumerations {
+        facts.sizes.push((enumeration.name.clone(), sizes.named(&enumeration.name)?));
+        for (name, value) in &enumeration.constants {
+            facts.constants.push((name.clone(), value.parse().with_context(|| name.clone())?));
+        }
+    }
+    for (name, value) in bindings.macros() {
+        facts.constants.push((name, value?));
+    }
+    facts.constants.extend(header.macros.iter().cloned());
+    facts.fields = fields;
+    Ok(facts)
+}
+
+/// A structure or union.
+struct Structure<'a> {
+    union: bool,
+    fields: Vec<(String, &'a Type)>,
+}
+
+/// What tells a type's size.
+struct Sizes<'a> {
+    layouts: &'a BTreeMap<String, u64>,
+    /// The fields of structures and unions.
+    structures: BTreeMap<String, Structure<'a>>,
+    aliases: HashMap<String, &'a Type>,
+    enumerations: HashMap<&'a str, u64>,
+}
+
+impl<'a> Sizes<'a> {
+    fn of(bindings: &'a Bindings) -> Result<Self> {
+        let mut sizes = Self {
+            layouts: &bindings.layouts,
+            structures: BTreeMap::new(),
+            aliases: HashMap::new(),
+            enumerations: HashMap::new(),
+        };
+        for enumeration in &bindings.enumerations {
+            let bits: u64 = enumeration.repr[1..].parse()?;
+            sizes.enumerations.insert(&enumeration.name, bits / 8);
+        }
+        for item in &bindings.types {
+            let (name, fields) = match item {
+                Item::Struct(item) => (&item.ident, item.fields.iter().collect::<Vec<_>>()),
+                Item::Union(item) => (&item.ident, item.fields.named.iter().collect()),
+                Item::Type(item) => {
+                    sizes.aliases.insert(item.ident.to_string(), &item.ty);
+                    continue;
+                }
+                _ => continue,
+            };
+            if bindings.layouts.contains_key(&format!("Size of {name}")) {
+                let named = |field: &'a syn::Field| Some((field.ident.as_ref()?.to_string(), &field.ty));
+                let fields = fields.into_iter().filter_map(named).collect();
+                let union = matches!(item, Item::Union(_));
+                sizes.structures.insert(name.to_string(), Structure { union, fields });
+            }
+        }
+        Ok(sizes)
+    }
+
+    fn named(&self, name: &str) -> Result<u64> {
+        if let Some(size) = self.layouts.get(&format!("Size of {name}")).or(self.enumerations.get(name)) {
+            return Ok(*size);
+        }
+        if let Some(target) = self.aliases.get(name) {
+            return self.size(target);
+        }
+        Ok(match name {
+            "c_char" | "c_schar" | "c_uchar" | "u8" => 1,
+            "c_short" | "c_ushort" => 2,
+            "c_int" | "c_uint" | "u32" | "f32" => 4,
+            "c_longlong" | "c_ulonglong" | "u64" | "usize" | "f64" | "Option" => 8,
+            other => bail!("the size of {other} is not known"),
+        })
+    }
+
+    fn size(&self, ty: &Type) -> Result<u64> {
+        match ty {
+            Type::Ptr(_) => Ok(8),
+            Type::Array(array) => {
+                let length = array.len.to_token_stream().to_string();
+                let length: u64 = length.trim_end_matches("usize").parse()?;
+                Ok(length * self.size(&array.elem)?)
+            }
+            Type::Path(_) => self.named(&last(ty)),
+            other => bail!("the size of {} is not known", other.to_token_stream()),
+        }
+    }
+
+    /// Lists the fields of `name`, which lies in `root` at `path` and `start`, and theirs where their type is declared
+    /// within: C cannot name it.
+    fn flatten(
+        &self,
+        name: &str,
+        path: &str,
+        start: u64,
+        list: &mut Fields,
+        nested: &mut BTreeSet<String>,
+    ) -> Result<()> {
+        let Structure { union, fields } = &self.structures[name];
+        let mut end = 0_u64;
+        for (field, ty) in fields {
+            let inner = last(ty);
+            let (place, size) = (format!("Offset of field: {name}::{field}"), self.size(ty)?);
+            let offset = match self.layouts.get(&place) {
+                Some(offset) => *offset,
+                // What has no name lies where C puts it.
+                None if *union => 0,
+                None => {
+                    end.next_multiple_of(*self.layouts.get(&format!("Alignment of {inner}")).context(place)?)
+                }
+            };
+            end = offset + size;
+            let offset = start + offset;
+            // C reaches through what has no name; Rust marks words of its own.
+            let path = match field.starts_with("__bindgen_anon") {
+                true => path.to_owned(),
+                false => {
+                    format!("{path}{}{}", if path.is_empty() { "" } else { "." }, field.trim_end_matches('_'))
+                }
+            };
+            if !field.starts_with("__bindgen_anon") {
+                list.push((path.clone(), (offset, size)));
+            }
+            if inner.starts_with(&format!("{name}_")) && self.structures.contains_key(&inner) {
+                nested.insert(inner.clone());
+                self.flatten(&inner, &path, offset, list, nested)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The last word of a type's path.
+fn last(ty: &Type) -> String {
+    match ty {
+        Type::Path(path) => path.path.segments.last().map_or(String::new(), |last| last.ident.to_string()),
+        _ => String::new(),
+    }
+}

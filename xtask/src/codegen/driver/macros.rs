@@ -1,0 +1,67 @@
+//! The macros of `cuda.h` that bindgen makes nothing of: handles with a special value, and other names of an
+//! enumeration's constants.
+
+use std::collections::HashSet;
+
+use anyhow::{Result, bail};
+use syn::Item;
+
+use super::Bindings;
+use crate::codegen::bindings::Enumeration;
+
+/// Adds what the text defines and `bindings` lacks, and drops what it defines for itself alone. Answers the values of
+/// what was added.
+pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(String, i128)>> {
+    let undefined = |name: &str| text.lines().any(|line| line.trim_start() == format!("#undef {name}"));
+    bindings
+        .constants
+        .retain(|item| !matches!(item, Item::Const(item) if undefined(&item.ident.to_string())));
+    let bound: HashSet<_> = bindings.macros().map(|(name, _)| name).collect();
+    let mut added: Vec<(String, i128)> = Vec::new();
+    for line in text.lines() {
+        let Some(definition) = line.trim().strip_prefix("#define ") else { continue };
+        let Some((name, value)) = definition.trim().split_once(char::is_whitespace) else { continue };
+        let value = value.split("/*").next().unwrap_or_default().trim();
+        let constant = name.starts_with("CU") && !name.contains('(') && !value.is_empty();
+        // How Windows calls functions is no constant.
+        let windows = value.starts_with("__");
+        let known = bound.contains(name) || added.iter().any(|(known, _)| known == name);
+        if constant && !windows && !known && !undefined(name) {
+            let (item, value) = translate(bindings, name, value)?;
+            bindings.types.push(item);
+            added.push((name.to_owned(), value));
+        }
+    }
+    Ok(added)
+}
+
+/// The macro as Rust, and its value as a number.
+fn translate(bindings: &Bindings, name: &str, value: &str) -> Result<(Item, i128)> {
+    for Enumeration { name: of, constants, .. } in &bindings.enumerations {
+        if let Some((constant, number)) = constants.iter().find(|(constant, _)| constant == value) {
+            let text = format!("pub const {name}: {of} = {of}::{constant};");
+            return Ok((syn::parse_str(&text)?, number.parse()?));
+        }
+    }
+    // `((CUstream)0x1)`.
+    let cast = value.strip_prefix("((").and_then(|value| value.strip_suffix(')'));
+    let Some((target, value)) = cast.and_then(|value| value.split_once(')')) else {
+        bail!("the macro {name} is {value}, which is not understood")
+    };
+    let number = match value.strip_prefix("0x") {
+        Some(digits) => i128::from_str_radix(digits, 16)?,
+        None => match bindings.macros().find(|(name, _)| name == value) {
+            Some((_, number)) => number?,
+            None => value.parse()?,
+        },
+    };
+    let text = match target.trim() {
+        "CUdevice" => format!("pub const {name}: CUdevice = {number};"),
+        "CUstream" => format!("pub const {name}: CUstream = ::core::ptr::without_provenance_mut({number});"),
+        "void*" | "void *" => {
+            format!("pub const {name}: *mut c_void = ::core::ptr::without_provenance_mut({number});")
+        }
+        other => bail!("the macro {name} is of the type {other}, which is not understood"),
+    };
+    Ok((syn::parse_str(&text)?, number))
+}

@@ -1,0 +1,100 @@
+//! `cuda-driver-sys`: all of `cuda.h`, in the ABI versions that a supported driver may need.
+//!
+//! - [`releases`]: which functions the table has, and since when
+//! - [`macros`]: the macros that bindgen makes nothing of
+//! - [`history`]: types, fields and constants by release, for `cargo xtask abi`
+
+mod history;
+mod macros;
+mod releases;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::bindings::{self, Bindings, Function, Recipe};
+use super::render::{self, Entry, Files};
+use crate::headers::{self, Part, Pin};
+
+/// Numbers of a release.
+type Release = [u32; 3];
+
+/// One release's `cuda.h`.
+struct Header {
+    release: Release,
+    folder: PathBuf,
+    bindings: Bindings,
+    /// Constants that bindgen makes nothing of, with their values as numbers.
+    macros: Vec<(String, i128)>,
+}
+
+impl Header {
+    fn read(pin: &Pin) -> Result<Self> {
+        let [major, minor, _] = headers::release(pin.version)?;
+        let [folder] = headers::fetch(pin, [Part::Headers])?;
+        let header = headers::find(&folder, "include/cuda.h")?;
+        let mut bindings = bindings::read(&Recipe {
+            header: &header,
+            file: r".*/cuda\.h",
+            no_default: "",
+            // With the revisions that older drivers have.
+            arguments: &["-D__CUDA_API_VERSION_INTERNAL".to_owned()],
+        })?;
+        let macros = macros::complete(&mut bindings, &fs::read_to_string(header)?)?;
+        Ok(Self { release: [major, minor, 0], folder, bindings, macros })
+    }
+}
+
+pub(crate) fn generate() -> Result<Files> {
+    let mut headers = headers::CUDA_HEADERS.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
+    let list = history::render(&headers)?;
+    let pin = headers::CUDA_HEADERS.last().context("a header is pinned")?;
+    let mut newest = headers.pop().context("a header is pinned")?;
+    let versions = releases::versions(&headers::find(&newest.folder, "include/cudaTypedefs.h")?)?;
+    let functions = std::mem::take(&mut newest.bindings.functions);
+    let mut table = releases::table(functions, &versions)?;
+    releases::date_declarations(&mut table.entries, &headers, newest.release)?;
+    for older in &headers {
+        compare(&table.entries, &newest.bindings, older)?;
+    }
+
+    let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
+    let generated = Path::new("cuda-driver-sys/src/generated");
+    let mut files = render::tables(generated, &origin, newest.bindings, &table.entries)?;
+    let subject = "Functions that the table leaves out.";
+    let superseded = releases::superseded(&table.superseded);
+    files.insert(generated.join("superseded.rs"), render::file(subject, &origin, "", &superseded)?);
+    let subject = "Types, fields and constants by release.";
+    let list = render::file(subject, "`cuda.h` of every pinned release", "", &list)?;
+    files.insert("xtask/src/abi/cuda/facts.rs".into(), list);
+    Ok(files)
+}
+
+/// Fails if an older header has a function with another signature, or a field elsewhere.
+fn compare(entries: &[Entry], newest: &Bindings, header: &Header) -> Result<()> {
+    let release = header.release;
+    for older in &header.bindings.functions {
+        let Some(entry) = entries.iter().find(|entry| entry.function.name == older.name) else { continue };
+        // Where a type has several revisions, an older header calls its first by the bare name.
+        let bare =
+            |function: &Function| function.types().iter().map(|name| name.replace("_v1", "")).collect();
+        let (here, there): (Vec<_>, Vec<_>) = (bare(&entry.function), bare(older));
+        ensure!(
+            here == there && entry.function.result == older.result,
+            "{} takes ({}) here and ({}) in the header of {release:?}",
+            older.name,
+            entry.function.parameters,
+            older.parameters
+        );
+    }
+    // Structures grow into what was reserved or padding, but nothing in them moves.
+    let layouts = &header.bindings.layouts;
+    let fields =
+        layouts.iter().filter(|(name, _)| name.starts_with("Offset") && !name.ends_with("::reserved"));
+    for (field, offset) in fields {
+        let now = newest.layouts.get(field).unwrap_or(offset);
+        ensure!(now == offset, "{field} is {offset} in the header of {release:?}, and {now} here");
+    }
+    Ok(())
+}
