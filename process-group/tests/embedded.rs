@@ -11,6 +11,7 @@ mod abort;
 mod communicator;
 mod faults;
 mod group;
+mod libraries;
 mod processes;
 #[cfg(feature = "registration")]
 mod registration;

@@ -28,6 +28,12 @@ pub(crate) fn check(api: &Api, call: &'static str, communicator: &str, code: ncc
     Err(CommError::Nccl { call, communicator: communicator.into(), code, meaning, text, last })
 }
 
+/// The error of a call that answered success without `what` it was asked for.
+pub(crate) fn unwritten(api: &Api, call: &'static str, communicator: &str, what: &'static str) -> CommError {
+    let (release, path) = (api.version(), api.path().map(ToOwned::to_owned));
+    CommError::Unwritten { call, communicator: communicator.into(), what, release, path }
+}
+
 /// What NCCL says about a code.
 fn text(api: &Api, code: ncclResult_t) -> String {
     let Ok(ask) = api.ncclGetErrorString() else { return String::new() };

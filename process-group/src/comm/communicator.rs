@@ -13,7 +13,7 @@ use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
-    call::call,
+    call::{call, unwritten},
     check::{ArgumentError, Place},
     group, reaper,
     service::{Service, Ticket},
@@ -140,7 +140,9 @@ impl Communicator {
             }?;
             let comm = handle.load(Ordering::Acquire);
             if comm.is_null() {
-                return Ok(None);
+                let given_up = color == NCCL_SPLIT_NOCOLOR;
+                let absent = || unwritten(parent.nccl.api(), CALL, parent.name(), "communicator");
+                return if given_up { Ok(None) } else { Err(absent()) };
             }
             let (mut rank, mut size) = (0, 0);
             // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.
@@ -414,11 +416,15 @@ impl Forming {
                 // outlive the call, and the strings they point to lie in `shared`; the context is current.
                 unsafe {
                     call!(nccl, name, ncclCommInitRankConfig(out, nranks, id.raw(), rank, &mut settings))
-                }
+                }?;
             } else {
                 // SAFETY: as above.
-                unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }
+                unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }?;
             }
+            if shared.raw().is_null() {
+                return Err(unwritten(nccl.api(), call, name, "communicator"));
+            }
+            Ok(())
         });
         let Serving { waiting_for, ticket, .. } = serving;
         Ok(Self { shared, service, config, waiting_for, ticket })

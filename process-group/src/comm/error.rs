@@ -1,6 +1,6 @@
 //! What can go wrong in the NCCL layer.
 
-use std::{io, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use nccl_sys::{Meaning, ncclResult_t};
 
@@ -51,6 +51,24 @@ pub enum CommError {
         /// `ncclGetLastError` right after the call. NCCL keeps one text a process and does not lock it, so it may
         /// tell of another communicator.
         last: Option<String>,
+    },
+
+    /// NCCL answered success and did not write what it was asked for: the library is not what it claims to be.
+    #[error(
+        "{call} answered success on {communicator}, but gave no {what}; is {} really NCCL {release}?",
+        .path.as_ref().map_or("the table that was handed over".into(), |path| path.display().to_string())
+    )]
+    Unwritten {
+        /// The function, by its symbol.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+        /// What is not there.
+        what: &'static str,
+        /// The release that the library says it is.
+        release: nccl_sys::Version,
+        /// Its file, if it comes from one.
+        path: Option<PathBuf>,
     },
 
     /// A call took longer than its caller was ready to wait.
@@ -193,7 +211,7 @@ impl CommError {
             Self::Nccl { meaning, .. } => {
                 !matches!(meaning, Meaning::InvalidArgument | Meaning::InvalidUsage)
             }
-            Self::DeadlineExceeded { .. } => true,
+            Self::DeadlineExceeded { .. } | Self::Unwritten { .. } => true,
             _ => false,
         }
     }

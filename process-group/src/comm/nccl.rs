@@ -4,7 +4,10 @@ use std::fmt;
 
 use nccl_sys::{Api, Feature, Version, ncclUniqueId};
 
-use super::{Result, UniqueId, call::call};
+use super::{
+    Result, UniqueId,
+    call::{call, unwritten},
+};
 
 /// NCCL as it was loaded. Cloning is cheap: clones share the table.
 #[derive(Clone)]
@@ -55,9 +58,13 @@ impl Nccl {
     /// (`NCCL_SOCKET_IFNAME`).
     #[doc(alias = "ncclGetUniqueId")]
     pub fn unique_id(&self) -> Result<UniqueId> {
+        const OWNER: &str = "a new communicator";
         let mut raw = ncclUniqueId::default();
         // SAFETY: writes one id, to a local that outlives the call.
-        unsafe { call!(self, "a new communicator", ncclGetUniqueId(&mut raw)) }?;
+        unsafe { call!(self, OWNER, ncclGetUniqueId(&mut raw)) }?;
+        if raw.internal.iter().all(|byte| *byte == 0) {
+            return Err(unwritten(&self.api, "ncclGetUniqueId", OWNER, "unique id"));
+        }
         Ok(UniqueId::from_raw(raw))
     }
 
