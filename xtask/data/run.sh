@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the demo, the tests and the benchmarks of this folder on a GPU host; needs no Rust.
-#   ./run.sh [all|demo|tests|benches|peers] [RANKS]
+# Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
+#   ./run.sh [all|doctor|demo|tests|benches|peers] [RANKS]
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
@@ -48,6 +48,9 @@ peers() {
     rm -r "$out"
 }
 
+if [ "$what" = all ] || [ "$what" = doctor ]; then
+    ./xtask doctor || failed=1
+fi
 if [ "$what" = all ] || [ "$what" = demo ]; then
     ./xtask demo --backend cuda ${ranks:+--ranks "$ranks"} --json || failed=1
 fi

@@ -1,19 +1,26 @@
 //! Development tasks of the workspace; `cargo xtask help` lists them.
 //!
 //! - [`demo`]: the main job, end to end, one process a rank
+//! - [`doctor`]: what this host has, and what each crate can do with it
 //! - [`trace`]: recorded allocation traces
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
+//! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
 mod bundle;
+mod child;
 mod ci;
 mod codegen;
 mod demo;
 #[cfg(test)]
 #[path = "../tests/demo.rs"]
 mod demo_end_to_end;
+mod doctor;
+#[cfg(test)]
+#[path = "../tests/doctor.rs"]
+mod doctor_end_to_end;
 mod headers;
 mod run_tests;
 mod shell;
@@ -37,6 +44,8 @@ enum Task {
     /// One rank of the demo; the demo starts it
     #[command(hide = true)]
     DemoRank(demo::RankOptions),
+    /// Look at this host's libraries, GPUs and settings: what each crate can do here, and what to change
+    Doctor(doctor::Options),
     /// Run all tests: unit, property, end-to-end and documentation tests
     Test(run_tests::Options),
     /// Run everything that a change has to pass
@@ -53,6 +62,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Demo(options) => return demo::run(&options),
         Task::DemoRank(options) => return demo::run_rank(&options),
+        Task::Doctor(options) => doctor::run(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),

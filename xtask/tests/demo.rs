@@ -20,7 +20,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn xtask() -> &'static Path {
+pub(crate) fn xtask() -> &'static Path {
     static XTASK: OnceLock<PathBuf> = OnceLock::new();
     XTASK.get_or_init(|| {
         let test = std::env::current_exe().unwrap();

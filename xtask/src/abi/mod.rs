@@ -4,11 +4,12 @@
 //! function of the table; a C program compiled against its header checks sizes, offsets and constants.
 
 mod header;
-mod probe;
+pub(crate) mod probe;
 mod program;
 mod report;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nccl_sys::Version;
@@ -18,6 +19,9 @@ use crate::headers::{self, NCCL, Part, Pin};
 /// The releases that are compared unless others are asked for.
 const DEFAULT: &str = "2.18.3,2.21.5,2.32.3";
 
+/// How long a library may take to load: hundreds of megabytes, perhaps from a slow disk.
+const LIMIT: Duration = Duration::from_secs(120);
+
 /// Options of `cargo xtask abi`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
@@ -25,9 +29,12 @@ pub(crate) struct Options {
     /// `all` only these three and the headers are)
     #[arg(long, value_delimiter = ',', default_value = DEFAULT)]
     releases: Vec<String>,
-    /// Load this one library and print what it has, for the process that compares several
+    /// Load one library of this kind and print what it has, for the process that compares several
     #[arg(long, hide = true)]
-    probe: Option<PathBuf>,
+    probe: Option<probe::Kind>,
+    /// The library's file; the one that `Api::load` takes if this is left out
+    #[arg(long, hide = true, requires = "probe")]
+    library: Option<PathBuf>,
 }
 
 /// What was found of one release.
@@ -41,8 +48,8 @@ struct Finding {
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if let Some(library) = &options.probe {
-        return probe::print(library);
+    if let Some(kind) = options.probe {
+        return probe::print(kind, options.library.as_deref());
     }
     let all = options.releases.iter().any(|release| release == "all");
     let newest = NCCL.last().context("a release is pinned")?;
@@ -87,7 +94,8 @@ fn examine(pin: &Pin, prototypes: &header::Prototypes, keep: bool) -> Result<Fin
     let [major, minor, patch] = headers::release(pin.version)?;
     let release = Version::new(major, minor, patch);
     let [include, library] = headers::fetch(pin, [Part::Headers, Part::Library])?;
-    let probe = probe::run(&headers::find(&library, "libnccl.so.2")?)?;
+    let file = headers::find(&library, "libnccl.so.2")?;
+    let probe = probe::run(probe::Kind::Nccl, Some(&file), LIMIT)?;
     if !keep {
         std::fs::remove_dir_all(&library)?;
     }

@@ -1,42 +1,66 @@
-//! One real library, loaded in a process of its own.
+//! One real library, NCCL or CUDA driver, loaded in a process of its own: what it says and has.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use nccl_sys::{Api, FUNCTIONS, Feature, Function, Version, Why};
+use anyhow::{Context, Result};
+use nccl_sys::{FUNCTIONS, Function, Version};
 use serde::{Deserialize, Serialize};
 
+use crate::child;
+
+/// Which library is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    Nccl,
+    Cuda,
+}
+
 /// What a library says and has.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Probe {
-    /// What `ncclGetVersion` says.
-    code: i32,
-    pub(super) path: PathBuf,
-    pub(super) bytes: u64,
-    /// Functions of the table that it exports.
-    functions: BTreeSet<String>,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Probe {
+    /// The release that it says it is.
+    pub(crate) version: String,
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: u64,
+    /// Functions of the table that it has.
+    pub(crate) functions: BTreeSet<String>,
+    /// Functions of the table that it lacks, by the release that brings them, oldest first.
+    pub(crate) absent: Vec<Absent>,
     /// Features that it has.
-    pub(super) features: Vec<String>,
-    /// Features that this release is known to do wrong, with the reason.
-    pub(super) known_bad: Vec<String>,
+    pub(crate) features: Vec<String>,
+    /// Features that it does not have, or that are not used with this release.
+    pub(crate) refused: Vec<Refused>,
+}
+
+/// Functions that a later release brings.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Absent {
+    pub(crate) since: String,
+    pub(crate) functions: Vec<String>,
+}
+
+/// A feature that is not there.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Refused {
+    pub(crate) feature: String,
+    /// Whether it is there, but this release is known to do it wrong.
+    pub(crate) known_bad: bool,
+    pub(crate) reason: String,
 }
 
 impl Probe {
-    pub(super) fn version(&self) -> Version {
-        Version::from_code(self.code)
-    }
-
     pub(super) fn has(&self, function: &Function) -> bool {
         self.functions.contains(function.name)
     }
 
-    /// Where the table contradicts this library, which is `release`.
+    /// Where the table contradicts this library, which is NCCL `release`.
     pub(super) fn faults(&self, release: Version) -> Vec<String> {
         let mut faults = Vec::new();
-        if self.version() != release {
-            faults.push(format!("it says that it is {}", self.version()));
+        if self.version != release.to_string() {
+            faults.push(format!("it says that it is {}", self.version));
         }
         for function in FUNCTIONS {
             let Function { name, since, .. } = function;
@@ -50,36 +74,55 @@ impl Probe {
     }
 }
 
-/// Loads `library` in another process.
-pub(super) fn run(library: &Path) -> Result<Probe> {
-    let program = std::env::current_exe().context("this program's own path")?;
-    let output = Command::new(program).args(["abi", "--probe"]).arg(library).output()?;
-    if !output.status.success() {
-        bail!("{} cannot be used: {}", library.display(), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    serde_json::from_slice(&output.stdout).context("reading what the other process printed")
+/// Loads `library`, or the one that `Api::load` takes, in another process.
+pub(crate) fn run(kind: Kind, library: Option<&Path>, limit: Duration) -> Result<Probe> {
+    let option = match kind {
+        Kind::Nccl => "--probe=nccl",
+        Kind::Cuda => "--probe=cuda",
+    };
+    let arguments = [OsStr::new("abi"), OsStr::new(option)];
+    let library = library.into_iter().flat_map(|path| [OsStr::new("--library"), path.as_os_str()]);
+    child::ask(arguments.into_iter().chain(library), limit)
 }
 
-/// Loads `library` here and prints what it has, for [`run`].
-pub(super) fn print(library: &Path) -> Result<()> {
-    let nccl = Api::load_from(library)?;
-    let path = nccl.path().context("a loaded library has a path")?.to_path_buf();
-    let there = FUNCTIONS.iter().filter(|function| nccl.table().address(function.name).is_some());
-    let features: Vec<_> = Feature::all().iter_names().collect();
-    let bad = features.iter().filter_map(|(_, feature)| nccl.require(*feature).err());
-    let bad = bad.filter(|missing| matches!(missing.why, Why::KnownBad { .. }));
-    let probe = Probe {
-        code: nccl.version().code(),
-        bytes: path.metadata()?.len(),
-        functions: there.map(|function| function.name.to_owned()).collect(),
-        known_bad: bad.map(|missing| missing.to_string()).collect(),
-        features: features
-            .iter()
-            .filter(|(_, one)| nccl.has(*one))
-            .map(|(name, _)| (*name).to_owned())
-            .collect(),
-        path,
-    };
-    println!("{}", serde_json::to_string(&probe)?);
-    Ok(())
+/// Loads the library here and prints what it has, for [`run`].
+pub(super) fn print(kind: Kind, library: Option<&Path>) -> Result<()> {
+    macro_rules! probe {
+        ($sys:ident) => {{
+            let api = match library {
+                Some(path) => $sys::Api::load_from(path)?,
+                None => $sys::Api::load()?,
+            };
+            let path = api.path().context("a loaded library has a path")?.to_path_buf();
+            let there = |function: &&$sys::Function| api.table().address(function.name).is_some();
+            let mut releases = std::collections::BTreeMap::<_, Vec<_>>::new();
+            for function in $sys::FUNCTIONS.iter().filter(|function| !there(function)) {
+                releases.entry(function.since).or_default().push(function.name.to_owned());
+            }
+            let refused = $sys::Feature::all().iter_names().filter_map(|(name, feature)| {
+                let missing = api.require(feature).err()?;
+                Some(Refused {
+                    feature: name.to_owned(),
+                    known_bad: matches!(missing.why, $sys::Why::KnownBad { .. }),
+                    reason: missing.to_string(),
+                })
+            });
+            Probe {
+                version: api.version().to_string(),
+                bytes: path.metadata()?.len(),
+                functions: $sys::FUNCTIONS.iter().filter(there).map(|one| one.name.to_owned()).collect(),
+                absent: releases
+                    .into_iter()
+                    .map(|(since, functions)| Absent { since: since.to_string(), functions })
+                    .collect(),
+                features: api.features().iter_names().map(|(name, _)| name.to_owned()).collect(),
+                refused: refused.collect(),
+                path,
+            }
+        }};
+    }
+    child::answer(&match kind {
+        Kind::Nccl => probe!(nccl_sys),
+        Kind::Cuda => probe!(cuda_driver_sys),
+    })
 }

@@ -1,9 +1,7 @@
 //! The table that `cargo xtask abi` prints.
 
-use std::collections::BTreeMap;
-
 use comfy_table::{Cell, ContentArrangement, Table, presets};
-use nccl_sys::{FUNCTIONS, Version};
+use nccl_sys::FUNCTIONS;
 
 use super::Finding;
 
@@ -16,12 +14,11 @@ pub(super) fn print(findings: &[Finding]) {
     }
     table.set_header(["NCCL", "reports", "MB", "functions", "features", "header"]);
     for found in findings {
-        let there = FUNCTIONS.iter().filter(|function| found.probe.has(function)).count();
         table.add_row([
             Cell::new(found.release),
-            Cell::new(found.probe.version()),
+            Cell::new(&found.probe.version),
             Cell::new(found.probe.bytes / 1_000_000),
-            Cell::new(format!("{there} of {}", FUNCTIONS.len())),
+            Cell::new(format!("{} of {}", found.probe.functions.len(), FUNCTIONS.len())),
             Cell::new(found.probe.features.join(" ")),
             Cell::new(format!("{} checks", found.header.count)),
         ]);
@@ -29,21 +26,12 @@ pub(super) fn print(findings: &[Finding]) {
     println!("{table}");
     for found in findings {
         println!("\nNCCL {}: {}", found.release, found.probe.path.display());
-        for (release, names) in absent(found) {
-            println!("  not before {release}: {}", names.join(" "));
+        for absent in &found.probe.absent {
+            println!("  not before {}: {}", absent.since, absent.functions.join(" "));
         }
-        for fault in &found.probe.known_bad {
-            println!("  {fault}");
+        for refused in found.probe.refused.iter().filter(|refused| refused.known_bad) {
+            println!("  {}", refused.reason);
         }
     }
     println!();
-}
-
-/// The functions that are not there, by the release that first has them.
-fn absent(found: &Finding) -> BTreeMap<Version, Vec<&'static str>> {
-    let mut releases: BTreeMap<Version, Vec<&str>> = BTreeMap::new();
-    for function in FUNCTIONS.iter().filter(|function| !found.probe.has(function)) {
-        releases.entry(function.since).or_default().push(function.name);
-    }
-    releases
 }

@@ -1,0 +1,101 @@
+//! This program again, in a process of its own: what a foreign library may crash or hang is asked there.
+
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// How often a process is asked whether it has ended.
+const PACE: Duration = Duration::from_millis(10);
+
+/// Runs this program with `arguments` and reads what it [`answer`]s.
+///
+/// # Errors
+/// The process failed (its own words), died, did not end within `limit`, or answered something else.
+pub(crate) fn ask<T: DeserializeOwned>(
+    arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    limit: Duration,
+) -> Result<T> {
+    let program = std::env::current_exe().context("this program's own path")?;
+    let output = output_within(Command::new(program).args(arguments), limit)?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    let told = told.trim();
+    if !output.status.success() {
+        match told.strip_prefix("error: ").unwrap_or(told) {
+            "" => bail!("the process that tried it died of {}", output.status),
+            told if output.status.code().is_none() => bail!("{told} (it died of {})", output.status),
+            told => bail!("{told}"),
+        }
+    }
+    // A library may print when it is loaded.
+    let answer = output.stdout.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
+    serde_json::from_slice(answer).context("reading what the other process printed")
+}
+
+/// Prints `value` for the process that [`ask`]s.
+pub(crate) fn answer(value: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(value)?);
+    Ok(())
+}
+
+/// Runs the command to its end and takes what it prints; what takes longer than `limit` is killed.
+pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Result<Output> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let (stdout, stderr) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait()? {
+            Some(status) => break Some(status),
+            None if Instant::now() >= deadline => break None,
+            None => thread::sleep(PACE),
+        }
+    };
+    let Some(status) = status else {
+        // Not waited for yet, so the number is still its own.
+        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+        child.wait()?;
+        bail!("no answer within {} s; it was killed", limit.as_secs_f64());
+    };
+    let collect = |reader: thread::JoinHandle<Vec<u8>>| reader.join().unwrap_or_default();
+    Ok(Output { status, stdout: collect(stdout), stderr: collect(stderr) })
+}
+
+/// Reads a pipe to its end, so that the writer never waits for room.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What came before an error is all there is.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_killed_with_what_it_started() {
+        let mut hanging = Command::new("sh");
+        hanging.args(["-c", "sleep 1000 & sleep 1000"]);
+        let error = output_within(&mut hanging, Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("no answer within 0.05 s"), "{error:#}");
+    }
+
+    #[test]
+    fn output_longer_than_a_pipe_comes_whole() {
+        let mut long = Command::new("sh");
+        long.args(["-c", "head -c 300000 /dev/zero; echo end >&2; exit 3"]);
+        let output = output_within(&mut long, Duration::from_secs(60)).unwrap();
+        assert_eq!((output.stdout.len(), output.status.code()), (300_000, Some(3)));
+        assert_eq!(output.stderr, b"end\n");
+    }
+}

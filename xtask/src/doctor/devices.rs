@@ -1,0 +1,218 @@
+//! What the driver shows: GPUs, how they reach each other, what their memory can do.
+//!
+//! Only what is harmless is tried: a context, and one granule of memory. Multicast objects are never made.
+
+use std::ffi::{CStr, OsStr, c_int};
+use std::os::fd::AsFd;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use cuda_driver::sys::{
+    CUcomputemode, CUdevice_P2PAttribute, CUdevice_attribute, CUmemAllocationHandleType, CUmoduleLoadingMode,
+    CUresult,
+};
+use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
+use cuda_driver::{Context, Device, Driver};
+use nvml_wrapper::Nvml;
+
+use super::facts::{self, Devices, Gpu, Pair, Tried, WORKS};
+
+/// The most NVLinks that a GPU has.
+const NVLINKS: u32 = 18;
+
+/// Asks the driver for everything.
+pub(super) fn gather(driver: &Driver) -> Result<Devices> {
+    let devices = driver.devices()?;
+    let nvml = nvml();
+    let gpus = devices.iter().map(|device| gpu(device, nvml.as_ref().ok())).collect::<Result<_>>()?;
+    let mut pairs = Vec::new();
+    for from in &devices {
+        for to in devices.iter().filter(|to| *to != from) {
+            pairs.push(pair(from, to)?);
+        }
+    }
+    Ok(Devices { module_loading: module_loading(driver), gpus, pairs, nvml: nvml.map(|_| WORKS).into() })
+}
+
+fn nvml() -> Result<Nvml> {
+    // The crate's own choice is the link that only development packages bring.
+    Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init().context("libnvidia-ml.so.1")
+}
+
+fn gpu(device: &Device, nvml: Option<&Nvml>) -> Result<Gpu> {
+    let attribute = |attribute| device.attribute(attribute).unwrap_or(0);
+    let has = |name| attribute(name) != 0;
+    let virtual_memory = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    let context = device.retain_primary();
+    let export = |kind: fn(&Context) -> Result<()>| match &context {
+        Ok(_) if !virtual_memory => Tried::Failed { error: "the device has no virtual memory".into() },
+        Ok(context) => kind(context).map(|()| WORKS).into(),
+        Err(error) => Tried::Failed { error: error.to_string() },
+    };
+    let uuid = device.uuid().ok().map(|bytes| uuid(&bytes));
+    let seen = nvml.zip(uuid.as_ref()).and_then(|(nvml, uuid)| nvml.device_by_uuid(uuid.as_str()).ok());
+    let granularity = Granularity::of(device, HandleTypes::POSIX_FD).ok();
+    Ok(Gpu {
+        ordinal: device.ordinal(),
+        name: device.name()?,
+        pci: pci(device).ok(),
+        compute_capability: format!(
+            "{}.{}",
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+        ),
+        memory_total: device.total_memory()? as u64,
+        memory_free: context
+            .as_ref()
+            .ok()
+            .and_then(|context| Some(context.memory_info().ok()?.0))
+            .map(|free| free as u64),
+        compute_mode: compute_mode(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)),
+        mig: seen.as_ref().and_then(|device| device.mig_mode().ok()).map(|mode| mode.current != 0),
+        nvlinks: seen.as_ref().map(|device| {
+            let active = |link: &u32| device.link_wrapper_for(*link).is_active().unwrap_or(false);
+            (0..NVLINKS).filter(active).count() as u32
+        }),
+        virtual_memory,
+        granularity: granularity.map(|granularity| facts::Granularity {
+            minimum: granularity.minimum as u64,
+            recommended: granularity.recommended as u64,
+        }),
+        file_descriptor_export: export(file_descriptor),
+        fabric_export: export(fabric),
+        multicast: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED),
+        uuid,
+        context: context.map(|_| WORKS).map_err(anyhow::Error::from).into(),
+    })
+}
+
+/// As the driver's tools print it.
+fn uuid(bytes: &[u8; 16]) -> String {
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+}
+
+fn compute_mode(mode: i32) -> String {
+    match CUcomputemode(mode as _) {
+        CUcomputemode::CU_COMPUTEMODE_DEFAULT => "default".into(),
+        CUcomputemode::CU_COMPUTEMODE_PROHIBITED => "prohibited".into(),
+        CUcomputemode::CU_COMPUTEMODE_EXCLUSIVE_PROCESS => "exclusive process".into(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn pci(device: &Device) -> Result<String> {
+    let mut text = [0; 32];
+    let ask = device.driver().api().cuDeviceGetPCIBusId()?;
+    // SAFETY: the driver writes at most 31 bytes with their NUL; the 32nd stays 0.
+    let code = unsafe { ask(text.as_mut_ptr(), 31, device.raw()) };
+    ensure!(code == CUresult::CUDA_SUCCESS, "cuDeviceGetPCIBusId answered {code:?}");
+    // SAFETY: the last byte of the array is NUL, so the string ends inside it.
+    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+fn module_loading(driver: &Driver) -> Option<String> {
+    let ask = driver.api().cuModuleGetLoadingMode().ok()?;
+    let mut mode = CUmoduleLoadingMode(0);
+    // SAFETY: writes one integer, to a local that outlives the call.
+    if unsafe { ask(&mut mode) } != CUresult::CUDA_SUCCESS {
+        return None;
+    }
+    Some(match mode {
+        CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING => "lazy".into(),
+        CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING => "eager".into(),
+        other => format!("{other:?}"),
+    })
+}
+
+fn pair(from: &Device, to: &Device) -> Result<Pair> {
+    let attribute = |attribute| {
+        let ask = from.driver().api().cuDeviceGetP2PAttribute().ok()?;
+        let mut value: c_int = 0;
+        // SAFETY: writes one integer, to a local that outlives the call; an unknown attribute is refused.
+        let code = unsafe { ask(&mut value, attribute, from.raw(), to.raw()) };
+        (code == CUresult::CUDA_SUCCESS).then_some(value)
+    };
+    Ok(Pair {
+        from: from.ordinal(),
+        to: to.ordinal(),
+        access: from.can_access_peer(to)?,
+        native_atomics: attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)
+            .map(|value| value != 0),
+        performance_rank: attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK),
+    })
+}
+
+/// One granule, made, exported, imported and mapped; all of it is let go again on the way out.
+fn file_descriptor(context: &Context) -> Result<()> {
+    let (memory, bytes) = granule(context, HandleTypes::POSIX_FD)?;
+    let descriptor = memory.export_fd().context("exporting")?;
+    let imported = PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes).context("importing")?;
+    map(context, &imported, bytes)
+}
+
+/// The same by fabric handle, up to the export.
+fn fabric(context: &Context) -> Result<()> {
+    let (memory, _) = granule(context, HandleTypes::FABRIC)?;
+    let export = context.driver().api().cuMemExportToShareableHandle()?;
+    let mut handle = [0_u8; 64];
+    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+    // SAFETY: for this kind 64 bytes are written, to a local that outlives the call.
+    let code = unsafe { export(handle.as_mut_ptr().cast(), memory.raw(), kind, 0) };
+    if code != CUresult::CUDA_SUCCESS {
+        bail!("exporting: {code:?}");
+    }
+    Ok(())
+}
+
+fn granule(context: &Context, handles: HandleTypes) -> Result<(PhysicalMemory, usize)> {
+    let bytes = Granularity::of(context.device(), handles).context("asking for the granularity")?.recommended;
+    Ok((PhysicalMemory::create(context, bytes, handles).context("creating")?, bytes))
+}
+
+fn map(context: &Context, memory: &PhysicalMemory, bytes: usize) -> Result<()> {
+    let reservation = Reservation::new(context.driver(), bytes, 0).context("reserving addresses")?;
+    let mapping = reservation.map(0, memory, 0, bytes).context("mapping")?;
+    mapping.set_access(&[(context.device(), Access::ReadWrite)]).context("setting access")?;
+    mapping.unmap().context("unmapping")
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu_sim::{Action, Injection};
+
+    use super::*;
+
+    #[test]
+    fn embedded_devices_are_asked_like_real_ones() {
+        let _turn = crate::doctor::host::turn();
+        let world = gpu_sim::World::builder().devices(3).capacity(1 << 30).start().unwrap();
+        // SAFETY: the embedded device's functions keep the contracts of the C API, and the world outlives their use.
+        let api = unsafe { cuda_driver_sys::Api::from_parts(world.cuda()) }.unwrap();
+        let found = gather(&Driver::new(api).unwrap()).unwrap();
+        world.finish().unwrap();
+        assert_eq!((found.gpus.len(), found.pairs.len()), (3, 6));
+        for gpu in &found.gpus {
+            assert_eq!(gpu.memory_total, 1 << 30);
+            assert!(gpu.virtual_memory && gpu.context.done().is_some(), "{gpu:?}");
+            assert!(gpu.file_descriptor_export.done().is_some(), "{gpu:?}");
+            assert!(gpu.granularity.is_some_and(|granularity| granularity.minimum > 0), "{gpu:?}");
+        }
+        let text = serde_json::to_string(&found).unwrap();
+        assert_eq!(serde_json::from_str::<Devices>(&text).unwrap(), found);
+    }
+
+    #[test]
+    fn a_refusal_is_told_with_the_call_that_was_refused() {
+        let _turn = crate::doctor::host::turn();
+        let world = gpu_sim::World::builder().capacity(1 << 30).start().unwrap();
+        let refused = CUresult::CUDA_ERROR_NOT_PERMITTED.0;
+        world.faults().inject(Injection::new("cuMemImportFromShareableHandle", Action::Fail(refused)));
+        // SAFETY: as above.
+        let api = unsafe { cuda_driver_sys::Api::from_parts(world.cuda()) }.unwrap();
+        let found = gather(&Driver::new(api).unwrap()).unwrap();
+        let error = found.gpus[0].file_descriptor_export.error().unwrap();
+        assert!(error.contains("importing") && error.contains("CUDA_ERROR_NOT_PERMITTED"), "{error}");
+        world.finish().unwrap();
+    }
+}

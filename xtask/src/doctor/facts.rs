@@ -1,0 +1,229 @@
+//! What was found, as plain data: gathered by the modules beside this one, judged by [`super::verdict`].
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::abi::probe::Probe;
+
+/// Everything that is known of the host.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Facts {
+    pub(super) cuda: Libraries,
+    pub(super) nccl: Libraries,
+    pub(super) devices: Tried<Devices>,
+    pub(super) host: Host,
+    pub(super) variables: Vec<Variable>,
+}
+
+/// What came of trying something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Tried<T> {
+    /// It failed, for this reason.
+    Failed {
+        error: String,
+    },
+    Done(T),
+}
+
+impl<T> Tried<T> {
+    pub(super) fn done(&self) -> Option<&T> {
+        match self {
+            Self::Done(value) => Some(value),
+            Self::Failed { .. } => None,
+        }
+    }
+
+    pub(super) fn error(&self) -> Option<&str> {
+        match self {
+            Self::Failed { error } => Some(error),
+            Self::Done(_) => None,
+        }
+    }
+}
+
+impl<T> From<anyhow::Result<T>> for Tried<T> {
+    fn from(result: anyhow::Result<T>) -> Self {
+        match result {
+            Ok(value) => Self::Done(value),
+            Err(error) => Self::Failed { error: crate::shell::explain(&error) },
+        }
+    }
+}
+
+/// That something which leaves no value behind worked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Works {
+    works: True,
+}
+
+/// Always `true` in JSON, so that a [`Tried`] is never read wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "bool", into = "bool")]
+struct True;
+
+impl TryFrom<bool> for True {
+    type Error = &'static str;
+
+    fn try_from(value: bool) -> Result<Self, Self::Error> {
+        if value { Ok(Self) } else { Err("expected true") }
+    }
+}
+
+impl From<True> for bool {
+    fn from(_: True) -> Self {
+        true
+    }
+}
+
+pub(super) const WORKS: Works = Works { works: True };
+
+/// Every copy of one library.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Libraries {
+    /// The one that a program of these crates takes when nothing else has loaded one.
+    pub(super) taken: Tried<Taken>,
+    pub(super) found: Vec<Library>,
+}
+
+/// What `Api::load` takes.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Taken {
+    pub(super) path: PathBuf,
+    pub(super) version: String,
+    /// What led to it.
+    pub(super) why: String,
+}
+
+impl Libraries {
+    /// The library that is taken, with what it has.
+    pub(super) fn taken(&self) -> Option<&Probe> {
+        self.found.iter().find(|library| library.taken)?.probe.done()
+    }
+
+    /// Libraries that work, with what they have.
+    pub(super) fn usable(&self) -> impl Iterator<Item = &Probe> {
+        self.found.iter().filter_map(|library| library.probe.done())
+    }
+}
+
+/// One copy of a library.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Library {
+    /// The file, links resolved.
+    pub(super) path: PathBuf,
+    /// What leads to it.
+    pub(super) sources: Vec<String>,
+    pub(super) taken: bool,
+    /// What it has, or why it cannot be used.
+    pub(super) probe: Tried<Probe>,
+}
+
+/// What the driver shows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Devices {
+    /// `lazy` or `eager`; absent where the driver does not tell.
+    pub(super) module_loading: Option<String>,
+    pub(super) gpus: Vec<Gpu>,
+    /// Every ordered pair of different devices.
+    pub(super) pairs: Vec<Pair>,
+    /// Whether NVML, which knows of NVLinks and MIG, could be asked.
+    pub(super) nvml: Tried<Works>,
+}
+
+/// One device of the process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Gpu {
+    pub(super) ordinal: u32,
+    pub(super) name: String,
+    pub(super) uuid: Option<String>,
+    pub(super) pci: Option<String>,
+    pub(super) compute_capability: String,
+    /// Bytes.
+    pub(super) memory_total: u64,
+    /// Bytes; absent where no context could be had.
+    pub(super) memory_free: Option<u64>,
+    pub(super) compute_mode: String,
+    /// Whether it is cut into instances; absent where NVML does not tell.
+    pub(super) mig: Option<bool>,
+    /// Active NVLinks; absent where NVML does not tell.
+    pub(super) nvlinks: Option<u32>,
+    /// Whether its primary context could be made.
+    pub(super) context: Tried<Works>,
+    pub(super) virtual_memory: bool,
+    pub(super) granularity: Option<Granularity>,
+    /// Memory made, exported, imported, mapped and let go again, really.
+    pub(super) file_descriptor_export: Tried<Works>,
+    pub(super) fabric_export: Tried<Works>,
+    /// What the device says; it is not tried.
+    pub(super) multicast: bool,
+}
+
+/// What sizes of physical memory must be multiples of, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Granularity {
+    pub(super) minimum: u64,
+    pub(super) recommended: u64,
+}
+
+/// What one device can do with the memory of another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Pair {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) access: bool,
+    /// Atomics over the link.
+    pub(super) native_atomics: Option<bool>,
+    /// The driver's rank of the link: 0 is the best of the host.
+    pub(super) performance_rank: Option<i32>,
+}
+
+/// What the system grants.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Host {
+    /// `/proc/driver/nvidia/version`, if NVIDIA's kernel module is loaded.
+    pub(super) kernel_module: Option<String>,
+    /// What says that this is a container.
+    pub(super) container: Option<String>,
+    /// `/dev/shm`.
+    pub(super) shared_memory: Tried<Space>,
+    /// By the name of the limit.
+    pub(super) limits: BTreeMap<String, Limit>,
+    /// Two of them really connected: NCCL passes file descriptors over them, so does the embedded device.
+    pub(super) abstract_sockets: Tried<Works>,
+    /// A listener on the loopback interface, for stores.
+    pub(super) loopback: Tried<Works>,
+    /// A world of the embedded device really started.
+    pub(super) embedded_device: Tried<Works>,
+    /// Nodes of `/dev/nvidia-caps-imex-channels`, which fabric handles need.
+    pub(super) imex_channels: Vec<String>,
+}
+
+/// A file system's space in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Space {
+    pub(super) total: u64,
+    pub(super) free: u64,
+}
+
+/// A resource limit; absent is unlimited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Limit {
+    pub(super) soft: Option<u64>,
+    pub(super) hard: Option<u64>,
+}
+
+/// A variable that NCCL or the driver reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Variable {
+    pub(super) name: String,
+    pub(super) value: String,
+    /// `environment`, or the file that sets it.
+    pub(super) source: String,
+    /// What it does to these crates; absent for one that is not known here.
+    pub(super) effect: Option<String>,
+    /// Whether that takes something away.
+    pub(super) limits: Vec<String>,
+}
