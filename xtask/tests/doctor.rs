@@ -74,7 +74,8 @@ fn broken_libraries_are_findings() {
     let folder = tempfile::tempdir().unwrap();
     let (garbage, dying) = (folder.path().join("libnccl.so.2"), folder.path().join("libcuda.so.1"));
     let hanging = folder.path().join("libnccl.so");
-    fs::write(&garbage, "no library").unwrap();
+    // What is left of a library whose download was cut off.
+    fs::write(&garbage, &fs::read("/proc/self/exe").unwrap()[..1000]).unwrap();
     let built = fake(&dying, "__builtin_trap();").and_then(|()| fake(&hanging, "for (;;) {}"));
     if built.is_none() {
         println!("skipped: no C compiler");
@@ -83,7 +84,9 @@ fn broken_libraries_are_findings() {
     let found = examine("2", &[("LD_LIBRARY_PATH", folder.path())]);
     let error =
         |kind: &str, path: &Path| library(&found[kind], path)["probe"]["error"].as_str().unwrap().to_owned();
-    assert!(error("nccl", &garbage).contains("cannot be loaded"), "{found:#}");
+    // The loader refuses it, or dies of it.
+    let cut_off = error("nccl", &garbage);
+    assert!(cut_off.contains("cannot be loaded") || cut_off.contains("died of signal"), "{found:#}");
     assert!(error("nccl", &hanging).contains("no answer within 2 s"), "{found:#}");
     assert!(error("cuda", &dying).contains("died of signal"), "{found:#}");
     assert_eq!(found["findings"].as_array().unwrap().last().unwrap()["weight"], "fault");

@@ -2,66 +2,49 @@
 //!
 //! None is loaded in this process: each is tried in a process of its own, with a deadline.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::facts::{Libraries, Library, Taken, Tried};
-use super::search;
-use crate::abi::probe::{self, Kind, Probe};
+use crate::abi::probe::{self, Kind};
 
 /// Finds and tries every copy.
 pub(super) fn gather(kind: Kind, limit: Duration) -> Libraries {
-    let (variable, names, stem) = match kind {
-        Kind::Cuda => (cuda_driver_sys::VARIABLE, cuda_driver_sys::NAMES, "libcuda.so"),
-        Kind::Nccl => (nccl_sys::VARIABLE, nccl_sys::NAMES, "libnccl.so"),
+    macro_rules! candidates {
+        ($sys:ident) => {
+            $sys::candidates().into_iter().map(|found| (found.path, sources(&found.origins))).collect()
+        };
+    }
+    let candidates: Vec<(PathBuf, Vec<String>)> = match kind {
+        Kind::Cuda => candidates!(cuda_driver_sys),
+        Kind::Nccl => candidates!(nccl_sys),
     };
     let taken = probe::run(kind, None, limit);
-    let mut found: Vec<_> = search::files(variable, stem)
+    let file = taken.as_ref().ok().map(|probe| probe.path.canonicalize().unwrap_or(probe.path.clone()));
+    let mut found: Vec<_> = candidates
         .into_iter()
-        .map(|(path, sources)| Library { path, sources, taken: false, probe: failed() })
+        .map(|(path, sources)| {
+            let taken = taken.as_ref().ok().filter(|_| file.as_ref() == Some(&path));
+            let probe = taken.map_or_else(|| probe::run(kind, Some(&path), limit), |probe| Ok(probe.clone()));
+            Library { taken: taken.is_some(), path, sources, probe: probe.into() }
+        })
         .collect();
-    if let Ok(probe) = &taken {
-        mark(&mut found, probe, names);
-    }
-    for library in found.iter_mut().filter(|library| !library.taken) {
-        library.probe = probe::run(kind, Some(&library.path), limit).into();
-    }
-    let taken = taken.map(|probe| Taken {
-        why: why(variable, &probe, names),
-        path: probe.path,
-        version: probe.version,
+    let taken = taken.map(|probe| {
+        let path = file.unwrap_or_default();
+        let version = probe.version.clone();
+        if !found.iter().any(|library| library.taken) {
+            let sources = vec!["the loader".to_owned()];
+            found.insert(0, Library { taken: true, path: path.clone(), sources, probe: Tried::Done(probe) });
+        }
+        // The first way that leads to it is the one that counted.
+        let why = found.iter().find(|library| library.taken).and_then(|library| library.sources.first());
+        Taken { why: why.cloned().unwrap_or_default(), path, version }
     });
     Libraries { taken: taken.into(), found }
 }
 
-/// Not tried yet.
-fn failed() -> Tried<Probe> {
-    Tried::Failed { error: String::new() }
-}
-
-/// Marks the one that is taken; one that was not found elsewhere comes first.
-fn mark(found: &mut Vec<Library>, probe: &Probe, names: &[&str]) {
-    let file = probe.path.canonicalize().unwrap_or_else(|_| probe.path.clone());
-    let at = found.iter().position(|library| library.path == file).unwrap_or_else(|| {
-        let sources = vec![format!("the loader, as {}", names.join(" or "))];
-        found.insert(0, Library { path: file, sources, taken: false, probe: failed() });
-        0
-    });
-    found[at].taken = true;
-    found[at].probe = Tried::Done(probe.clone());
-}
-
-/// What led `Api::load` to the library.
-fn why(variable: &str, probe: &Probe, names: &[&str]) -> String {
-    if std::env::var_os(variable).is_some_and(|path| !path.is_empty()) {
-        return format!("{variable} names it");
-    }
-    let preloaded = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-    let preloaded = preloaded.to_string_lossy().into_owned();
-    let stem = probe.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if preloaded.split([':', ' ']).any(|path| path.ends_with(&stem)) {
-        return "LD_PRELOAD loads it".into();
-    }
-    format!("the loader's choice for {}", names.join(" or "))
+fn sources(origins: &[impl ToString]) -> Vec<String> {
+    origins.iter().map(ToString::to_string).collect()
 }
 
 /// What a program misses without a feature of NCCL or the driver.

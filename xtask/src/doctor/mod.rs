@@ -3,7 +3,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `facts` | what was found, as plain data |
-//! | `search`, `libraries` | which libraries there are, what each offers, which one programs take |
+//! | `libraries` | which libraries there are, what each offers, which one programs take |
 //! | `devices` | GPUs, how they reach each other, what their memory can do |
 //! | `host` | shared memory, limits, sockets |
 //! | `variables` | what NCCL and the driver read from the environment |
@@ -23,7 +23,6 @@ mod facts;
 mod host;
 mod libraries;
 mod report;
-mod search;
 mod variables;
 mod verdict;
 

@@ -47,7 +47,7 @@ fn libraries(title: &str, libraries: &Libraries) {
                     library.path.display()
                 );
                 if let (true, Tried::Done(taken)) = (library.taken, &libraries.taken) {
-                    println!("      taken: {}", taken.why);
+                    println!("      taken, because of: {}", taken.why);
                 }
                 offer(probe);
             }
