@@ -31,7 +31,7 @@ mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use dynamic::{
-    Api, Candidate, Function, Item, LoadError, Missing, Origin, VersionFault, Why, candidates,
+    Api, Candidate, Function, Item, KnownBad, LoadError, Missing, Origin, VersionFault, Why, candidates,
 };
 pub use feature::Feature;
 pub use generated::*;

@@ -4,49 +4,66 @@ use crate::Version;
 use crate::dynamic::requirement::{KnownBad, Requirement};
 
 bitflags::bitflags! {
-    /// A part of NCCL's interface that depends on the release.
+    /// A part of NCCL's interface that depends on the release: with the first that has it. Fields of the configuration
+    /// are [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct Feature: u32 {
-        /// Communicators with a configuration, finalize, non-blocking calls (2.14).
+    pub struct Feature: u64 {
+        /// Communicators with a configuration, and finalize (2.14.3).
         const CONFIG = 1 << 0;
-        /// Splitting a communicator (2.18).
+        /// Splitting a communicator (2.18.1).
         const SPLIT = 1 << 1;
-        /// Registration of a buffer with a communicator, on one rank's own (2.19).
+        /// Registration of a buffer with a communicator, on one rank's own (2.19.3).
         const REGISTER = 1 << 2;
-        /// Memory from NCCL's allocator (2.19).
+        /// Memory from NCCL's allocator (2.19.3).
         const MEMORY = 1 << 3;
-        /// Estimating a group without running it (2.22).
+        /// Estimating a group without running it, of blocking communicators: with others it runs (2.22.3).
         const SIMULATE = 1 << 4;
-        /// Initialisation from several unique ids (2.23).
+        /// Initialisation from several unique ids (2.23.4).
         const SCALABLE_INIT = 1 << 5;
-        /// Registration of symmetric windows, collectively (2.27; wrong in 2.28.3, mended in 2.28.7).
+        /// Registration of symmetric windows, collectively (2.27.3; wrong in 2.28.3, mended in 2.28.7).
         const WINDOWS = 1 << 6;
-        /// Communicators of the survivors (2.27).
+        /// Communicators of the survivors (2.27.3).
         const SHRINK = 1 << 7;
-        /// All-to-all, gather and scatter as functions of their own (2.28).
+        /// All-to-all, gather and scatter as functions of their own (2.28.3).
         const ALL_TO_ALL = 1 << 8;
         /// Revoking a communicator (2.28.7).
         const REVOKE = 1 << 9;
-        /// Communicators with further ranks (2.29).
+        /// Communicators with further ranks (2.29.2).
         const GROW = 1 << 10;
-        /// One-sided transfers and signals from the host (2.29).
+        /// One-sided transfers and signals from the host (2.29.2).
         const ONE_SIDED = 1 << 11;
-        /// Suspending a communicator's memory, and its statistics (2.29.7).
+        /// Suspending a communicator's memory, and taking it up again (2.29.7).
         const SUSPEND = 1 << 12;
-        /// Collectives with a configuration of their own (2.31).
+        /// Collectives with a configuration of their own (2.31.2).
         const CALL_CONFIG = 1 << 13;
-    }
-}
-
-impl Feature {
-    /// Whether NCCL, as the release `version`, does it wrong; the reason if so.
-    pub fn fault_in(self, version: Version) -> Option<&'static str> {
-        REQUIREMENTS
-            .iter()
-            .filter(|needs| self.contains(needs.feature))
-            .flat_map(|needs| needs.known_bad)
-            .find(|bad| bad.first <= version && version < bad.mended)
-            .map(|bad| bad.fault)
+        /// Communicators whose calls return before they are done (2.14.3).
+        const NON_BLOCKING = 1 << 14;
+        /// Reductions that multiply by a factor first (2.13.4, and before).
+        const PRE_MUL_SUM = 1 << 15;
+        /// Splitting that shares the parent's resources (2.18.1; wrong until 2.27.3).
+        const SPLIT_SHARE = 1 << 16;
+        /// Elements of 8-bit floats (2.24.3).
+        const FLOAT8 = 1 << 17;
+        /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.30.3).
+        const COPY_ENGINE = 1 << 18;
+        /// Registration of buffers that span several pieces of physical memory (2.29.2).
+        const MULTI_SEGMENT_REGISTER = 1 << 19;
+        /// Windows that span several pieces of physical memory; below, they fail or are not checked (2.30.3).
+        const MULTI_SEGMENT_WINDOWS = 1 << 20;
+        /// The address of a window's memory (2.29.2).
+        const WINDOW_POINTER = 1 << 21;
+        /// How many bytes a communicator holds (2.29.7).
+        const MEMORY_STATISTICS = 1 << 22;
+        /// NCCL's parameters, as it reads them (2.30.3).
+        const PARAMETERS = 1 << 23;
+        /// One-sided transfers and signals in captured graphs (2.30.3).
+        const CAPTURED_ONE_SIDED = 1 << 24;
+        /// Windows registered while a stream captures (2.30.7).
+        const CAPTURED_WINDOWS = 1 << 25;
+        /// Windows whose sizes differ between ranks (2.30.7).
+        const UNEQUAL_WINDOWS = 1 << 26;
+        /// Encryption between hosts (2.32.3).
+        const ENCRYPTION = 1 << 27;
     }
 }
 
@@ -54,7 +71,16 @@ const fn needs(feature: Feature, functions: &'static [&'static str]) -> Requirem
     Requirement { feature, functions, since: None, known_bad: &[] }
 }
 
-/// What each feature takes.
+/// What the functions alone do not tell.
+const fn since(
+    feature: Feature,
+    (minor, patch): (u32, u32),
+    functions: &'static [&'static str],
+) -> Requirement {
+    Requirement { feature, functions, since: Some(Version::new(2, minor, patch)), known_bad: &[] }
+}
+
+/// What each feature takes. The sources of `known_bad` are the release notes, or the commit that mends it.
 pub(crate) static REQUIREMENTS: &[Requirement] = &[
     needs(Feature::CONFIG, &["ncclCommInitRankConfig", "ncclCommFinalize"]),
     needs(Feature::SPLIT, &["ncclCommSplit"]),
@@ -63,22 +89,65 @@ pub(crate) static REQUIREMENTS: &[Requirement] = &[
     needs(Feature::SIMULATE, &["ncclGroupSimulateEnd"]),
     needs(Feature::SCALABLE_INIT, &["ncclCommInitRankScalable"]),
     Requirement {
-        feature: Feature::WINDOWS,
-        functions: &["ncclCommWindowRegister", "ncclCommWindowDeregister"],
-        since: None,
-        // The release notes of 2.28.7: symmetric kernels wrote wrong data for messages that are small, not a
-        // multiple of 8 bytes, or aggregated.
         known_bad: &[KnownBad {
+            // Release notes of 2.28.7: potential data corruption with built-in symmetric kernels, for small messages
+            // of a granularity under 8 bytes or when several operations were aggregated in a group.
             first: Version::new(2, 28, 3),
             mended: Version::new(2, 28, 7),
             fault: "collectives from windows corrupt small or aggregated messages in 2.28.3",
         }],
+        ..needs(Feature::WINDOWS, &["ncclCommWindowRegister", "ncclCommWindowDeregister"])
     },
     needs(Feature::SHRINK, &["ncclCommShrink"]),
     needs(Feature::ALL_TO_ALL, &["ncclAlltoAll", "ncclGather", "ncclScatter"]),
     needs(Feature::REVOKE, &["ncclCommRevoke"]),
     needs(Feature::GROW, &["ncclCommGrow", "ncclCommGetUniqueId"]),
     needs(Feature::ONE_SIDED, &["ncclPutSignal", "ncclSignal", "ncclWaitSignal"]),
-    needs(Feature::SUSPEND, &["ncclCommSuspend", "ncclCommResume", "ncclCommMemStats"]),
-    needs(Feature::CALL_CONFIG, &["ncclAllReduceConfig", "ncclAllGatherConfig", "ncclReduceScatterConfig"]),
+    needs(Feature::SUSPEND, &["ncclCommSuspend", "ncclCommResume"]),
+    needs(
+        Feature::CALL_CONFIG,
+        &[
+            "ncclAllReduceConfig",
+            "ncclBroadcastConfig",
+            "ncclReduceConfig",
+            "ncclAllGatherConfig",
+            "ncclReduceScatterConfig",
+            "ncclAlltoAllConfig",
+            "ncclGatherConfig",
+            "ncclScatterConfig",
+        ],
+    ),
+    needs(Feature::NON_BLOCKING, &["ncclCommInitRankConfig", "ncclCommFinalize", "ncclCommGetAsyncError"]),
+    needs(Feature::PRE_MUL_SUM, &["ncclRedOpCreatePreMulSum", "ncclRedOpDestroy"]),
+    Requirement {
+        known_bad: &[KnownBad {
+            // Release notes of 2.27.3, on `ncclCommSplit`.
+            first: Version::new(2, 18, 1),
+            mended: Version::new(2, 27, 3),
+            fault: "memory is corrupted if the new communicator's NVLink domain is smaller than the old one's",
+        }],
+        ..needs(Feature::SPLIT_SHARE, &["ncclCommSplit"])
+    },
+    since(Feature::FLOAT8, (24, 3), &[]),
+    Requirement {
+        known_bad: &[KnownBad {
+            // Commit 428f0f20, first in 2.30.3: a race with an odd number of batches.
+            first: Version::new(2, 28, 3),
+            mended: Version::new(2, 30, 3),
+            fault: "all-to-all and all-gather by copy engines end before all data has come",
+        }],
+        ..since(Feature::COPY_ENGINE, (28, 3), &["ncclCommInitRankConfig", "ncclCommWindowRegister"])
+    },
+    since(Feature::MULTI_SEGMENT_REGISTER, (29, 2), &["ncclCommRegister", "ncclCommDeregister"]),
+    since(Feature::MULTI_SEGMENT_WINDOWS, (30, 3), &["ncclCommWindowRegister", "ncclCommWindowDeregister"]),
+    needs(Feature::WINDOW_POINTER, &["ncclWinGetUserPtr"]),
+    needs(Feature::MEMORY_STATISTICS, &["ncclCommMemStats"]),
+    needs(
+        Feature::PARAMETERS,
+        &["ncclParamBind", "ncclParamGetStr", "ncclParamGetParameter", "ncclParamGetAllParameterKeys"],
+    ),
+    since(Feature::CAPTURED_ONE_SIDED, (30, 3), &["ncclPutSignal", "ncclSignal", "ncclWaitSignal"]),
+    since(Feature::CAPTURED_WINDOWS, (30, 7), &["ncclCommWindowRegister", "ncclCommWindowDeregister"]),
+    since(Feature::UNEQUAL_WINDOWS, (30, 7), &["ncclCommWindowRegister", "ncclCommWindowDeregister"]),
+    needs(Feature::ENCRYPTION, &["ncclSetEncryption"]),
 ];

@@ -96,13 +96,36 @@ fn windows_of_a_release_that_corrupts_them_are_refused() {
     ] {
         assert_eq!(has, fine);
     }
-    assert_eq!(Feature::WINDOWS.fault_in(Version::new(2, 28, 7)), None);
+    let bad: Vec<_> = Feature::WINDOWS.known_bad().map(|bad| (bad.first, bad.mended)).collect();
+    assert_eq!(bad, [(Version::new(2, 28, 3), Version::new(2, 28, 7))]);
+}
+
+#[test]
+fn every_known_fault_has_its_releases_and_its_reason() {
+    let features: Vec<_> =
+        Feature::all().iter().filter(|feature| feature.known_bad().next().is_some()).collect();
+    assert_eq!(features, [Feature::WINDOWS, Feature::SPLIT_SHARE, Feature::COPY_ENGINE]);
+    for feature in features {
+        for bad in feature.known_bad() {
+            assert!(feature.since() <= bad.first && bad.first < bad.mended, "{feature:?}");
+            assert!(bad.includes(bad.first) && !bad.includes(bad.mended));
+            assert!(bad.fault.len() > 30, "{feature:?}: {}", bad.fault);
+        }
+    }
+}
+
+#[test]
+fn a_feature_that_is_but_a_value_rests_on_the_release() {
+    assert!(api::<22403>().has(Feature::FLOAT8) && !api::<22304>().has(Feature::FLOAT8));
+    assert_eq!(Feature::FLOAT8.since(), Version::new(2, 24, 3));
+    assert!(api::<22605>().require(Feature::SPLIT_SHARE).unwrap_err().to_string().contains("NVLink domain"));
+    assert_eq!((Feature::SPLIT | Feature::SHRINK).since(), Version::new(2, 27, 3));
 }
 
 #[test]
 fn several_features_fail_by_the_first_that_is_missing() {
     let api = api::<22707>();
-    assert_eq!(api.features(), Feature::SPLIT | Feature::WINDOWS);
+    assert_eq!(api.features(), Feature::SPLIT | Feature::SPLIT_SHARE | Feature::WINDOWS | Feature::FLOAT8);
     assert!(api.require(Feature::SPLIT | Feature::WINDOWS).is_ok());
     let missing = api.require(Feature::all()).unwrap_err();
     assert_eq!(missing.item, Item::Feature(Feature::CONFIG));

@@ -23,3 +23,4 @@ pub use candidates::{Candidate, Origin, candidates};
 pub use functions::Function;
 pub use library::{LoadError, VersionFault};
 pub use missing::{Item, Missing, Why};
+pub use requirement::KnownBad;

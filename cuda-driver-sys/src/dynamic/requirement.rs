@@ -11,12 +11,45 @@ pub(crate) struct Requirement {
     pub(crate) known_bad: &'static [KnownBad],
 }
 
-/// Releases that do a feature wrong: from `first` to before `mended`.
-#[allow(dead_code, reason = "of the driver no such release is known")]
-pub(crate) struct KnownBad {
-    pub(crate) first: Version,
-    pub(crate) mended: Version,
-    pub(crate) fault: &'static str,
+/// Releases that do a feature wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KnownBad {
+    /// The first of them.
+    pub first: Version,
+    /// The release after the last of them, which mends it.
+    pub mended: Version,
+    /// What goes wrong.
+    pub fault: &'static str,
+}
+
+impl KnownBad {
+    /// Whether `release` is one of them.
+    pub fn includes(&self, release: Version) -> bool {
+        (self.first..self.mended).contains(&release)
+    }
+}
+
+impl Feature {
+    /// The release that first has all of it.
+    pub fn since(self) -> Version {
+        requirements(self).map(Requirement::needed).max().unwrap_or_default()
+    }
+
+    /// The functions that it takes, by their C symbols.
+    pub fn functions(self) -> impl Iterator<Item = &'static str> {
+        requirements(self).flat_map(|needs| needs.functions).copied()
+    }
+
+    /// The releases that do it wrong, and so do not have it.
+    pub fn known_bad(self) -> impl Iterator<Item = &'static KnownBad> {
+        requirements(self).flat_map(|needs| needs.known_bad)
+    }
+}
+
+/// What each of `features` takes.
+fn requirements(features: Feature) -> impl Iterator<Item = &'static Requirement> {
+    feature::REQUIREMENTS.iter().filter(move |needs| features.contains(needs.feature))
 }
 
 /// Why a feature is not there.
@@ -36,7 +69,7 @@ impl Requirement {
     fn check(&self, table: &Table, version: Version) -> Result<(), Fault> {
         let needed = self.needed();
         let absent = self.functions.iter().find(|name| table.address(name).is_none());
-        let bad = self.known_bad.iter().find(|bad| bad.first <= version && version < bad.mended);
+        let bad = self.known_bad.iter().find(|bad| bad.includes(version));
         let why = if version < needed {
             Why::TooOld
         } else if let Some(symbol) = absent {
@@ -58,6 +91,5 @@ pub(crate) fn available(table: &Table, version: Version) -> Feature {
 
 /// The first of `wanted` that is not there.
 pub(crate) fn check(table: &Table, version: Version, wanted: Feature) -> Result<(), Fault> {
-    let mut wanted = feature::REQUIREMENTS.iter().filter(|needs| wanted.contains(needs.feature));
-    wanted.try_for_each(|needs| needs.check(table, version))
+    requirements(wanted).try_for_each(|needs| needs.check(table, version))
 }

@@ -276,7 +276,8 @@ rusty_fork_test! {
         let Some(workshop) = Workshop::open() else { return };
         let path = workshop.make(&Recipe { version: Some((99_000, 0)), ..Recipe::default() });
         let api = load_named(&path).unwrap();
-        for requirement in crate::feature::REQUIREMENTS {
+        // A feature that is but a value rests on the release alone.
+        for requirement in crate::feature::REQUIREMENTS.iter().filter(|needs| !needs.functions.is_empty()) {
             let missing = api.require(requirement.feature).unwrap_err();
             assert!(matches!(missing.why, Why::NoSymbol(_)), "{missing:?}");
             assert!(missing.to_string().contains(&path.display().to_string()), "{missing}");
