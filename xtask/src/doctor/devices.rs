@@ -2,16 +2,14 @@
 //!
 //! Only what is harmless is tried: a context, and one granule of memory. Multicast objects are never made.
 
-use std::ffi::{CStr, OsStr, c_int};
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
 
-use anyhow::{Context as _, Result, bail, ensure};
-use cuda_driver::sys::{
-    CUcomputemode, CUdevice_P2PAttribute, CUdevice_attribute, CUmemAllocationHandleType, CUmoduleLoadingMode,
-    CUresult,
-};
+use anyhow::{Context as _, Result};
+use cuda_driver::module::LoadingMode;
+use cuda_driver::sys::{CUcomputemode, CUdevice_attribute};
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
-use cuda_driver::{Context, Device, Driver};
+use cuda_driver::{Capabilities, Context, Device, Driver};
 use nvml_wrapper::Nvml;
 
 use super::facts::{self, Devices, Gpu, Pair, Tried, WORKS};
@@ -39,9 +37,10 @@ fn nvml() -> Result<Nvml> {
 }
 
 fn gpu(device: &Device, nvml: Option<&Nvml>) -> Result<Gpu> {
-    let attribute = |attribute| device.attribute(attribute).unwrap_or(0);
-    let has = |name| attribute(name) != 0;
-    let virtual_memory = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    let can = device.capabilities()?;
+    let virtual_memory = can.contains(Capabilities::VIRTUAL_MEMORY);
+    let (major, minor) = device.compute_capability()?;
+    let compute_mode = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)?;
     let context = device.retain_primary();
     let export = |kind: fn(&Context) -> Result<()>| match &context {
         Ok(_) if !virtual_memory => Tried::Failed { error: "the device has no virtual memory".into() },
@@ -54,19 +53,15 @@ fn gpu(device: &Device, nvml: Option<&Nvml>) -> Result<Gpu> {
     Ok(Gpu {
         ordinal: device.ordinal(),
         name: device.name()?,
-        pci: pci(device).ok(),
-        compute_capability: format!(
-            "{}.{}",
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-        ),
+        pci: device.pci_bus_id().ok(),
+        compute_capability: format!("{major}.{minor}"),
         memory_total: device.total_memory()? as u64,
         memory_free: context
             .as_ref()
             .ok()
             .and_then(|context| Some(context.memory_info().ok()?.0))
             .map(|free| free as u64),
-        compute_mode: compute_mode(attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)),
+        compute_mode: mode(compute_mode),
         mig: seen.as_ref().and_then(|device| device.mig_mode().ok()).map(|mode| mode.current != 0),
         nvlinks: seen.as_ref().map(|device| {
             let active = |link: &u32| device.link_wrapper_for(*link).is_active().unwrap_or(false);
@@ -79,7 +74,7 @@ fn gpu(device: &Device, nvml: Option<&Nvml>) -> Result<Gpu> {
         }),
         file_descriptor_export: export(file_descriptor),
         fabric_export: export(fabric),
-        multicast: has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED),
+        multicast: can.contains(Capabilities::MULTICAST),
         uuid,
         context: context.map(|_| WORKS).map_err(anyhow::Error::from).into(),
     })
@@ -92,7 +87,7 @@ fn uuid(bytes: &[u8; 16]) -> String {
     format!("GPU-{a}-{b}-{c}-{d}-{e}")
 }
 
-fn compute_mode(mode: i32) -> String {
+fn mode(mode: i32) -> String {
     match CUcomputemode(mode as _) {
         CUcomputemode::CU_COMPUTEMODE_DEFAULT => "default".into(),
         CUcomputemode::CU_COMPUTEMODE_PROHIBITED => "prohibited".into(),
@@ -101,45 +96,22 @@ fn compute_mode(mode: i32) -> String {
     }
 }
 
-fn pci(device: &Device) -> Result<String> {
-    let mut text = [0; 32];
-    let ask = device.driver().api().cuDeviceGetPCIBusId()?;
-    // SAFETY: the driver writes at most 31 bytes with their NUL; the 32nd stays 0.
-    let code = unsafe { ask(text.as_mut_ptr(), 31, device.raw()) };
-    ensure!(code == CUresult::CUDA_SUCCESS, "cuDeviceGetPCIBusId answered {code:?}");
-    // SAFETY: the last byte of the array is NUL, so the string ends inside it.
-    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
-}
-
 fn module_loading(driver: &Driver) -> Option<String> {
-    let ask = driver.api().cuModuleGetLoadingMode().ok()?;
-    let mut mode = CUmoduleLoadingMode(0);
-    // SAFETY: writes one integer, to a local that outlives the call.
-    if unsafe { ask(&mut mode) } != CUresult::CUDA_SUCCESS {
-        return None;
-    }
-    Some(match mode {
-        CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING => "lazy".into(),
-        CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING => "eager".into(),
+    driver.module_loading_mode().ok().map(|mode| match mode {
+        LoadingMode::Lazy => "lazy".into(),
+        LoadingMode::Eager => "eager".into(),
         other => format!("{other:?}"),
     })
 }
 
 fn pair(from: &Device, to: &Device) -> Result<Pair> {
-    let attribute = |attribute| {
-        let ask = from.driver().api().cuDeviceGetP2PAttribute().ok()?;
-        let mut value: c_int = 0;
-        // SAFETY: writes one integer, to a local that outlives the call; an unknown attribute is refused.
-        let code = unsafe { ask(&mut value, attribute, from.raw(), to.raw()) };
-        (code == CUresult::CUDA_SUCCESS).then_some(value)
-    };
+    let link = from.link_to(to).ok();
     Ok(Pair {
         from: from.ordinal(),
         to: to.ordinal(),
         access: from.can_access_peer(to)?,
-        native_atomics: attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED)
-            .map(|value| value != 0),
-        performance_rank: attribute(CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK),
+        native_atomics: link.map(|link| link.native_atomics),
+        performance_rank: link.map(|link| link.performance_rank),
     })
 }
 
@@ -151,18 +123,12 @@ fn file_descriptor(context: &Context) -> Result<()> {
     map(context, &imported, bytes)
 }
 
-/// The same by fabric handle, up to the export.
+/// The same by fabric handle.
 fn fabric(context: &Context) -> Result<()> {
-    let (memory, _) = granule(context, HandleTypes::FABRIC)?;
-    let export = context.driver().api().cuMemExportToShareableHandle()?;
-    let mut handle = [0_u8; 64];
-    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
-    // SAFETY: for this kind 64 bytes are written, to a local that outlives the call.
-    let code = unsafe { export(handle.as_mut_ptr().cast(), memory.raw(), kind, 0) };
-    if code != CUresult::CUDA_SUCCESS {
-        bail!("exporting: {code:?}");
-    }
-    Ok(())
+    let (memory, bytes) = granule(context, HandleTypes::FABRIC)?;
+    let handle = memory.export_fabric().context("exporting")?;
+    let imported = PhysicalMemory::import_fabric(context, &handle, bytes).context("importing")?;
+    map(context, &imported, bytes)
 }
 
 fn granule(context: &Context, handles: HandleTypes) -> Result<(PhysicalMemory, usize)> {
@@ -179,6 +145,7 @@ fn map(context: &Context, memory: &PhysicalMemory, bytes: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use cuda_driver::sys::CUresult;
     use gpu_sim::{Action, Injection};
 
     use super::*;

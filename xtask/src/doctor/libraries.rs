@@ -79,3 +79,16 @@ pub(super) fn loses(feature: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::loses;
+
+    #[test]
+    fn of_every_feature_it_is_told_what_goes_without_it() {
+        let nccl = nccl_sys::Feature::all().iter_names().map(|(name, _)| name);
+        let cuda = cuda_driver_sys::Feature::all().iter_names().map(|(name, _)| name);
+        let silent: Vec<_> = nccl.chain(cuda).filter(|name| loses(name).is_none()).collect();
+        assert_eq!(silent, [""; 0], "`loses` should tell");
+    }
+}

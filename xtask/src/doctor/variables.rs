@@ -3,14 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use nccl_sys::Version;
+
 use super::facts::Variable;
 
 /// Variables of the environment, then those of NCCL's files; a file never beats the environment.
 pub(super) fn gather() -> Vec<Variable> {
     let environment = std::env::vars_os().filter_map(|(name, value)| {
         let name = name.into_string().ok()?;
-        let known = name.starts_with("NCCL_") || name.starts_with("CUDA_");
-        known.then(|| known_as(&name, &value.to_string_lossy(), "environment"))
+        ours(&name).then(|| known_as(&name, &value.to_string_lossy(), "environment"))
     });
     let mut found: Vec<_> = environment.collect();
     found.sort_by(|one, other| one.name.cmp(&other.name));
@@ -21,6 +22,16 @@ pub(super) fn gather() -> Vec<Variable> {
             if !found.iter().any(|earlier| earlier.name == name) {
                 found.push(known_as(name, value, &source));
             }
+        }
+    }
+    // Of these the binding knows the field of the configuration that they beat.
+    for beaten in nccl_sys::overrides(Version::from_code(nccl_sys::NCCL_VERSION_CODE as i32)) {
+        if let Some(variable) = found.iter_mut().find(|variable| variable.name == beaten.variable) {
+            let beats = format!("it beats `{}` of a communicator's configuration", beaten.field);
+            variable.effect = Some(match variable.effect.take() {
+                Some(effect) => format!("{beats}; {effect}"),
+                None => beats,
+            });
         }
     }
     found
@@ -34,13 +45,14 @@ fn files() -> Vec<PathBuf> {
     files.filter(|file| file.exists()).collect()
 }
 
-/// `NAME=value` a line; `#` starts a comment.
+/// `NAME=value` a line, blanks and all: so NCCL reads it.
 fn settings(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.lines()
-        .filter(|line| !line.trim_start().starts_with('#'))
-        .filter_map(|line| line.split_once('='))
-        .map(|(name, value)| (name.trim(), value.trim()))
-        .filter(|(name, _)| !name.is_empty())
+    text.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| ours(name))
+}
+
+/// Other variables are nobody's business, and may be secret.
+fn ours(name: &str) -> bool {
+    name.starts_with("NCCL_") || name.starts_with("CUDA_")
 }
 
 /// The variable with what is known of it.
@@ -87,10 +99,6 @@ fn on(value: &str) -> bool {
     value != "0"
 }
 
-fn always(_: &str) -> bool {
-    true
-}
-
 const WINDOWS: &[&str] = &["symm-mem"];
 const GROUPS: &[&str] = &["process-group", "symm-mem"];
 const DRIVER: &[&str] = &["cuda-driver"];
@@ -107,7 +115,7 @@ static KNOWN: &[Known] = &[
         "NCCL_COMM_BLOCKING",
         off,
         GROUPS,
-        "it beats the configuration; 0 makes communicators non-blocking, which `Communicator` refuses",
+        "0 makes communicators non-blocking, which `Communicator` refuses",
     ),
     limit("NCCL_P2P_DISABLE", on, GROUPS, "1 forbids transfers from GPU to GPU: no windows, and slow"),
     limit(
@@ -122,12 +130,7 @@ static KNOWN: &[Known] = &[
         &["process-group"],
         "1 forbids shared memory: pairs without direct access take sockets",
     ),
-    limit(
-        "NCCL_IPC_USE_ABSTRACT_SOCKET",
-        off,
-        &[],
-        "0 passes file descriptors over sockets in the file system",
-    ),
+    note("NCCL_IPC_USE_ABSTRACT_SOCKET", "0 passes file descriptors over sockets in the file system"),
     note(
         "NCCL_LSA_TEAM_SIZE",
         "splits a host into teams that reach each other directly; windows need one team",
@@ -144,23 +147,9 @@ static KNOWN: &[Known] = &[
         "DEBUG_GLOBAL compares registrations between ranks (2.29.7): slow, for debugging",
     ),
     note("NCCL_ENABLE_VERSION_CHECK", "0 lets a newer caller's structures pass unchecked"),
-    // What beats the configuration.
-    note("NCCL_MIN_CTAS", "it beats the configuration: blocks per collective, at least"),
-    note("NCCL_MAX_CTAS", "it beats the configuration: blocks per collective, at most"),
-    note("NCCL_CTA_POLICY", "it beats the configuration: what blocks are spent on"),
-    note("NCCL_CGA_CLUSTER_SIZE", "it beats the configuration: clusters of blocks"),
-    note("NCCL_NET", "it beats the configuration: the network that is taken"),
-    note("NCCL_NUM_RMA_CTX", "it beats the configuration: contexts of one-sided transfers"),
-    note(
-        "NCCL_GRAPH_MIXING_SUPPORT",
-        "it beats the configuration: whether captured and live launches may mix",
-    ),
-    note("NCCL_GRAPH_STREAM_ORDERING", "it beats the configuration: order between graphs and streams"),
     // Figures and paths.
-    limit(
+    note(
         "NCCL_LAUNCH_ORDER_IMPLICIT",
-        always,
-        &[],
         "orders launches of several communicators on one GPU by the host's order",
     ),
     note("NCCL_NVLS_ENABLE", "0 turns NVLink multicast off: no NVLS algorithms"),
@@ -198,12 +187,7 @@ static KNOWN: &[Known] = &[
         DRIVER,
         "1 makes every launch wait for its end: slow, and kernels that wait for one another hang",
     ),
-    limit(
-        "CUDA_MODULE_LOADING",
-        |value| value == "LAZY",
-        &[],
-        "LAZY loads a kernel at its first launch, EAGER all at once",
-    ),
+    note("CUDA_MODULE_LOADING", "LAZY loads a kernel at its first launch, EAGER all at once"),
     limit(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         |value| value == "1",
@@ -241,9 +225,9 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_nccl_reads_them() {
-        let text = "# a comment\nNCCL_DEBUG=WARN\n  # another\nNCCL_SOCKET_IFNAME = eth0\nnonsense\n=x\n";
+    fn of_files_only_these_families_are_told() {
+        let text = "# a comment\nNCCL_DEBUG=WARN\n#NCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME= eth0\nTOKEN=secret\nnonsense\n=x\n";
         let found: Vec<_> = settings(text).collect();
-        assert_eq!(found, [("NCCL_DEBUG", "WARN"), ("NCCL_SOCKET_IFNAME", "eth0")]);
+        assert_eq!(found, [("NCCL_DEBUG", "WARN"), ("NCCL_SOCKET_IFNAME", " eth0")]);
     }
 }
