@@ -4,7 +4,7 @@
 use crate::Version;
 use crate::dynamic::requirement::Requirement;
 
-bitflags::bitflags! {
+features! {
     /// A part of the driver's interface that depends on the release: with the first that has it, in the revision
     /// that is meant. Every supported driver, from 11.7 on, has what is older.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use crate::Version;
 use crate::dynamic::requirement::{KnownBad, Requirement};
 
-bitflags::bitflags! {
+features! {
     /// A part of NCCL's interface that depends on the release: with the first that has it. Fields of the configuration
     /// are [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -6,6 +6,8 @@
 #[macro_use]
 mod enumeration;
 #[macro_use]
+mod features;
+#[macro_use]
 mod functions;
 #[macro_use]
 mod zeroed;

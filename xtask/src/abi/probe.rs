@@ -46,6 +46,8 @@ pub(crate) struct Absent {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Refused {
     pub(crate) feature: String,
+    /// What it is.
+    pub(crate) summary: String,
     /// Whether it is there, but this release is known to do it wrong.
     pub(crate) known_bad: bool,
     pub(crate) reason: String,
@@ -103,6 +105,7 @@ pub(super) fn print(kind: Kind, library: Option<&Path>) -> Result<()> {
                 let missing = api.require(feature).err()?;
                 Some(Refused {
                     feature: name.to_owned(),
+                    summary: feature.summary().unwrap_or_default().to_owned(),
                     known_bad: matches!(missing.why, $sys::Why::KnownBad { .. }),
                     reason: missing.to_string(),
                 })

@@ -47,48 +47,50 @@ fn sources(origins: &[impl ToString]) -> Vec<String> {
     origins.iter().map(ToString::to_string).collect()
 }
 
-/// What a program misses without a feature of NCCL or the driver.
-pub(super) fn loses(feature: &str) -> Option<&'static str> {
+/// What these crates do without a feature of NCCL or the driver; `None` where they have no use for it.
+pub(super) fn instead(feature: &str) -> Option<&'static str> {
     Some(match feature {
-        // NCCL.
-        "CONFIG" => "settings of a communicator (name, CTAs); finalize",
-        "SPLIT" => "groups made from a group; a new communicator is made instead",
-        "REGISTER" => "registration of cached segments: NCCL copies through its own buffers",
-        "MEMORY" => "NCCL's own allocator; physical memory of the driver does as well",
-        "SIMULATE" => "estimates of how long a group takes",
-        "SCALABLE_INIT" => "initialisation from several unique ids; it matters from thousands of ranks on",
-        "WINDOWS" => "symmetric windows: symmetric pools fall back to copies",
-        "SHRINK" => "going on without a failed rank; the survivors make a new communicator",
-        "ALL_TO_ALL" => "all-to-all, gather and scatter as one call; sends and receives do as well",
-        "REVOKE" => "taking a communicator back without aborting it",
-        "GROW" => "adding ranks to a communicator",
-        "ONE_SIDED" => "puts and signals from the host",
-        "SUSPEND" => "giving a communicator's memory back for a while; its memory statistics",
-        "CALL_CONFIG" => "settings of one collective",
-        // The driver.
-        "VIRTUAL_MEMORY" => "virtual memory: remappable segments, symmetric pools",
-        "FILE_DESCRIPTOR_HANDLES" => "memory shared by processes of a host: symmetric pools",
-        "FABRIC_HANDLES" => "memory shared by hosts of one NVLink domain",
-        "IPC" => "legacy handles of memory and events",
-        "STREAM_MEMORY_OPERATIONS" => "signals in stream order",
-        "CAPTURE" => "CUDA graphs",
-        "STREAM_ORDERED_ALLOCATION" => "the driver's own stream-ordered allocator",
-        "PEER_ACCESS" => "one GPU's access to another's memory",
-        "MULTICAST" => "NVLink multicast, which these crates do not use unasked",
-        "DMA_BUFFER_EXPORT" => "memory given to network adapters",
+        "CONFIG" => "communicators have no name and no settings",
+        "SPLIT" => "a group of a group is made as a new communicator",
+        "REGISTER" => "cached segments are not registered: NCCL copies through its own buffers",
+        "WINDOWS" => "symmetric pools have no windows: collectives copy",
+        "VIRTUAL_MEMORY" => "segments are not remapped, and there are no symmetric pools",
+        "FILE_DESCRIPTOR_HANDLES" => {
+            "memory is not shared with other processes: there are no symmetric pools"
+        }
+        "CAPTURE" => "there are no graphs",
+        "PEER_ACCESS" => "GPUs do not reach each other's memory",
+        "STREAM_ORDERED_ALLOCATION" => "the driver's own stream-ordered allocator is not there",
+        "STREAM_MEMORY_OPERATIONS" => "there are no signals in stream order",
         _ => return None,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::loses;
+    use super::instead;
 
     #[test]
-    fn of_every_feature_it_is_told_what_goes_without_it() {
-        let nccl = nccl_sys::Feature::all().iter_names().map(|(name, _)| name);
-        let cuda = cuda_driver_sys::Feature::all().iter_names().map(|(name, _)| name);
-        let silent: Vec<_> = nccl.chain(cuda).filter(|name| loses(name).is_none()).collect();
-        assert_eq!(silent, [""; 0], "`loses` should tell");
+    fn what_is_told_of_features_is_of_features_that_are_there() {
+        let is_one = |name| {
+            nccl_sys::Feature::from_name(name).is_some()
+                || cuda_driver_sys::Feature::from_name(name).is_some()
+        };
+        for name in ["CONFIG", "SPLIT", "REGISTER", "WINDOWS", "VIRTUAL_MEMORY", "FILE_DESCRIPTOR_HANDLES"] {
+            assert!(is_one(name) && instead(name).is_some(), "{name}");
+        }
+        for name in ["CAPTURE", "PEER_ACCESS", "STREAM_ORDERED_ALLOCATION", "STREAM_MEMORY_OPERATIONS"] {
+            assert!(is_one(name) && instead(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_feature_says_what_it_is() {
+        let nccl = nccl_sys::Feature::all().iter().map(|feature| feature.summary());
+        let cuda = cuda_driver_sys::Feature::all().iter().map(|feature| feature.summary());
+        assert!(nccl.chain(cuda).all(|summary| summary.is_some_and(|text| text.ends_with('.'))));
+        assert_eq!(nccl_sys::Feature::all().summary(), None);
+        let revoke = nccl_sys::Feature::REVOKE.summary().unwrap();
+        assert_eq!(revoke, "Revoking a communicator (2.28.7).");
     }
 }

@@ -4,7 +4,6 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use super::Examined;
 use super::facts::{Devices, Host, Libraries, Tried, Variable, Works};
-use super::libraries::loses;
 use super::verdict::{Finding, Outcome, Weight};
 use crate::abi::probe::Probe;
 
@@ -60,10 +59,14 @@ fn libraries(title: &str, libraries: &Libraries) {
 fn offer(probe: &Probe) {
     let absent: usize = probe.absent.iter().map(|absent| absent.functions.len()).sum();
     let there = probe.functions.len();
-    println!("      {there} of {} functions; features: {}", there + absent, probe.features.join(" "));
+    let features = probe.features.len();
+    println!(
+        "      {there} of {} functions, {features} of {} features",
+        there + absent,
+        features + probe.refused.len()
+    );
     for refused in &probe.refused {
-        let lost = loses(&refused.feature).map(|lost| format!(" (without it: {lost})")).unwrap_or_default();
-        println!("      no {}{lost}", refused.feature);
+        println!("      no {}: {}", refused.feature, refused.summary);
         if refused.known_bad {
             println!("        {}", refused.reason);
         }

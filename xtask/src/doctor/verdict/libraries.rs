@@ -3,7 +3,7 @@
 use super::{Findings, ON_DRIVER, ON_GPUS, ON_NCCL, Weight};
 use crate::abi::probe::Probe;
 use crate::doctor::facts::{Facts, Libraries};
-use crate::doctor::libraries::loses;
+use crate::doctor::libraries::instead;
 use crate::doctor::report::brief;
 
 impl Findings {
@@ -123,10 +123,10 @@ fn better(nccl: &Libraries, feature: &str) -> String {
     }
 }
 
-/// A reason with what is lost by it.
+/// A reason with what follows from it.
 fn without(reason: &str, feature: &str) -> String {
-    match loses(feature) {
-        Some(lost) => format!("{reason}. Without it: {lost}"),
+    match instead(feature) {
+        Some(consequence) => format!("{reason}. So {consequence}"),
         None => reason.to_owned(),
     }
 }

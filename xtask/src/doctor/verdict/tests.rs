@@ -22,6 +22,7 @@ fn failed<T>(error: &str) -> Tried<T> {
 fn probe(version: &str, path: &str, features: &[&str], refused: &[(&str, bool, &str)]) -> Probe {
     let refused = refused.iter().map(|&(feature, known_bad, reason)| Refused {
         feature: feature.into(),
+        summary: String::new(),
         known_bad,
         reason: reason.into(),
     });
