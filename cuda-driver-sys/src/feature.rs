@@ -7,7 +7,7 @@ use crate::dynamic::requirement::Requirement;
 features! {
     /// A part of the driver's interface that depends on the release: with the first that has it, in the revision
     /// that is meant. Every supported driver, from 11.7 on, has what is older.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Feature: u64 {
         /// Physical memory, reserved addresses, and mappings of one to the other (10.2).
         const VIRTUAL_MEMORY = 1 << 0;

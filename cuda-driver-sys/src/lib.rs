@@ -31,7 +31,8 @@ mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use dynamic::{
-    Api, Candidate, Function, Item, KnownBad, LoadError, Missing, Origin, VersionFault, Why, candidates,
+    Api, Candidate, Function, Item, KnownBad, LoadError, Missing, Origin, Release, VersionFault, Why,
+    candidates, releases,
 };
 pub use feature::Feature;
 pub use generated::*;

@@ -8,6 +8,7 @@ mod kernel;
 mod memory;
 mod model;
 mod process;
+mod raw;
 mod sched;
 mod stream;
 

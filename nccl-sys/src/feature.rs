@@ -6,7 +6,7 @@ use crate::dynamic::requirement::{KnownBad, Requirement};
 features! {
     /// A part of NCCL's interface that depends on the release: with the first that has it. Fields of the configuration
     /// are [`CONFIG_FIELDS`](crate::CONFIG_FIELDS).
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Feature: u64 {
         /// Communicators with a configuration, and finalize (2.14.3).
         const CONFIG = 1 << 0;

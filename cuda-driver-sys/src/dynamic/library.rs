@@ -132,7 +132,12 @@ fn place(path: &Option<PathBuf>) -> String {
 
 fn list(tried: &[(PathBuf, libloading::Error)]) -> String {
     tried.iter().fold(String::new(), |mut text, (name, error)| {
-        let _ = write!(text, "\n  {}: {}", name.display(), described(error));
+        // The loader's words begin with the name, as a rule.
+        let (name, words) = (name.display().to_string(), described(error));
+        let _ = match words.starts_with(&name) {
+            true => write!(text, "\n  {words}"),
+            false => write!(text, "\n  {name}: {words}"),
+        };
         text
     })
 }

@@ -16,6 +16,7 @@ mod candidates;
 pub(crate) mod library;
 mod maps;
 mod missing;
+mod releases;
 pub(crate) mod requirement;
 #[cfg(test)]
 mod tests;
@@ -25,4 +26,5 @@ pub use candidates::{Candidate, Origin, candidates};
 pub use functions::Function;
 pub use library::{LoadError, VersionFault};
 pub use missing::{Item, Missing, Why};
+pub use releases::{Release, releases};
 pub use requirement::KnownBad;
