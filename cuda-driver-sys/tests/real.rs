@@ -1,13 +1,19 @@
-//! The machine's own driver, where there is one: what `cuGetProcAddress` answers is what the symbol names.
+//! The machine's own driver, where there is one: it has what the table dates at or before its release, and says of
+//! results what the header says.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
 
-use cuda_driver_sys::{Api, CUresult, FUNCTIONS, LoadError};
+use cuda_driver_sys::{Api, CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Function, LoadError};
 
 /// The machine's driver; `None`, with a word why, where there is none.
 fn driver() -> Option<Api> {
     match Api::load() {
-        Ok(api) => Some(api),
+        Ok(api) => {
+            let path = api.path().expect("a loaded driver has a file");
+            println!("CUDA driver {} ({})", api.version(), path.display());
+            Some(api)
+        }
         Err(error @ LoadError::NotFound { .. }) => {
             println!("skipped: {error}");
             None
@@ -16,30 +22,90 @@ fn driver() -> Option<Api> {
     }
 }
 
+/// What `cuGetProcAddress` answers for a function of the table.
+fn answered(api: &Api, function: &Function) -> Option<*const c_void> {
+    let base = CString::new(function.base).unwrap();
+    let mut address = ptr::null_mut();
+    let status = match api.table().cuGetProcAddress_v2 {
+        Some(door) => {
+            let mut query = CUdriverProcAddressQueryResult::default();
+            // SAFETY: a C string, and room for one address and one result of the query.
+            unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0, &mut query) }
+        }
+        None => {
+            let door = api.cuGetProcAddress().expect("every supported driver has one of the two");
+            // SAFETY: a C string, and room for one address.
+            unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0) }
+        }
+    };
+    (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
+}
+
 #[test]
 fn every_function_of_the_release_is_there_and_is_the_one_named() {
     let Some(api) = driver() else { return };
-    let path = api.path().expect("a loaded driver has a file");
-    println!("CUDA driver {} ({})", api.version(), path.display());
     // SAFETY: the driver is loaded already.
-    let library = unsafe { libloading::os::unix::Library::new(path) }.unwrap();
-    let mut faults = Vec::new();
+    let library = unsafe { libloading::os::unix::Library::new(api.path().unwrap()) }.unwrap();
+    let (mut faults, mut remarks, mut there) = (Vec::new(), Vec::new(), 0);
     for function in FUNCTIONS {
+        let Function { name, since, declared, .. } = function;
         // SAFETY: only the address is taken.
-        let symbol = unsafe { library.get::<*const c_void>(function.name) };
+        let symbol = unsafe { library.get::<*const c_void>(*name) };
         let exported = symbol.ok().map(|symbol| symbol.into_raw().cast_const());
-        let resolved = api.table().address(function.name);
-        if resolved.is_none() && function.since <= api.version() {
-            faults.push(format!("{} is absent, though of {}", function.name, function.since));
+        let answered = answered(&api, function);
+        let resolved = api.table().address(name);
+        there += usize::from(resolved.is_some());
+        let due = *since <= api.version();
+        // What a header names only later may be missing without harm to anybody who goes by headers.
+        let due_by_header = due && declared.is_none_or(|declared| declared <= api.version());
+        match (answered, exported) {
+            (None, None) if due_by_header => {
+                faults.push(format!("{name}, of {since}: neither cuGetProcAddress nor dlsym knows it"));
+            }
+            (None, None) if due => {
+                remarks.push(format!("{name} is absent; its header is later than {since}"))
+            }
+            (None, Some(_)) if due => remarks.push(format!("{name} is exported; cuGetProcAddress denies it")),
+            (Some(_), None) if due => remarks.push(format!("{name} is answered; no such symbol is exported")),
+            (Some(one), Some(other)) if one != other => {
+                faults.push(format!("{name}: answered {one:?} for {since}, its symbol is at {other:?}"));
+            }
+            (None, None) => {}
+            _ if !due => remarks.push(format!("{name} is there before {since}")),
+            _ => {}
         }
-        if resolved.is_some() && exported.is_some() && resolved != exported {
-            faults.push(format!("{} is at {resolved:?}, its symbol at {exported:?}", function.name));
+        // The door for functions is itself taken by symbol.
+        if resolved != answered.or(exported) && function.base != "cuGetProcAddress" {
+            faults.push(format!("{name}: the table has {resolved:?}, the driver {answered:?}, {exported:?}"));
         }
-        if resolved.is_some() && api.version() < function.since {
-            println!("{} is there before {}", function.name, function.since);
+    }
+    println!("{there} of {} functions\n{}", FUNCTIONS.len(), remarks.join("\n"));
+    assert!(faults.is_empty(), "{} of {}:\n{}", faults.len(), FUNCTIONS.len(), faults.join("\n"));
+}
+
+#[test]
+fn results_are_called_what_the_header_calls_them() {
+    let Some(api) = driver() else { return };
+    let name_of = api.cuGetErrorName().unwrap();
+    let (mut faults, mut known) = (Vec::new(), 0);
+    for (name, code) in CUresult::CONSTANTS {
+        let mut text = ptr::null();
+        // SAFETY: room for one pointer; it may be called at any time.
+        let status = unsafe { name_of(*code, &mut text) };
+        // A code that the driver does not know is of a later release.
+        if status != CUresult::CUDA_SUCCESS || text.is_null() {
+            println!("{name} is unknown to this driver");
+            continue;
+        }
+        known += 1;
+        // SAFETY: on success a C string that lives as long as the driver.
+        let said = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+        if said != *name {
+            faults.push(format!("{} is {name} here, {said} to the driver", code.0));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(known > 50, "the driver knows {known} of its own results");
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! `cargo xtask abi`: compares `nccl-sys` with real releases of NCCL, without a GPU.
+//! `cargo xtask abi`: compares the raw crates with real releases, without a GPU.
 //!
-//! Each release's library is loaded in a process of its own (two in one process are an error) and asked for every
-//! function of the table; a C program compiled against its header checks sizes, offsets and constants.
+//! Of the CUDA driver there are headers only: [`cuda`]. Of NCCL, each release's library is loaded in a process of
+//! its own (two in one process are an error) and asked for every function of the table; a C program compiled against
+//! its header checks sizes, offsets and constants.
 
+mod cuda;
 mod header;
 pub(crate) mod probe;
 mod program;
@@ -25,10 +27,13 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Options of `cargo xtask abi`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
-    /// The releases, separated by commas, or `all`; each is a download of 80 to 350 MB, kept under `target` (of
-    /// `all` only these three and the headers are)
+    /// The releases of NCCL, separated by commas, or `all`, or `none`; each is a download of 80 to 350 MB, kept
+    /// under `target` (of `all` only these three and the headers are)
     #[arg(long, value_delimiter = ',', default_value = DEFAULT)]
     releases: Vec<String>,
+    /// The releases of `cuda.h`, separated by commas, or `all`, or `none`; each is a small download
+    #[arg(long, value_delimiter = ',', default_value = cuda::DEFAULT)]
+    cuda: Vec<String>,
     /// Load one library of this kind and print what it has, for the process that compares several
     #[arg(long, hide = true)]
     probe: Option<probe::Kind>,
@@ -51,6 +56,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(kind) = options.probe {
         return probe::print(kind, options.library.as_deref());
     }
+    let mut faults = cuda::run(&options.cuda)?;
     let all = options.releases.iter().any(|release| release == "all");
     let newest = NCCL.last().context("a release is pinned")?;
     let [newest] = headers::fetch(newest, [Part::Headers])?;
@@ -60,11 +66,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let keep = !all || DEFAULT.split(',').any(|release| release == pin.version);
         findings.push(examine(pin, &prototypes, keep).with_context(|| format!("NCCL {}", pin.version))?);
     }
-    report::print(&findings);
-    let faults: Vec<_> = findings
-        .iter()
-        .flat_map(|found| found.faults.iter().map(move |fault| format!("NCCL {}: {fault}", found.release)))
-        .collect();
+    if !findings.is_empty() {
+        report::print(&findings);
+    }
+    for Finding { release, faults: found, .. } in &findings {
+        faults.extend(found.iter().map(|fault| format!("NCCL {release}: {fault}")));
+    }
     if !faults.is_empty() {
         bail!("the table and the real releases differ:\n{}", faults.join("\n"));
     }
@@ -81,6 +88,7 @@ fn pins(releases: &[String]) -> Result<Vec<&'static Pin>> {
     }
     releases
         .iter()
+        .filter(|release| *release != "none")
         .map(|release| {
             NCCL.iter().find(|pin| pin.version == release.as_str()).with_context(|| {
                 let known: Vec<_> = NCCL.iter().map(|pin| pin.version).collect();

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 #[cfg(feature = "codegen")]
-pub(crate) use pins::{CUDA_HEADERS, LIBCLANG};
-pub(crate) use pins::{NCCL, Pin};
+pub(crate) use pins::LIBCLANG;
+pub(crate) use pins::{CUDA_HEADERS, NCCL, Pin};
 
 use crate::shell;
 

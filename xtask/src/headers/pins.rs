@@ -18,7 +18,6 @@ pub(crate) const LIBCLANG: Pin =
     pin("libclang", "18.1.1", "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b");
 
 /// `cuda.h` and `cudaTypedefs.h`, one wheel a release, oldest first.
-#[cfg(feature = "codegen")]
 pub(crate) const CUDA_HEADERS: &[Pin] = &[
     pin(
         "nvidia-cuda-runtime-cu11",

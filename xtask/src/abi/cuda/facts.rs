@@ -238,7 +238,7 @@ pub(super) static TYPES: &[Kind] = &[
     ]),
     Kind("CUDA_GRAPH_INSTANTIATE_PARAMS", &[(12, 0, 32)], &[]),
     Kind("CUlaunchMemSyncDomainMap_st", &[(12, 0, 2)], &[
-        Field("default", &[(12, 0, 0, 1)]),
+        Field("default_", &[(12, 0, 0, 1)]),
         Field("remote", &[(12, 0, 1, 1)]),
     ]),
     Kind("CUlaunchMemSyncDomainMap", &[(12, 0, 2)], &[]),
@@ -2231,7 +2231,7 @@ pub(super) static CONSTANTS: &[Constant] = &[
     Constant("CU_LAUNCH_PARAM_BUFFER_POINTER_AS_INT", &[(11, 7, 1)]),
     Constant("CU_LAUNCH_PARAM_BUFFER_SIZE_AS_INT", &[(11, 7, 2)]),
     Constant("CU_PARAM_TR_DEFAULT", &[(11, 7, -1)]),
-    Constant("CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY", &[(13, 5, -1)]),
+    Constant("CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY", &[(13, 5, 4294967295)]),
     Constant("CU_STREAM_LEGACY", &[(11, 7, 1)]),
     Constant("CU_STREAM_PER_THREAD", &[(11, 7, 2)]),
     Constant("CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW", &[(11, 7, 1)]),

@@ -249,12 +249,11 @@ impl<'a> Sizes<'a> {
             };
             end = offset + size;
             let offset = start + offset;
-            // C reaches through what has no name; Rust marks words of its own.
+            // C reaches through what has no name.
             let path = match field.starts_with("__bindgen_anon") {
                 true => path.to_owned(),
-                false => {
-                    format!("{path}{}{}", if path.is_empty() { "" } else { "." }, field.trim_end_matches('_'))
-                }
+                false if path.is_empty() => c_name(field).to_owned(),
+                false => format!("{path}.{}", c_name(field)),
             };
             if !field.starts_with("__bindgen_anon") {
                 list.push((path.clone(), (offset, size)));
@@ -265,6 +264,14 @@ impl<'a> Sizes<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// A field as C names it: bindgen marks what is a word of Rust's own.
+fn c_name(field: &str) -> &str {
+    match field.strip_suffix('_') {
+        Some(plain) if syn::parse_str::<syn::Ident>(plain).is_err() => plain,
+        _ => field,
     }
 }
 

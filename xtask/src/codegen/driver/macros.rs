@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use syn::Item;
 
 use super::Bindings;
@@ -22,6 +22,7 @@ pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(Strin
         let Some(definition) = line.trim().strip_prefix("#define ") else { continue };
         let Some((name, value)) = definition.trim().split_once(char::is_whitespace) else { continue };
         let value = value.split("/*").next().unwrap_or_default().trim();
+        mend_sign(bindings, name, value)?;
         let constant = name.starts_with("CU") && !name.contains('(') && !value.is_empty();
         // How Windows calls functions is no constant.
         let windows = value.starts_with("__");
@@ -33,6 +34,24 @@ pub(super) fn complete(bindings: &mut Bindings, text: &str) -> Result<Vec<(Strin
         }
     }
     Ok(added)
+}
+
+/// Makes a constant unsigned whose literal says so: bindgen takes `~0u` for -1.
+fn mend_sign(bindings: &mut Bindings, name: &str, value: &str) -> Result<()> {
+    let unsigned = value.trim_end_matches(')').ends_with(['u', 'U']);
+    let negative = bindings
+        .macros()
+        .find(|(known, number)| unsigned && known == name && number.as_ref().is_ok_and(|number| *number < 0));
+    if let Some((_, number)) = negative {
+        let text = format!("pub const {name}: u32 = {};", number? + (1 << 32));
+        let mended = syn::parse_str(&text)?;
+        let item = bindings
+            .constants
+            .iter_mut()
+            .find(|item| matches!(item, Item::Const(item) if item.ident == name));
+        *item.context("the constant was found just now")? = mended;
+    }
+    Ok(())
 }
 
 /// The macro as Rust, and its value as a number.
