@@ -13,7 +13,7 @@
 //! #     Ok(())
 //! # }
 //! # let world = World::builder().start()?;
-//! # world.register_kernel("add", &[8, 4, 4], add);
+//! # world.register_kernel("add_to_all", &[8, 4, 4], add);
 //! # // SAFETY: the embedded device keeps the C contracts.
 //! # let driver = cuda_driver::Driver::new(unsafe { cuda_driver::sys::Api::from_parts(world.cuda()) }?)?;
 //! use cuda_driver::module::{JitOptions, LaunchConfig, Module};
@@ -23,7 +23,7 @@
 //! .version 7.0
 //! .target sm_70
 //! .address_size 64
-//! .visible .entry add(.param .u64 to, .param .u32 by, .param .u32 n) {
+//! .visible .entry add_to_all(.param .u64 to, .param .u32 by, .param .u32 n) {
 //!     .reg .pred %p;
 //!     .reg .b32 %r<7>;
 //!     .reg .b64 %a<3>;
@@ -35,6 +35,7 @@
 //!     setp.ge.u32 %p, %r4, %r5;
 //!     @%p ret;
 //!     ld.param.u64 %a1, [to];
+//!     cvta.to.global.u64 %a1, %a1;
 //!     mad.wide.u32 %a2, %r4, 4, %a1;
 //!     ld.param.u32 %r5, [by];
 //!     ld.global.u32 %r6, [%a2];
@@ -43,7 +44,7 @@
 //!     ret;
 //! }";
 //! let context = driver.device(0)?.retain_primary()?;
-//! let add = Module::load_ptx(&context, ptx, &JitOptions::new())?.function("add")?;
+//! let add = Module::load_ptx(&context, ptx, &JitOptions::new())?.function("add_to_all")?;
 //!
 //! let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
 //! let memory = DeviceMemory::new(&context, 4000)?;
@@ -60,7 +61,7 @@
 //! let refused = unsafe { stream.launch_kernel(&add, &config, (memory.ptr(), 41u64, 1000u32)) };
 //! assert_eq!(
 //!     refused.unwrap_err().to_string(),
-//!     "kernel `add` takes 4 bytes as parameter 1 (from 0), but was given 8"
+//!     "kernel `add_to_all` takes 4 bytes as parameter 1 (from 0), but was given 8"
 //! );
 //! # drop((memory, stream, add, context, driver));
 //! # world.finish()?;

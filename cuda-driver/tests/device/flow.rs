@@ -72,6 +72,8 @@ pub(crate) fn flow(driver: &Driver) -> Result<()> {
     stream.launch(&exec)?;
     context.synchronize()?;
 
+    super::kernels::flow(driver, &context, &stream)?;
+
     let bytes = Granularity::of(device, HandleTypes::POSIX_FD)?.round_up(1);
     let physical = PhysicalMemory::create(&context, bytes, HandleTypes::POSIX_FD)?;
     let imported =

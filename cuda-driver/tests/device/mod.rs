@@ -4,14 +4,17 @@ mod capture;
 mod faults;
 mod flow;
 mod hardware;
+mod kernels;
 mod lifecycle;
 mod memory;
+mod modules;
 mod processes;
 mod streams;
 mod virtual_memory;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use cuda_driver::module::ModuleError;
 use cuda_driver::sys::{Api, Table};
 use cuda_driver::{Context, Driver, Error, Stream, StreamFlags, set_drop_error_hook};
 use gpu_sim::World;
@@ -73,6 +76,7 @@ fn context(driver: &Driver, ordinal: u32) -> Context {
 fn failed(error: &Error) -> (&'static str, u32) {
     match error {
         Error::Driver { function, code, .. } => (function, code.0),
+        Error::Module(ModuleError::Refused { cause, .. }) => failed(cause),
         other => panic!("not the driver's error: {other}"),
     }
 }

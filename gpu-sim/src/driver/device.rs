@@ -8,6 +8,9 @@ use super::edge::{put_text, text};
 use crate::abi::{Answer, Refusal};
 use crate::device::Device;
 
+/// Blocks of a grid along each axis.
+pub(super) const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
 abi! {
     call fn cuDeviceGetCount(machine, count: *mut c_int) {
         put!(count, machine.devices.len() as c_int)?;
@@ -98,8 +101,9 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
         | A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y => 1024,
         A::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
-        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => i32::MAX,
-        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65535,
+        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X => MAX_GRID[0] as c_int,
+        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => MAX_GRID[1] as c_int,
+        A::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => MAX_GRID[2] as c_int,
         A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => 2048,
         A::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => 32,
         A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => 48 << 10,
@@ -120,6 +124,8 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         | A::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
         | A::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
+        | A::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
+        | A::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH
         | A::CU_DEVICE_ATTRIBUTE_ECC_ENABLED
         | A::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -142,7 +148,6 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | A::CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
-        | A::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
         | A::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED

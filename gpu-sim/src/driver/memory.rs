@@ -187,7 +187,10 @@ fn describe(
     let known = mapped.is_some() || pinned.is_some();
     let virtual_ = mapped.as_ref().is_some_and(|m| matches!(m.kind, Kind::Virtual { .. }));
     let context = mapped.as_ref().and_then(|m| match m.kind {
-        Kind::Allocation { context } | Kind::Pooled { context } | Kind::Ipc { context } => Some(context),
+        Kind::Allocation { context }
+        | Kind::Pooled { context }
+        | Kind::Ipc { context }
+        | Kind::Variable { context } => Some(context),
         Kind::Virtual { .. } => None,
     });
     match attribute {

@@ -3,7 +3,7 @@
 //! Absent from the table, and so not supported: arrays, textures and surfaces, two- and three-dimensional copies,
 //! managed memory, pools of one's own, multicast, fabric handles, events between processes, nodes added to graphs by
 //! hand, child graphs, graph updates, external memory and semaphores, green contexts. Kernels run as
-//! the host functions registered under their names; what PTX says besides names is not looked at.
+//! the host functions registered under their names; of PTX the names of kernels and variables are read.
 //!
 //! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
 //! notes; no lock is held while it waits.
@@ -15,9 +15,11 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod function;
 mod graph;
 mod init;
 mod ipc;
+mod launch;
 mod memory;
 mod module;
 mod pool;
@@ -33,9 +35,11 @@ pub(crate) fn table() -> cuda_driver_sys::Table {
         copy::install,
         device::install,
         event::install,
+        function::install,
         graph::install,
         init::install,
         ipc::install,
+        launch::install,
         memory::install,
         module::install,
         pool::install,

@@ -1,186 +1,222 @@
-//! Modules and launches. A module is a PTX text; its kernels are the host functions registered under their names.
+//! Modules. A module is a PTX text; its kernels are the host functions registered under their names.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{c_char, c_uint, c_void};
 use std::sync::Arc;
 
-use cuda_driver_sys::{
-    CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUgraphNodeType, CUjit_option, CUlaunchConfig,
-    CUmodule, CUresult, CUstream,
-};
+use cuda_driver_sys::{CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUmoduleLoadingMode, CUresult};
 
-use super::edge::text;
+use super::edge::{put_text, text};
+use super::memory::allocate;
 use crate::abi::{Answer, Refusal};
-use crate::kernel::{Invocation, Kernel};
+use crate::device::Context;
+use crate::kernel::{Function, Module, ptx};
+use crate::memory::Kind;
 use crate::world::Machine;
-
-/// Limits of the modelled device.
-const MAX_THREADS: u64 = 1024;
-const MAX_SHARED: c_uint = 227 << 10;
 
 abi! {
     call fn cuModuleLoadData(machine, out: *mut CUmodule, image: *const c_void) {
-        load(machine, out, image)?;
+        put!(out, load(machine, image, &mut Logs::default())?)?;
     }
 
-    // Options steer a compilation that does not take place.
     call fn cuModuleLoadDataEx(
         machine, out: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option,
         values: *mut *mut c_void,
     ) {
-        load(machine, out, image)?;
+        let mut logs = Logs::of(&list!(options.cast_const(), count as usize)?, values)?;
+        let loaded = load(machine, image, &mut logs);
+        logs.write()?;
+        put!(out, loaded?)?;
     }
 
     call fn cuModuleUnload(machine, module: CUmodule) {
-        if !machine.kernels.unload(module as u64) {
-            return Err(no_module(module));
-        }
+        machine.streams.forbid_during_capture(machine, "cuModuleUnload")?;
+        let gone = machine.kernels.unload(module as u64).ok_or_else(|| no_module(module))?;
+        free(machine, gone.variables.values());
+    }
+
+    // The driver's default, though nothing is loaded late here.
+    call fn cuModuleGetLoadingMode(machine, mode: *mut CUmoduleLoadingMode) {
+        put!(mode, CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING)?;
     }
 
     call fn cuModuleGetFunction(machine, out: *mut CUfunction, module: CUmodule, name: *const c_char) {
-        let name = text(name)?;
-        let function = machine.kernels.function(module as u64, &name).map_err(|found| match found {
-            (false, _) => no_module(module),
-            (true, false) => Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no kernel {name}")),
-            (true, true) => Refusal::unsupported(format!("no host function is registered for kernel {name}")),
+        let (module, name) = (self::module(machine, module)?, text(name)?);
+        let function = module.function(&name).ok_or_else(|| {
+            Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no kernel {name}"))
         })?;
-        put!(out, function as CUfunction)?;
+        if machine.kernels.kernel(function).is_none() {
+            return Err(unregistered(function));
+        }
+        put!(out, function.handle as CUfunction)?;
     }
 
-    call fn cuFuncGetAttribute(machine, out: *mut c_int, attribute: CUfunction_attribute, function: CUfunction) {
-        kernel(machine, function)?;
-        put!(out, match attribute {
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => MAX_THREADS as c_int,
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => MAX_SHARED as c_int,
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-            | CUfunction_attribute::CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES
-            | CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES => 0,
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION
-            | CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
-            other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+    call fn cuModuleGetFunctionCount(machine, count: *mut c_uint, module: CUmodule) {
+        put!(count, self::module(machine, module)?.functions.len() as c_uint)?;
+    }
+
+    call fn cuModuleEnumerateFunctions(machine, functions: *mut CUfunction, count: c_uint, module: CUmodule) {
+        let module = self::module(machine, module)?;
+        for (i, function) in module.functions.iter().take(count as usize).enumerate() {
+            put!(functions.wrapping_add(i), function.handle as CUfunction)?;
+        }
+    }
+
+    call fn cuModuleGetGlobal_v2(
+        machine, start: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char,
+    ) {
+        let (module, name) = (self::module(machine, module)?, text(name)?);
+        let (address, size) = *module.variables.get(&name).ok_or_else(|| {
+            Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no variable {name}"))
         })?;
-    }
-
-    call fn cuFuncGetParamInfo(machine, function: CUfunction, index: usize, offset: *mut usize, size: *mut usize) {
-        let kernel = kernel(machine, function)?;
-        let (start, len) = kernel.parameter(index).ok_or_else(|| {
-            Refusal::invalid(format!("parameter {index} of {} with {}", kernel.name, kernel.parameters.len()))
-        })?;
-        put!(offset, start)?;
-        if !size.is_null() {
-            put!(size, len)?;
+        if !start.is_null() {
+            put!(start, address)?;
         }
-    }
-
-    // Nothing is loaded late.
-    call fn cuFuncLoad(machine, function: CUfunction) {
-        kernel(machine, function)?;
-    }
-
-    call fn cuFuncIsLoaded(machine, state: *mut CUfunctionLoadingState, function: CUfunction) {
-        kernel(machine, function)?;
-        put!(state, CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED)?;
-    }
-
-    call fn cuFuncSetAttribute(machine, function: CUfunction, attribute: CUfunction_attribute, value: c_int) {
-        kernel(machine, function)?;
-        match attribute {
-            // Every launch may have all of the device's shared memory.
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                if (0..=MAX_SHARED as c_int).contains(&value) => {}
-            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => {
-                return Err(Refusal::invalid(format!("{value} bytes of shared memory of {MAX_SHARED}")));
-            }
-            other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+        if !bytes.is_null() {
+            put!(bytes, size as usize)?;
         }
-    }
-
-    call fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        machine, out: *mut c_int, function: CUfunction, threads: c_int, shared: usize,
-    ) {
-        kernel(machine, function)?;
-        if !(1..=MAX_THREADS as c_int).contains(&threads) {
-            return Err(Refusal::invalid(format!("blocks of {threads} threads")));
-        }
-        let by_shared = (MAX_SHARED as usize).checked_div(shared).unwrap_or(32);
-        put!(out, (2048 / threads).min(by_shared as c_int).min(32))?;
-    }
-
-    call fn cuLaunchKernel(
-        machine, function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint,
-        block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, parameters: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) {
-        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        launch(machine, function, grid, block, shared, stream, parameters, extra)?;
-    }
-
-    call fn cuLaunchKernelEx(
-        machine, config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void,
-        extra: *mut *mut c_void,
-    ) {
-        let c = get!(config)?;
-        if c.numAttrs != 0 {
-            return Err(Refusal::unsupported("attributes of launches are not modelled"));
-        }
-        let (grid, block) = ([c.gridDimX, c.gridDimY, c.gridDimZ], [c.blockDimX, c.blockDimY, c.blockDimZ]);
-        launch(machine, function, grid, block, c.sharedMemBytes, c.hStream, parameters, extra)?;
     }
 }
 
-fn load(machine: &Machine, out: *mut CUmodule, image: *const c_void) -> Answer {
-    machine.current()?;
-    let start: Vec<u8> = list!(image.cast::<u8>(), 1)?;
-    // A text, not an ELF file (0x7f) or a fat binary (0x50), whose length a text's end would not tell.
-    if !start.iter().all(|b| b.is_ascii_whitespace() || b"/.".contains(b)) {
+fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmodule> {
+    let context = machine.current()?;
+    machine.streams.forbid_during_capture(machine, "cuModuleLoadData")?;
+    // An ELF file or a fat binary, by its first byte, does not end at its first zero byte.
+    if let 0x7f | 0x50 = get!(image.cast::<u8>())? {
         return Err(Refusal::unsupported("modules other than PTX texts are not modelled"));
     }
     let image = text(image.cast())?;
-    if !image.contains(".version") || !image.contains(".target") {
-        return Err(Refusal::new(
-            CUresult::CUDA_ERROR_INVALID_PTX,
-            "a PTX text says its .version and .target",
-        ));
+    let image = ptx::read(&image).map_err(|broken| {
+        let code = match broken.why {
+            ptx::Why::Version(..) => CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            ptx::Why::Syntax(_) | ptx::Why::Target(_) => CUresult::CUDA_ERROR_INVALID_PTX,
+        };
+        logs.error = broken.to_string();
+        Refusal::new(code, broken.to_string())
+    })?;
+    if logs.verbose {
+        logs.info = image
+            .entries
+            .iter()
+            .map(|name| format!("compiled {name} for sm_{}\n", ptx::ARCHITECTURE))
+            .collect();
     }
-    put!(out, machine.kernels.load(&image) as CUmodule)
+    let mut variables = BTreeMap::new();
+    for variable in image.variables {
+        if let Err(refused) =
+            place(machine, &context, &variable).map(|place| variables.insert(variable.name, place))
+        {
+            free(machine, variables.values());
+            return Err(refused);
+        }
+    }
+    Ok(machine.kernels.load(image.entries, image.target, variables) as CUmodule)
 }
 
-fn kernel(machine: &Machine, function: CUfunction) -> Answer<Arc<Kernel>> {
-    let kernel = machine.kernels.kernel(function as u64);
-    kernel.ok_or_else(|| {
-        Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{function:p} is no live function"))
-    })
+/// Gives a variable its memory, which holds zeros.
+fn place(machine: &Machine, context: &Context, variable: &ptx::Variable) -> Answer<(u64, u64)> {
+    let ptx::Variable { name, bytes, initialised } = variable;
+    if *initialised {
+        return Err(Refusal::unsupported(format!("first values, as {name} has, are not modelled")));
+    }
+    let start = allocate(machine, context.device, *bytes, Kind::Variable { context: context.id })?;
+    Ok((start, *bytes))
+}
+
+fn free<'a>(machine: &Machine, variables: impl Iterator<Item = &'a (u64, u64)>) {
+    for (start, _) in variables {
+        let wanted = |kind: &Kind| matches!(kind, Kind::Variable { .. });
+        // With its context it may be gone already.
+        let gone = machine.memory.space().remove_whole(*start, wanted, "cuModuleUnload");
+        drop(gone);
+    }
+}
+
+fn module(machine: &Machine, module: CUmodule) -> Answer<Arc<Module>> {
+    machine.kernels.module(module as u64).ok_or_else(|| no_module(module))
 }
 
 fn no_module(module: CUmodule) -> Refusal {
     Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{module:p} is no live module"))
 }
 
-#[expect(clippy::too_many_arguments, reason = "the C functions' own arguments")]
-fn launch(
-    machine: &Arc<Machine>,
-    function: CUfunction,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    stream: CUstream,
-    parameters: *mut *mut c_void,
-    extra: *mut *mut c_void,
-) -> Answer {
-    let (kernel, stream) = (kernel(machine, function)?, machine.stream(stream)?);
-    let threads = block.iter().map(|&n| u64::from(n)).product::<u64>();
-    if grid.contains(&0) || threads == 0 || threads > MAX_THREADS || block[2] > 64 || shared > MAX_SHARED {
-        return Err(Refusal::invalid(format!("{grid:?} blocks of {block:?} threads with {shared} bytes")));
+pub(super) fn unregistered(function: &Function) -> Refusal {
+    Refusal::unsupported(format!("no host function is registered for kernel {:?}", function.name))
+}
+
+/// What a program wants to hear of a compilation, and where.
+#[derive(Default)]
+struct Logs {
+    verbose: bool,
+    info: String,
+    error: String,
+    into: [Buffer; 2],
+}
+
+/// A caller's buffer for a log.
+#[derive(Clone, Copy)]
+struct Buffer {
+    start: *mut c_char,
+    bytes: i32,
+    /// Where the bytes that are written are told.
+    told: *mut *mut c_void,
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self { start: std::ptr::null_mut(), bytes: 0, told: std::ptr::null_mut() }
     }
-    if !extra.is_null() {
-        return Err(Refusal::unsupported("parameters in one buffer are not modelled"));
+}
+
+impl Logs {
+    /// Reads the options; those that steer a compilation only have to be in their range.
+    fn of(options: &[CUjit_option], values: *mut *mut c_void) -> Answer<Self> {
+        let mut logs = Self::default();
+        for (i, &option) in options.iter().enumerate() {
+            let place = values.wrapping_add(i);
+            let value = get!(place.cast_const())?;
+            let number = value.addr();
+            let size =
+                || i32::try_from(number).map_err(|_| Refusal::invalid(format!("a log of {number} bytes")));
+            match option {
+                CUjit_option::CU_JIT_INFO_LOG_BUFFER => logs.into[0].start = value.cast(),
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER => logs.into[1].start = value.cast(),
+                CUjit_option::CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES => {
+                    (logs.into[0].bytes, logs.into[0].told) = (size()?, place);
+                }
+                CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => {
+                    (logs.into[1].bytes, logs.into[1].told) = (size()?, place);
+                }
+                CUjit_option::CU_JIT_LOG_VERBOSE => logs.verbose = number != 0,
+                CUjit_option::CU_JIT_OPTIMIZATION_LEVEL if number > 4 => {
+                    return Err(Refusal::invalid(format!("optimisation level {number} of 0 to 4")));
+                }
+                CUjit_option::CU_JIT_TARGET if number != ptx::ARCHITECTURE as usize => {
+                    return Err(Refusal::unsupported(format!("compiling for {number} is not modelled")));
+                }
+                CUjit_option::CU_JIT_OPTIMIZATION_LEVEL
+                | CUjit_option::CU_JIT_TARGET
+                | CUjit_option::CU_JIT_TARGET_FROM_CUCONTEXT
+                | CUjit_option::CU_JIT_MAX_REGISTERS
+                | CUjit_option::CU_JIT_CACHE_MODE
+                | CUjit_option::CU_JIT_GENERATE_LINE_INFO
+                | CUjit_option::CU_JIT_GENERATE_DEBUG_INFO => {}
+                other => return Err(Refusal::unsupported(format!("{other:?} is not modelled"))),
+            }
+        }
+        Ok(logs)
     }
-    let cells = list!(parameters.cast_const(), kernel.parameters.len())?;
-    let parameters = cells
-        .into_iter()
-        .zip(&kernel.parameters)
-        .map(|(cell, &size)| list!(cell.cast::<u8>().cast_const(), size))
-        .collect::<Answer<Vec<_>>>()?;
-    let work = Invocation { kernel, grid, block, shared, parameters: Arc::new(parameters) };
-    stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL, Arc::new(work))
+
+    fn write(&self) -> Answer {
+        for (log, Buffer { start, bytes, told }) in [&self.info, &self.error].into_iter().zip(self.into) {
+            if !start.is_null() && bytes > 0 {
+                put_text(start, bytes, log)?;
+                let written = log.len().min(bytes as usize - 1);
+                if !told.is_null() {
+                    put!(told, std::ptr::without_provenance_mut(written))?;
+                }
+            }
+        }
+        Ok(())
+    }
 }

@@ -19,6 +19,8 @@ pub(crate) enum Kind {
     Pooled { context: u64 },
     /// `cuIpcOpenMemHandle`, by this context.
     Ipc { context: u64 },
+    /// A variable of a module that this context loaded.
+    Variable { context: u64 },
     /// `cuMemMap` of this handle, in a reservation: as `cuMemSetAccess` says.
     Virtual { handle: u64 },
 }
@@ -292,7 +294,7 @@ impl Space {
             .mapped
             .iter()
             .filter(|(_, e)| {
-                matches!(e.mapped.kind, Kind::Allocation { context } | Kind::Pooled { context } | Kind::Ipc { context } if context == gone)
+                matches!(e.mapped.kind, Kind::Allocation { context } | Kind::Pooled { context } | Kind::Ipc { context } | Kind::Variable { context } if context == gone)
             })
             .map(|(&base, _)| base)
             .collect();

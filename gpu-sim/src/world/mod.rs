@@ -79,7 +79,7 @@ impl World {
     }
 
     /// Runs `body` in the place of every kernel called `name` (as the PTX spells it), whose parameters have these
-    /// sizes in bytes. A later registration replaces an earlier one for functions that are looked up after it.
+    /// sizes in bytes. A later registration replaces an earlier one for launches that come after it.
     pub fn register_kernel(
         &self,
         name: &str,

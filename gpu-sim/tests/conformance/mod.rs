@@ -6,6 +6,7 @@
 //! On a machine with a GPU the rows are checked against the driver itself, each in a process of its own.
 
 mod capture;
+mod kernels;
 mod memory;
 
 use std::process::Command;
@@ -63,7 +64,7 @@ fn null<T>() -> *mut T {
 
 /// Every row.
 fn rows() -> impl Iterator<Item = &'static Row> {
-    memory::ROWS.iter().chain(capture::ROWS)
+    memory::ROWS.iter().chain(capture::ROWS).chain(kernels::ROWS)
 }
 
 const ROW: &str = "GPU_SIM_CONFORMANCE_ROW";
@@ -74,6 +75,7 @@ rusty_fork_test! {
         let wrong: Vec<String> = rows()
             .filter_map(|(name, ask, expected)| {
                 let world = World::builder().capacity(1 << 30).start().unwrap();
+                kernels::register(&world);
                 let found = ask(&Cuda::of(&world));
                 (found != *expected).then(|| format!("{name}:\n  found    {found}\n  expected {expected}"))
             })

@@ -3,12 +3,14 @@
 //! One call of the function is one launch, the whole grid: it reads its parameters, reaches memory through
 //! [`crate::memory::View`]s and so meets the faults that the kernel would meet.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod modules;
+pub(crate) mod ptx;
 
+use std::sync::Arc;
+
+pub(crate) use self::modules::{Function, Kernels, Module};
 use crate::fault::Fault;
 use crate::stream::{Exec, Launched, Work};
-use crate::world::Leak;
 
 /// What runs in a kernel's place.
 pub type Body = dyn Fn(&Launch<'_>) -> Result<(), Fault> + Send + Sync;
@@ -107,81 +109,4 @@ impl Work for Invocation {
         let Self { grid, block, shared, .. } = *self;
         Box::new(move |exec| (kernel.body)(&Launch { exec, grid, block, shared, parameters: &parameters }))
     }
-}
-
-/// The world's kernels and the modules that were loaded.
-#[derive(Debug, Default)]
-pub(crate) struct Kernels {
-    tables: Mutex<Tables>,
-}
-
-#[derive(Debug, Default)]
-struct Tables {
-    registered: BTreeMap<String, Arc<Kernel>>,
-    next: u64,
-    /// Modules: the names of the kernels in their images.
-    modules: BTreeMap<u64, Vec<String>>,
-    /// Functions that were asked for: their module and kernel.
-    functions: BTreeMap<u64, (u64, Arc<Kernel>)>,
-}
-
-impl Kernels {
-    fn tables(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn register(&self, name: &str, parameters: &[usize], body: Box<Body>) {
-        let kernel = Kernel { name: name.to_owned(), parameters: parameters.to_vec(), body };
-        self.tables().registered.insert(name.to_owned(), Arc::new(kernel));
-    }
-
-    /// A module of a PTX text.
-    pub(crate) fn load(&self, image: &str) -> u64 {
-        let mut tables = self.tables();
-        tables.next += 1;
-        let module = 0x3000_0000 + tables.next;
-        tables.modules.insert(module, entries(image));
-        module
-    }
-
-    /// False if there is no such module.
-    pub(crate) fn unload(&self, module: u64) -> bool {
-        let mut tables = self.tables();
-        tables.functions.retain(|_, f| f.0 != module);
-        tables.modules.remove(&module).is_some()
-    }
-
-    /// The handle of a module's kernel. `Err`: whether the module exists, whether the kernel is in it.
-    pub(crate) fn function(&self, module: u64, name: &str) -> Result<u64, (bool, bool)> {
-        let mut tables = self.tables();
-        let image = tables.modules.get(&module).ok_or((false, false))?;
-        if !image.iter().any(|n| n == name) {
-            return Err((true, false));
-        }
-        let kernel = tables.registered.get(name).cloned().ok_or((true, true))?;
-        let known = tables.functions.iter().find(|(_, f)| f.0 == module && f.1.name == name).map(|f| *f.0);
-        Ok(known.unwrap_or_else(|| {
-            tables.next += 1;
-            let function = 0x4000_0000 + tables.next;
-            tables.functions.insert(function, (module, kernel));
-            function
-        }))
-    }
-
-    pub(crate) fn kernel(&self, function: u64) -> Option<Arc<Kernel>> {
-        self.tables().functions.get(&function).map(|f| f.1.clone())
-    }
-
-    pub(crate) fn leaks(&self) -> Vec<Leak> {
-        let what = |names: &Vec<String>| format!("with the kernels {names:?}");
-        self.tables().modules.values().map(|m| Leak { kind: "module", what: what(m) }).collect()
-    }
-}
-
-/// The names that follow `.entry` in a PTX text.
-fn entries(image: &str) -> Vec<String> {
-    let name = |rest: &str| -> String {
-        rest.trim_start().chars().take_while(|c| c.is_alphanumeric() || "_$%".contains(*c)).collect()
-    };
-    image.split(".entry").skip(1).map(name).filter(|n| !n.is_empty()).collect()
 }

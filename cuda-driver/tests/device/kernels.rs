@@ -1,0 +1,229 @@
+//! A module of three kernels, as PTX for hardware and as host functions for the embedded device, and one flow through
+//! all that the crate does with modules.
+
+use cuda_driver::graph::CaptureMode;
+use cuda_driver::memory::{DeviceMemory, Element};
+use cuda_driver::module::{Argument, CacheMode, JitOptions, LaunchConfig, Module, ModuleError};
+use cuda_driver::sys::CUdevice_attribute;
+use cuda_driver::{Context, Driver, Error, Result, Stream};
+use gpu_sim::World;
+use gpu_sim::fault::Fault;
+use gpu_sim::kernel::Launch;
+use gpu_sim::memory::{Access, View};
+
+pub(super) const PTX: &str = include_str!("kernels.ptx");
+
+/// Puts host functions in the kernels' place.
+pub(super) fn register(world: &World) {
+    world.register_kernel("vector_add", &[8, 8, 8, 4], vector_add);
+    world.register_kernel("reverse", &[8, 4], reverse);
+    world.register_kernel("meet", &[8, 8], meet);
+}
+
+fn words(launch: &Launch<'_>, parameter: usize, count: u32) -> Result<View, Fault> {
+    launch.exec.view(launch.u64(parameter)?, u64::from(count) * 4, Access::all())
+}
+
+fn get(view: &View, index: u32) -> u32 {
+    let mut word = [0; 4];
+    view.read(index as usize * 4, &mut word);
+    u32::from_ne_bytes(word)
+}
+
+fn put(view: &View, index: u32, value: u32) {
+    view.write(index as usize * 4, &value.to_ne_bytes());
+}
+
+fn vector_add(launch: &Launch<'_>) -> Result<(), Fault> {
+    let count = launch.u32(3)?.min(launch.grid[0] * launch.block[0]);
+    let [to, a, b] = [words(launch, 0, count)?, words(launch, 1, count)?, words(launch, 2, count)?];
+    (0..count).for_each(|i| put(&to, i, get(&a, i).wrapping_add(get(&b, i))));
+    Ok(())
+}
+
+fn reverse(launch: &Launch<'_>) -> Result<(), Fault> {
+    let count = launch.u32(1)?;
+    if launch.shared < count * 4 {
+        return Err(Fault::Trap(format!("{count} words in {} bytes of shared memory", launch.shared)));
+    }
+    let view = words(launch, 0, count)?;
+    let room: Vec<u32> = (0..count).map(|i| get(&view, i)).collect();
+    (0..count).zip(room.iter().rev()).for_each(|(i, word)| put(&view, i, *word));
+    Ok(())
+}
+
+fn meet(launch: &Launch<'_>) -> Result<(), Fault> {
+    let blocks = launch.grid[0];
+    let (counter, seen) = (words(launch, 0, 1)?, words(launch, 1, blocks)?);
+    put(&counter, 0, get(&counter, 0) + blocks);
+    (0..blocks).for_each(|block| put(&seen, block, get(&counter, 0)));
+    Ok(())
+}
+
+fn upload<T: Element>(context: &Context, values: &[T]) -> Result<DeviceMemory> {
+    let memory = DeviceMemory::new(context, size_of_val(values))?;
+    memory.copy_from_host(0, values)?;
+    Ok(memory)
+}
+
+fn download(memory: &DeviceMemory) -> Result<Vec<u32>> {
+    let mut words = vec![0; memory.bytes() / 4];
+    memory.copy_to_host(0, &mut words)?;
+    Ok(words)
+}
+
+/// Everything once, with its outcome checked. What the driver or the device lacks is left out.
+pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Result<()> {
+    driver.module_loading_mode()?;
+    let options = JitOptions::new()
+        .max_registers(64)
+        .optimization_level(3)
+        .cache_mode(CacheMode::All)
+        .line_info()
+        .verbose();
+    let module = Module::load_ptx(context, PTX, &options)?;
+    if driver.api().table().cuModuleEnumerateFunctions.is_some() {
+        let mut names = module.function_names()?;
+        names.sort();
+        assert_eq!(names, ["meet", "reverse", "vector_add"]);
+    }
+    assert_eq!(module.global("table")?.bytes, 16);
+
+    let add = module.function("vector_add")?;
+    if driver.api().table().cuFuncGetParamInfo.is_some() {
+        assert_eq!(add.parameter_sizes(), Some([8, 8, 8, 4].as_slice()));
+    }
+    let attributes = add.attributes()?;
+    assert_eq!((attributes.ptx_version, attributes.static_shared_bytes), (70, 0));
+    assert_eq!(attributes.max_dynamic_shared_bytes, 48 << 10);
+    assert!(attributes.max_threads_per_block >= 256 && attributes.registers <= 64);
+    add.set_shared_carveout(Some(50))?;
+    add.set_shared_carveout(None)?;
+    let suggested = add.suggest_launch(0, 512)?;
+    assert!((32..=512).contains(&suggested.block_threads) && suggested.grid_blocks > 0);
+
+    vector_sums(context, stream, &module)?;
+    more_shared_memory_than_is_free(context, stream, &module)?;
+    all_blocks_at_once(context, stream, &module)
+}
+
+/// Eagerly, with every way to give arguments, and from a graph.
+fn vector_sums(context: &Context, stream: &Stream, module: &Module) -> Result<()> {
+    const N: u32 = 1000;
+    let add = module.function("vector_add")?;
+    let first: Vec<u32> = (0..N).collect();
+    let (a, b) = (upload(context, &first)?, upload(context, &[7u32; N as usize])?);
+    let to = upload(context, &[0u32; N as usize])?;
+    let expected: Vec<u32> = (7..N + 7).collect();
+    let check = |what: &str| {
+        stream.synchronize()?;
+        assert_eq!(download(&to)?, expected, "{what}");
+        to.copy_from_host(0, &[0u32; N as usize])
+    };
+    let mut config = LaunchConfig::linear(N.into(), 256);
+    // SAFETY: the kernel touches N words of three memories, which outlive the work: it is waited for.
+    unsafe { stream.launch_kernel(&add, &config, (to.ptr(), a.ptr(), b.ptr(), N))? };
+    check("a tuple")?;
+    let addresses = [to.ptr(), a.ptr(), b.ptr()];
+    let mut arguments: Vec<_> = addresses.iter().map(Argument::of).collect();
+    arguments.push(Argument::of(&N));
+    // SAFETY: as above.
+    unsafe { stream.launch_kernel(&add, &config, &arguments[..])? };
+    check("a list")?;
+
+    let device = context.device();
+    if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9 {
+        config = config.cluster(2).programmatic_serialization();
+        // SAFETY: as above; nothing that the kernel touches is in use by what is before it.
+        unsafe { stream.launch_kernel(&add, &config, (to.ptr(), a.ptr(), b.ptr(), N))? };
+        check("clusters of two")?;
+    }
+
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
+    // SAFETY: as above, for every launch of the graph.
+    unsafe {
+        stream.launch_kernel(&add, &LaunchConfig::linear(N.into(), 128), (to.ptr(), a.ptr(), b.ptr(), N))?;
+        stream.launch_kernel(
+            &add,
+            &LaunchConfig::linear(N.into(), 128),
+            (to.ptr(), to.ptr(), b.ptr(), 0u32),
+        )?;
+    }
+    let graph = capture.end()?;
+    assert_eq!(graph.node_count()?, 2);
+    let exec = graph.instantiate()?;
+    for launch in ["the graph's first launch", "its second"] {
+        stream.launch(&exec)?;
+        check(launch)?;
+    }
+    Ok(())
+}
+
+fn more_shared_memory_than_is_free(context: &Context, stream: &Stream, module: &Module) -> Result<()> {
+    const N: u32 = 16 << 10;
+    let reverse = module.function("reverse")?;
+    let memory = upload(context, &(0..N).collect::<Vec<u32>>())?;
+    let config = LaunchConfig::new(1, 512).shared_bytes(N * 4);
+    // SAFETY: refused.
+    let refused = unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), N)) };
+    match refused {
+        Err(Error::Launch(error)) => assert_eq!(
+            error.to_string(),
+            "kernel `reverse` was to be launched with dynamic shared bytes of a block of 65536, but \
+             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES is 49152"
+        ),
+        Err(other) => return Err(other),
+        Ok(()) => panic!("64 KiB of shared memory, unasked for"),
+    }
+    reverse.set_max_dynamic_shared_bytes(N * 4)?;
+    // SAFETY: the kernel touches the memory and the shared memory that it is given; the work is waited for.
+    unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), N))? };
+    stream.synchronize()?;
+    assert!(download(&memory)?.into_iter().eq((0..N).rev()));
+    Ok(())
+}
+
+fn all_blocks_at_once(context: &Context, stream: &Stream, module: &Module) -> Result<()> {
+    let device = context.device();
+    if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)? == 0 {
+        return Ok(());
+    }
+    let meet = module.function("meet")?;
+    let multiprocessors = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let blocks = meet.max_active_blocks(64, 0)? * multiprocessors as u32;
+    let (counter, seen) = (upload(context, &[0u32])?, upload(context, &vec![0u32; blocks as usize])?);
+    let config = LaunchConfig::new(blocks, 64).cooperative();
+    // SAFETY: the kernel touches a word and one for each block, which outlive it: it is waited for.
+    unsafe { stream.launch_kernel(&meet, &config, (counter.ptr(), seen.ptr()))? };
+    stream.synchronize()?;
+    assert_eq!(download(&seen)?, vec![blocks; blocks as usize]);
+    Ok(())
+}
+
+/// What is no PTX for this driver is refused with its log. Of the text, not of the code: a driver is asked.
+pub(super) fn refusals(context: &Context) {
+    let refused = |text: &str| match Module::load_ptx(context, text, &JitOptions::new()) {
+        Err(Error::Module(error @ ModuleError::Refused { .. })) => error,
+        other => panic!("{other:?}"),
+    };
+    let broken = refused(&PTX.replace(".visible .entry reverse", ".visible .entri reverse"));
+    let line = 1 + PTX.lines().position(|line| line.contains(".entry reverse")).unwrap();
+    let log = broken.log().unwrap();
+    assert!(log.contains(&format!("line {line};")) && broken.to_string().contains(log), "{broken}");
+    assert!(broken.to_string().starts_with("PTX 7.0 for sm_70 ("), "{broken}");
+
+    let newer = Error::from(refused(&PTX.replace(".version 7.0", ".version 99.0")));
+    assert_eq!(newer.code().unwrap().name(), Some("CUDA_ERROR_UNSUPPORTED_PTX_VERSION"), "{newer}");
+    let driver = context.driver().version();
+    assert!(newer.to_string().contains(&format!("newer than this driver (CUDA {driver}) takes")), "{newer}");
+
+    let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
+    let absent = module.function("vector_sub").unwrap_err().to_string();
+    assert!(
+        absent.starts_with("PTX 7.0 for sm_70 (") && absent.contains("has no kernel `vector_sub`"),
+        "{absent}"
+    );
+    assert!(absent.contains("it has: ") && absent.contains("vector_add"), "{absent}");
+    let absent = module.global("vector_add").unwrap_err().to_string();
+    assert!(absent.contains("has no variable `vector_add`"), "{absent}");
+}
