@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         child::answer(&examined)
     } else {
-        report::print(&examined);
+        print!("{}", report::text(&examined));
         Ok(())
     }
 }

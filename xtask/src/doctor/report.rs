@@ -9,70 +9,81 @@ use crate::abi::probe::Probe;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Prints all of it.
-pub(super) fn print(examined: &Examined) {
-    let facts = &examined.facts;
-    libraries("CUDA driver libraries", &facts.cuda);
-    libraries("NCCL libraries", &facts.nccl);
-    match &facts.devices {
-        Tried::Done(found) => devices(found),
-        Tried::Failed { .. } if facts.cuda.taken.error().is_some() => {
-            println!("GPUs\n  none without a driver\n")
-        }
-        Tried::Failed { error } => println!("GPUs\n  none: {}\n", brief(error)),
-    }
-    host(&facts.host);
-    variables(&facts.variables);
-    verdicts(examined);
-    findings(&examined.findings);
+/// Adds a line.
+macro_rules! say {
+    ($out:expr, $($text:tt)*) => {{
+        $out.push_str(&format!($($text)*));
+        $out.push('\n');
+    }};
 }
 
-fn libraries(title: &str, libraries: &Libraries) {
-    println!("{title}");
+/// All of it, in lines.
+pub(super) fn text(examined: &Examined) -> String {
+    let mut text = String::new();
+    let out = &mut text;
+    let facts = &examined.facts;
+    libraries(out, "CUDA driver libraries", &facts.cuda);
+    libraries(out, "NCCL libraries", &facts.nccl);
+    match &facts.devices {
+        Tried::Done(found) => devices(out, found),
+        Tried::Failed { .. } if facts.cuda.taken.error().is_some() => {
+            say!(out, "GPUs\n  none without a driver\n")
+        }
+        Tried::Failed { error } => say!(out, "GPUs\n  none: {}\n", brief(error)),
+    }
+    host(out, &facts.host);
+    variables(out, &facts.variables);
+    verdicts(out, examined);
+    findings(out, &examined.findings);
+    text
+}
+
+fn libraries(out: &mut String, title: &str, libraries: &Libraries) {
+    say!(out, "{title}");
     if let Tried::Failed { error } = &libraries.taken {
-        println!("  none is taken: {}", brief(error));
+        say!(out, "  none is taken: {}", brief(error));
     }
     for library in &libraries.found {
         let sources = library.sources.join(", ");
         match &library.probe {
             Tried::Failed { error } => {
-                println!("  - {} (from {sources})\n      {}", library.path.display(), brief(error))
+                say!(out, "  - {} (from {sources})\n      {}", library.path.display(), brief(error))
             }
             Tried::Done(probe) => {
-                println!(
+                say!(
+                    out,
                     "  {} {} {} (from {sources})",
                     if library.taken { "*" } else { "-" },
                     probe.version,
                     library.path.display()
                 );
                 if let (true, Tried::Done(taken)) = (library.taken, &libraries.taken) {
-                    println!("      taken, because of: {}", taken.why);
+                    say!(out, "      taken, because of: {}", taken.why);
                 }
-                offer(probe);
+                offer(out, probe);
             }
         }
     }
-    println!();
+    say!(out, "");
 }
 
 /// What the library has and lacks, and what for.
-fn offer(probe: &Probe) {
+fn offer(out: &mut String, probe: &Probe) {
     let absent: usize = probe.absent.iter().map(|absent| absent.functions.len()).sum();
     let there = probe.functions.len();
     let features = probe.features.len();
-    println!(
+    say!(
+        out,
         "      {there} of {} functions, {features} of {} features",
         there + absent,
         features + probe.refused.len()
     );
     for refused in &probe.refused {
-        println!("      no {}: {}", refused.feature, refused.summary);
-        if refused.known_bad {
-            println!("        {}", refused.reason);
-        }
+        let why = if refused.known_bad { &refused.reason } else { &refused.summary };
+        say!(out, "      no {}: {why}", refused.feature);
     }
     for absent in &probe.absent {
-        println!("      not before {}: {}", absent.since, some(&absent.functions));
+        say!(out, "      not before {}: {}", absent.since, some(&absent.functions));
     }
 }
 
@@ -95,7 +106,7 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
-fn devices(devices: &Devices) {
+fn devices(out: &mut String, devices: &Devices) {
     let mut gpus = table([
         "GPU",
         "name",
@@ -110,7 +121,10 @@ fn devices(devices: &Devices) {
     ]);
     for gpu in &devices.gpus {
         let free = gpu.memory_free.map_or_else(|| "-".into(), |bytes| format!("{:.1}", bytes as f64 / GIB));
-        let granule = gpu.granularity.map(|g| format!("{} to {}", g.minimum >> 10, g.recommended >> 10));
+        let granule = gpu.granularity.map(|of| match (of.minimum >> 10, of.recommended >> 10) {
+            (minimum, recommended) if minimum == recommended => minimum.to_string(),
+            (minimum, recommended) => format!("{minimum}, better {recommended}"),
+        });
         gpus.add_row([
             gpu.ordinal.to_string(),
             gpu.name.clone(),
@@ -124,17 +138,19 @@ fn devices(devices: &Devices) {
             if gpu.multicast { "supported" } else { "no" }.into(),
         ]);
     }
-    println!("GPUs\n{gpus}");
+    say!(out, "GPUs\n{gpus}");
     for gpu in &devices.gpus {
-        println!("  {} {}", gpu.ordinal, gpu.uuid.as_deref().unwrap_or("has no uuid"));
+        say!(out, "  {} {}", gpu.ordinal, gpu.uuid.as_deref().unwrap_or("has no uuid"));
     }
     if !devices.pairs.is_empty() {
-        println!(
+        say!(
+            out,
             "  from a row's GPU to a column's: access (a: with native atomics) and the link's rank, 0 the best"
         );
-        println!("{}", matrix(devices));
+        say!(out, "{}", matrix(devices));
     }
-    println!(
+    say!(
+        out,
         "  modules are loaded: {}\n",
         devices.module_loading.as_deref().unwrap_or("the driver does not tell")
     );
@@ -166,48 +182,53 @@ fn matrix(devices: &Devices) -> Table {
     matrix
 }
 
-fn host(host: &Host) {
-    println!("Host");
-    println!("  kernel module: {}", host.kernel_module.as_deref().unwrap_or("none"));
+fn host(out: &mut String, host: &Host) {
+    say!(out, "Host");
+    say!(out, "  kernel module: {}", host.kernel_module.as_deref().unwrap_or("none"));
     if let Some(sign) = &host.container {
-        println!("  container: {sign}");
+        say!(out, "  container: {sign}");
     }
     match &host.shared_memory {
         Tried::Done(space) => {
-            println!("  /dev/shm: {:.1} GiB free of {:.1}", space.free as f64 / GIB, space.total as f64 / GIB)
+            say!(
+                out,
+                "  /dev/shm: {:.1} GiB free of {:.1}",
+                space.free as f64 / GIB,
+                space.total as f64 / GIB
+            )
         }
-        Tried::Failed { error } => println!("  /dev/shm: {}", brief(error)),
+        Tried::Failed { error } => say!(out, "  /dev/shm: {}", brief(error)),
     }
     let limits = host.limits.iter().map(|(name, limit)| {
         let soft = limit.soft.map_or_else(|| "unlimited".into(), |soft| soft.to_string());
         format!("{name} {soft}")
     });
-    println!("  limits: {}", limits.collect::<Vec<_>>().join(", "));
+    say!(out, "  limits: {}", limits.collect::<Vec<_>>().join(", "));
     for (name, tried) in [
         ("abstract Unix sockets", &host.abstract_sockets),
         ("loopback interface", &host.loopback),
         ("embedded device", &host.embedded_device),
     ] {
-        println!("  {name}: {}", tried.error().map_or_else(|| "works".into(), brief));
+        say!(out, "  {name}: {}", tried.error().map_or_else(|| "works".into(), brief));
     }
     let channels = host.imex_channels.join(", ");
-    println!("  IMEX channels: {}\n", if channels.is_empty() { "none" } else { &channels });
+    say!(out, "  IMEX channels: {}\n", if channels.is_empty() { "none" } else { &channels });
 }
 
-fn variables(variables: &[Variable]) {
+fn variables(out: &mut String, variables: &[Variable]) {
     if variables.is_empty() {
         return;
     }
-    println!("Variables of NCCL and CUDA");
+    say!(out, "Variables of NCCL and CUDA");
     for Variable { name, value, source, effect, .. } in variables {
         let from = if source == "environment" { String::new() } else { format!(" (from {source})") };
-        println!("  {name}={value}{from}: {}", effect.as_deref().unwrap_or("not known here"));
+        say!(out, "  {name}={value}{from}: {}", effect.as_deref().unwrap_or("not known here"));
     }
-    println!();
+    say!(out, "");
 }
 
-fn verdicts(examined: &Examined) {
-    println!("Crates");
+fn verdicts(out: &mut String, examined: &Examined) {
+    say!(out, "Crates");
     for verdict in &examined.crates {
         let outcome = match verdict.outcome {
             Outcome::Works => "works",
@@ -216,32 +237,32 @@ fn verdicts(examined: &Examined) {
         };
         let why =
             if verdict.why.is_empty() { String::new() } else { format!(": {}", verdict.why.join("; ")) };
-        println!("  {:<16} {outcome}{why}", verdict.name);
+        say!(out, "  {:<16} {outcome}{why}", verdict.name);
     }
     let unavailable = examined.crates.iter().any(|verdict| verdict.outcome == Outcome::Unavailable);
     if unavailable && examined.facts.host.embedded_device.done().is_some() {
-        println!("  On the embedded device every crate works here, the demo and all tests with it.");
+        say!(out, "  On the embedded device every crate works here, the demo and all tests with it.");
     }
-    println!();
+    say!(out, "");
 }
 
-fn findings(findings: &[Finding]) {
+fn findings(out: &mut String, findings: &[Finding]) {
     if findings.is_empty() {
-        return println!("Nothing stands in the way.");
+        return say!(out, "Nothing stands in the way.");
     }
-    println!("Findings, the worst last");
+    say!(out, "Findings, the worst last");
     for Finding { weight, subject, cause, remedy, crates } in findings {
         let weight = match weight {
             Weight::Note => "note",
             Weight::Limit => "limit",
             Weight::Fault => "fault",
         };
-        println!("  {weight}: {subject}: {cause}");
+        say!(out, "  {weight}: {subject}: {cause}");
         if !crates.is_empty() {
-            println!("      concerns: {}", crates.join(", "));
+            say!(out, "      concerns: {}", crates.join(", "));
         }
         if let Some(remedy) = remedy {
-            println!("      remedy: {remedy}");
+            say!(out, "      remedy: {remedy}");
         }
     }
 }
@@ -262,7 +283,11 @@ pub(super) fn brief(error: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::brief;
+    use proptest::prelude::*;
+
+    use super::{brief, text};
+    use crate::doctor::Examined;
+    use crate::doctor::verdict::{judge, tests as hosts};
 
     #[test]
     fn of_what_was_tried_only_what_is_there_is_told() {
@@ -271,5 +296,39 @@ mod tests {
         assert_eq!(brief(absent), "no X found.");
         let broken = format!("{absent}\n  x.so.2: /lib/x.so.2: file too short");
         assert_eq!(brief(&broken), "no X found.; x.so.2: /lib/x.so.2: file too short");
+    }
+
+    fn examined(changes: &[hosts::Change]) -> Examined {
+        let facts = hosts::changed(changes);
+        let (findings, crates) = judge(&facts);
+        Examined { facts, findings, crates }
+    }
+
+    #[test]
+    fn a_host_of_four_gpus_is_shown_as_a_matrix() {
+        let text = text(&examined(&[hosts::Change::Devices(4), hosts::Change::Apart(2)]));
+        let row = |ordinal: &str| {
+            let mut rows = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            rows.rfind(|row| row.first() == Some(&ordinal)).unwrap_or_default().join(" ")
+        };
+        assert_eq!(row("1"), "1 yes a 0 · yes a 0 yes a 0", "{text}");
+        assert_eq!(row("2"), "2 no no · no", "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_finding_is_told_and_the_worst_last(changes in prop::collection::vec(hosts::change(), 0..8)) {
+            let examined = examined(&changes);
+            let text = text(&examined);
+            let mut rest = text.as_str();
+            for finding in &examined.findings {
+                let at = rest.find(&finding.cause);
+                prop_assert!(at.is_some(), "{:?} is missing in its place:\n{}", finding, text);
+                rest = &rest[at.unwrap_or(0)..];
+            }
+            for verdict in &examined.crates {
+                prop_assert!(text.contains(verdict.name));
+            }
+        }
     }
 }

@@ -9,7 +9,9 @@ use crate::doctor::report::brief;
 impl Findings {
     pub(super) fn driver(&mut self, facts: &Facts) {
         if let Some(error) = facts.cuda.taken.error() {
-            let remedy = if !facts.cuda.found.is_empty() {
+            let remedy = if named(facts, cuda_driver_sys::VARIABLE) {
+                "correct CUDA_DRIVER_SYS_LIBRARY, or unset it"
+            } else if !facts.cuda.found.is_empty() {
                 "none of the libraries that were found works (see the notes on them): remove those that are no \
                  driver's, or install the driver again"
             } else if facts.host.kernel_module.is_none() {
@@ -40,8 +42,7 @@ impl Findings {
             let subject = format!("CUDA driver {}: no {}", driver.version, refused.feature);
             self.add(Weight::Limit, subject, crates, cause, Some("install a newer driver".into()));
         }
-        let numbers: Vec<u32> = driver.version.split('.').filter_map(|number| number.parse().ok()).collect();
-        if numbers.first().is_some_and(|&major| major < 12) {
+        if numbers(&driver.version).first().is_some_and(|&major| major < 12) {
             self.add(
                 Weight::Limit,
                 format!("CUDA driver {}", driver.version),
@@ -52,10 +53,14 @@ impl Findings {
         }
     }
 
-    pub(super) fn nccl(&mut self, nccl: &Libraries) {
+    pub(super) fn nccl(&mut self, facts: &Facts) {
+        let nccl = &facts.nccl;
         if let Some(error) = nccl.taken.error() {
             let remedy = match nccl.usable().max_by_key(|probe| numbers(&probe.version)) {
                 Some(probe) => format!("set {}={}", nccl_sys::VARIABLE, probe.path.display()),
+                None if named(facts, nccl_sys::VARIABLE) => {
+                    format!("correct {}, or unset it", nccl_sys::VARIABLE)
+                }
                 None => format!(
                     "install NCCL (`pip install nvidia-nccl-cu12`, or the system's package), and set {} to its \
                      libnccl.so.2 if the loader does not find it",
@@ -110,6 +115,11 @@ impl Findings {
             );
         }
     }
+}
+
+/// Whether the variable that names a library's file is set.
+fn named(facts: &Facts, variable: &str) -> bool {
+    facts.variables.iter().any(|set| set.name == variable && !set.value.is_empty())
 }
 
 /// The library with a feature, on this host or in the world.

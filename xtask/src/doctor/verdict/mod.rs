@@ -4,7 +4,7 @@ mod devices;
 mod host;
 mod libraries;
 #[cfg(test)]
-mod tests;
+pub(in crate::doctor) mod tests;
 
 use serde::Serialize;
 
@@ -69,7 +69,7 @@ const ON_GROUPS: [&str; 2] = ["process-group", "symm-mem"];
 pub(super) fn judge(facts: &Facts) -> (Vec<Finding>, Vec<Verdict>) {
     let mut findings = Findings(Vec::new());
     findings.driver(facts);
-    findings.nccl(&facts.nccl);
+    findings.nccl(facts);
     findings.copies("CUDA driver", cuda_driver_sys::VARIABLE, &facts.cuda);
     findings.copies("NCCL", nccl_sys::VARIABLE, &facts.nccl);
     if let Tried::Done(devices) = &facts.devices {

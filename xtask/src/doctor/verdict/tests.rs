@@ -243,7 +243,7 @@ fn refused_fabric_handles_are_a_note_with_the_cause() {
 
 /// One change to a host.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+pub(in crate::doctor) enum Change {
     NoDriver,
     NoDevices,
     Devices(u32),
@@ -265,7 +265,7 @@ enum Change {
     Variable(&'static str, &'static str),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+pub(in crate::doctor) fn change() -> impl Strategy<Value = Change> {
     use Change::*;
     prop_oneof![
         Just(NoDriver),
@@ -289,6 +289,13 @@ fn change() -> impl Strategy<Value = Change> {
         Just(Variable("NCCL_WIN_ENABLE", "0")),
         Just(Variable("CUDA_LAUNCH_BLOCKING", "1")),
     ]
+}
+
+/// A good host, changed.
+pub(in crate::doctor) fn changed(changes: &[Change]) -> Facts {
+    let mut facts = good();
+    changes.iter().for_each(|&change| apply(&mut facts, change));
+    facts
 }
 
 fn apply(facts: &mut Facts, change: Change) {
@@ -340,9 +347,7 @@ fn apply(facts: &mut Facts, change: Change) {
 proptest! {
     #[test]
     fn verdicts_are_the_worst_of_their_findings(changes in prop::collection::vec(change(), 0..8)) {
-        let mut facts = good();
-        changes.iter().for_each(|&change| apply(&mut facts, change));
-        let (findings, verdicts) = judge(&facts);
+        let (findings, verdicts) = judge(&changed(&changes));
         prop_assert!(findings.is_sorted_by_key(|finding| finding.weight), "{findings:?}");
         for finding in &findings {
             prop_assert!(!finding.subject.is_empty() && !finding.cause.is_empty(), "{finding:?}");
@@ -365,11 +370,7 @@ proptest! {
 
     #[test]
     fn a_change_for_the_worse_mends_nothing(changes in prop::collection::vec(change(), 0..6), at in 0_usize..6) {
-        let judged = |changes: &[Change]| {
-            let mut facts = good();
-            changes.iter().for_each(|&change| apply(&mut facts, change));
-            judge(&facts).1
-        };
+        let judged = |changes: &[Change]| judge(&changed(changes)).1;
         // What is hidden behind a missing driver or other devices is no change for the worse.
         let independent = |change: &Change| !matches!(change, Change::NoDriver | Change::NoDevices
             | Change::Devices(_) | Change::NoNccl | Change::TwoNccls | Change::BrokenNccl
