@@ -12,7 +12,7 @@ impl Findings {
             let remedy = if named(facts, cuda_driver_sys::VARIABLE) {
                 "correct CUDA_DRIVER_SYS_LIBRARY, or unset it"
             } else if !facts.cuda.found.is_empty() {
-                "none of the libraries that were found works (see the notes on them): remove those that are no \
+                "none of the libraries that were found works (see the notes on them): leave out those that are no \
                  driver's, or install the driver again"
             } else if facts.host.kernel_module.is_none() {
                 "install NVIDIA's driver; without a GPU, the demo and all tests run on the embedded device"
@@ -88,7 +88,8 @@ impl Findings {
             if let Some(error) = library.probe.error() {
                 let subject = format!("{what} at {}", library.path.display());
                 let via = library.sources.join(", ");
-                let remedy = format!("remove it, or leave it out of what leads to it ({via})");
+                let remedy =
+                    format!("put a working one in its place, or leave it out of what leads to it: {via}");
                 self.add(
                     Weight::Note,
                     subject,
