@@ -26,6 +26,7 @@ mod report;
 mod variables;
 mod verdict;
 
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -78,8 +79,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         child::answer(&examined)
     } else {
-        print!("{}", report::text(&examined));
-        Ok(())
+        // A reader who has seen enough is no reason to panic.
+        Ok(std::io::stdout().write_all(report::text(&examined).as_bytes())?)
     }
 }
 

@@ -108,8 +108,8 @@ impl Findings {
                 format!("{} releases of {what}", releases.len()),
                 &[],
                 format!(
-                    "{} are on this host; a program takes the copy that its process has loaded already, so one with \
-                     PyTorch takes PyTorch's",
+                    "{} are on this host; a program takes the copy that its process has loaded already \
+                     (PyTorch loads an NCCL of its own)",
                     releases.join(", ")
                 ),
                 Some(format!("set {variable} on every rank where it matters")),
