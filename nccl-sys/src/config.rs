@@ -1,17 +1,13 @@
-//! NCCL's configuration structures: initialised as the header's macros do, and compared with the library at hand.
+//! A communicator's configuration, and which of its fields the library at hand ignores.
 //!
 //! One structure suits every release: it says its own size and version, an older library reads as much of it as
 //! it knows, and a newer one takes the rest as undefined. [`Api::config`] makes it. But an older library does not
 //! say that it has dropped a field; [`Api::ignored`] does.
 
 use std::ffi::{c_char, c_int, c_uint};
-use std::mem::offset_of;
 use std::ptr;
 
-use crate::{
-    Api, Item, Missing, NCCL_API_MAGIC, NCCL_VERSION_CODE, Version, Why, ncclCollConfig_t, ncclConfig_t,
-    ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t,
-};
+use crate::{Api, CONFIG_FIELDS, Item, Missing, Structure, UNDEFINED, Version, Why, ncclConfig_t};
 
 /// The value of an integer field that is left to NCCL.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
@@ -35,73 +31,53 @@ pub struct ConfigField {
     /// Its size in bytes.
     pub size: usize,
     /// Whether a configuration leaves it to NCCL.
-    is_undefined: fn(&ncclConfig_t) -> bool,
+    pub(crate) is_undefined: fn(&ncclConfig_t) -> bool,
 }
 
 /// A field's value that stands for none.
-trait Undefined {
+pub(crate) trait Undefined {
+    const UNDEFINED: Self;
+
     fn is_undefined(&self) -> bool;
 }
 
 impl Undefined for c_int {
+    const UNDEFINED: Self = NCCL_CONFIG_UNDEF_INT;
+
     fn is_undefined(&self) -> bool {
-        *self == NCCL_CONFIG_UNDEF_INT
+        *self == Self::UNDEFINED
     }
 }
 
 impl Undefined for *const c_char {
+    const UNDEFINED: Self = NCCL_CONFIG_UNDEF_PTR;
+
     fn is_undefined(&self) -> bool {
         self.is_null()
     }
 }
 
-/// Defines [`CONFIG_FIELDS`], and the configuration in which all of them are undefined.
-macro_rules! fields {
-    ($($name:ident = $undefined:ident since ($major:literal, $minor:literal, $patch:literal);)*) => {
-        /// The fields of [`ncclConfig_t`] that a user may set, in their order.
-        pub static CONFIG_FIELDS: &[ConfigField] = &[$(
-            ConfigField {
+/// Defines `CONFIG_FIELDS`, and the configuration in which all of them are undefined.
+macro_rules! config_fields {
+    ($($name:ident $since:tt,)*) => {
+        /// The fields of [`ncclConfig_t`](crate::ncclConfig_t) that a user may set, in their order.
+        pub static CONFIG_FIELDS: &[crate::ConfigField] = &[$(
+            crate::ConfigField {
                 name: stringify!($name),
-                since: Version::new($major, $minor, $patch),
-                offset: offset_of!(ncclConfig_t, $name),
+                since: release!($since),
+                offset: core::mem::offset_of!(crate::ncclConfig_t, $name),
                 size: size_of_val(&UNDEFINED.$name),
-                is_undefined: |config| config.$name.is_undefined(),
+                is_undefined: |config| crate::config::Undefined::is_undefined(&config.$name),
             },
         )*];
 
-        const UNDEFINED: ncclConfig_t = ncclConfig_t {
-            size: size_of::<ncclConfig_t>(),
-            magic: NCCL_API_MAGIC,
-            version: NCCL_VERSION_CODE,
-            $($name: $undefined,)*
+        pub(crate) const UNDEFINED: crate::ncclConfig_t = crate::ncclConfig_t {
+            size: size_of::<crate::ncclConfig_t>(),
+            magic: crate::NCCL_API_MAGIC,
+            version: crate::NCCL_VERSION_CODE,
+            $($name: crate::config::Undefined::UNDEFINED,)*
         };
     };
-}
-
-fields! {
-    blocking = NCCL_CONFIG_UNDEF_INT since (2, 14, 3);
-    cgaClusterSize = NCCL_CONFIG_UNDEF_INT since (2, 17, 1);
-    minCTAs = NCCL_CONFIG_UNDEF_INT since (2, 17, 1);
-    maxCTAs = NCCL_CONFIG_UNDEF_INT since (2, 17, 1);
-    netName = NCCL_CONFIG_UNDEF_PTR since (2, 17, 1);
-    splitShare = NCCL_CONFIG_UNDEF_INT since (2, 18, 1);
-    trafficClass = NCCL_CONFIG_UNDEF_INT since (2, 26, 2);
-    commName = NCCL_CONFIG_UNDEF_PTR since (2, 27, 3);
-    collnetEnable = NCCL_CONFIG_UNDEF_INT since (2, 27, 3);
-    CTAPolicy = NCCL_CONFIG_UNDEF_INT since (2, 27, 3);
-    shrinkShare = NCCL_CONFIG_UNDEF_INT since (2, 27, 3);
-    nvlsCTAs = NCCL_CONFIG_UNDEF_INT since (2, 27, 3);
-    nChannelsPerNetPeer = NCCL_CONFIG_UNDEF_INT since (2, 28, 3);
-    nvlinkCentricSched = NCCL_CONFIG_UNDEF_INT since (2, 28, 3);
-    graphUsageMode = NCCL_CONFIG_UNDEF_INT since (2, 29, 2);
-    numRmaCtx = NCCL_CONFIG_UNDEF_INT since (2, 29, 2);
-    maxP2pPeers = NCCL_CONFIG_UNDEF_INT since (2, 30, 3);
-    graphStreamOrdering = NCCL_CONFIG_UNDEF_INT since (2, 30, 7);
-    launchOrderImplicit = NCCL_CONFIG_UNDEF_INT since (2, 31, 2);
-    numRmaSig = NCCL_CONFIG_UNDEF_INT since (2, 31, 2);
-    rmaEagerInit = NCCL_CONFIG_UNDEF_INT since (2, 31, 2);
-    hostCftMode = NCCL_CONFIG_UNDEF_INT since (2, 31, 2);
-    nvlsHostMode = NCCL_CONFIG_UNDEF_INT since (2, 32, 3);
 }
 
 impl Default for ncclConfig_t {
@@ -113,8 +89,9 @@ impl Default for ncclConfig_t {
 }
 
 impl ncclConfig_t {
-    /// As the header of `release` initialises it. Before 2.17 the library takes no undefined `blocking`: there it
-    /// is 1, which is everywhere the default.
+    /// Every field left to NCCL, with the values that the header of `release` has for that: before 2.17 the library
+    /// takes no undefined `blocking`, and it is 1, which is everywhere the default. Size and version stay those of
+    /// the newest header, which every library takes.
     pub fn for_release(release: Version) -> Self {
         let blocking = if release < Version::new(2, 17, 1) { 1 } else { NCCL_CONFIG_UNDEF_INT };
         Self { blocking, ..UNDEFINED }
@@ -122,9 +99,7 @@ impl ncclConfig_t {
 
     /// The size in bytes that the structure has in the header of `release`; `None` before 2.14, which has none.
     pub fn size_in(release: Version) -> Option<usize> {
-        let known = CONFIG_FIELDS.iter().filter(|field| field.since <= release);
-        let end = known.map(|field| field.offset + field.size).max()?;
-        Some(end.next_multiple_of(align_of::<Self>()))
+        Structure::named("ncclConfig_t")?.size_in(release)
     }
 
     /// Whether the field of this name is set, and not left to NCCL.
@@ -159,55 +134,10 @@ impl Api {
     }
 }
 
-impl Default for ncclCollConfig_t {
-    /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. An algorithm that is named must be usable.
-    fn default() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: NCCL_API_MAGIC,
-            version: NCCL_VERSION_CODE,
-            ext: ptr::null_mut(),
-            minCTAs: NCCL_CONFIG_UNDEF_INT,
-            maxCTAs: NCCL_CONFIG_UNDEF_INT,
-            nvlsCTAs: NCCL_CONFIG_UNDEF_INT,
-            cgaClusterSize: NCCL_CONFIG_UNDEF_INT,
-            algSelection: NCCL_CONFIG_UNDEF_PTR,
-            forceAlgSelection: 1,
-            CTAPolicy: NCCL_CONFIG_UNDEF_INT,
-            userProfilerTag: 0,
-            launchCompletionEvent: ptr::null_mut(),
-        }
-    }
-}
-
-impl Default for ncclSimInfo_t {
-    /// `NCCL_SIM_INFO_INITIALIZER`.
-    fn default() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: NCCL_SIM_INFO_MAGIC,
-            version: NCCL_VERSION_CODE,
-            estimatedTime: crate::NCCL_UNDEF_FLOAT as f32,
-        }
-    }
-}
-
-impl Default for ncclEncryptionConfig_t {
-    /// No encryption: `NCCL_ENCRYPTION_CONFIG_INITIALIZER`.
-    fn default() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            magic: NCCL_API_MAGIC,
-            version: NCCL_VERSION_CODE,
-            mode: ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as c_int,
-            psk: ptr::null(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NCCL_VERSION_CODE;
 
     #[test]
     fn the_structure_is_as_large_as_its_fields() {

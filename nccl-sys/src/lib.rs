@@ -3,10 +3,13 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `generated` | types, constants and the table of functions, from the newest `nccl.h` |
+//! | `generated` | types, constants and the table of functions, from the newest headers |
 //! | `dynamic` | how the library is found, and what it lacks |
-//! | `config` | configuration structures, and which of their fields a release ignores |
+//! | `config` | a communicator's configuration, and which of its fields a release ignores |
 //! | `config_builder`, `environment` | a configuration for the library at hand, and what beats it |
+//! | `initial` | other structures that say their own size, as the header initialises them |
+//! | `device` | structures of the device interface that differ by release: room and handle |
+//! | `history` | since when structures, fields and constants are as they are |
 //! | `feature` | what depends on the release |
 //! | `result` | what a result code means to a release |
 //! | [`python`] | the copies that Python environments have |
@@ -28,13 +31,18 @@
 //! ```
 
 mod binding;
+#[macro_use]
 mod config;
 mod config_builder;
+mod device;
 #[macro_use]
 mod dynamic;
 mod environment;
 mod feature;
+#[macro_use]
+mod history;
 mod generated;
+mod initial;
 pub mod python;
 mod result;
 mod version;
@@ -49,6 +57,7 @@ pub use dynamic::{
 pub use environment::{Override, overrides};
 pub use feature::Feature;
 pub use generated::*;
+pub use history::{Constant, Field, Structure};
 pub use result::Meaning;
 pub use version::Version;
 

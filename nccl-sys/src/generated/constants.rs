@@ -1,4 +1,4 @@
-//! Constants. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+//! Constants. Written by `cargo xtask codegen` from `nccl.h` and `nccl_device.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
 pub const NCCL_MAJOR: u32 = 2;
 pub const NCCL_MINOR: u32 = 32;
@@ -22,3 +22,4 @@ pub const NCCL_SHRINK_DEFAULT: u32 = 0;
 pub const NCCL_SHRINK_ABORT: u32 = 1;
 pub const NCCL_REVOKE_DEFAULT: u32 = 0;
 pub const NCCL_SUSPEND_MEM: u32 = 1;
+pub const NCCL_GIN_MAX_ACTIVE_BACKENDS: u32 = 4;

@@ -1,4 +1,4 @@
-//! Enumerations. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+//! Enumerations. Written by `cargo xtask codegen` from `nccl.h` and `nccl_device.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
 enumeration! {
     ncclResult_t: u32 {
@@ -95,5 +95,41 @@ enumeration! {
     ncclEncryptionMode_t: u32 {
         NCCL_ENCRYPTION_MODE_NONE = 0,
         NCCL_ENCRYPTION_MODE_PSK = 1,
+    }
+}
+
+enumeration! {
+    ncclGinConnectionType_t: u32 {
+        NCCL_GIN_CONNECTION_NONE = 0,
+        NCCL_GIN_CONNECTION_FULL = 1,
+        NCCL_GIN_CONNECTION_RAIL = 2,
+        NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3,
+    }
+}
+
+enumeration! {
+    ncclGinType_t: u32 {
+        NCCL_GIN_TYPE_NONE = 0,
+        NCCL_GIN_TYPE_PROXY = 2,
+        NCCL_GIN_TYPE_GDAKI = 3,
+        NCCL_GIN_TYPE_GPI = 4,
+        NCCL_GIN_TYPE_EFA_GDA = 5,
+        NCCL_GIN_MAX_TYPES = 6,
+    }
+}
+
+enumeration! {
+    ncclCftTeamMode_t: u32 {
+        NCCL_CFT_TEAM_FLAT = 0,
+        NCCL_CFT_TEAM_HIER_MULTIMEM = 1,
+        NCCL_CFT_TEAM_HIER_LSA = 2,
+    }
+}
+
+enumeration! {
+    ncclCftCap_t: u32 {
+        NCCL_CFT_NONE = 0,
+        NCCL_CFT = 1,
+        NCCL_CFT_MULTIMEM = 2,
     }
 }

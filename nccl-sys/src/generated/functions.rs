@@ -1,12 +1,12 @@
-//! Functions. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+//! Functions. Written by `cargo xtask codegen` from `nccl.h` and `nccl_device.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
 use super::enums::*;
 use super::types::*;
 use core::ffi::*;
 
 functions! {
-    (2, 19, 1) "ncclMemAlloc" => ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
-    (2, 19, 1) "ncclMemFree" => ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
+    (2, 19, 3) "ncclMemAlloc" => ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t;
+    (2, 19, 3) "ncclMemFree" => ncclMemFree(ptr: *mut c_void) -> ncclResult_t;
     (2, 13, 4) "ncclGetVersion" => ncclGetVersion(version: *mut c_int) -> ncclResult_t;
     (2, 13, 4) "ncclGetUniqueId" => ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t;
     (2, 14, 3) "ncclCommInitRankConfig" => ncclCommInitRankConfig(comm: *mut ncclComm_t, nranks: c_int, commId: ncclUniqueId, rank: c_int, config: *mut ncclConfig_t) -> ncclResult_t;
@@ -23,12 +23,13 @@ functions! {
     (2, 23, 4) "ncclCommInitRankScalable" => ncclCommInitRankScalable(newcomm: *mut ncclComm_t, nranks: c_int, myrank: c_int, nId: c_int, commIds: *mut ncclUniqueId, config: *mut ncclConfig_t) -> ncclResult_t;
     (2, 13, 4) "ncclGetErrorString" => ncclGetErrorString(result: ncclResult_t) -> *const c_char;
     (2, 13, 4) "ncclGetLastError" => ncclGetLastError(comm: ncclComm_t) -> *const c_char;
+    (2, 24, 3) "ncclResetDebugInit" => ncclResetDebugInit();
     (2, 13, 4) "ncclCommGetAsyncError" => ncclCommGetAsyncError(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> ncclResult_t;
     (2, 13, 4) "ncclCommCount" => ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t;
     (2, 13, 4) "ncclCommCuDevice" => ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t;
     (2, 13, 4) "ncclCommUserRank" => ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t;
-    (2, 19, 1) "ncclCommRegister" => ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
-    (2, 19, 1) "ncclCommDeregister" => ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
+    (2, 19, 3) "ncclCommRegister" => ncclCommRegister(comm: ncclComm_t, buff: *mut c_void, size: usize, handle: *mut *mut c_void) -> ncclResult_t;
+    (2, 19, 3) "ncclCommDeregister" => ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t;
     (2, 29, 7) "ncclCommSuspend" => ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
     (2, 29, 7) "ncclCommResume" => ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
     (2, 29, 7) "ncclCommMemStats" => ncclCommMemStats(comm: ncclComm_t, stat: ncclCommMemStat_t, value: *mut u64) -> ncclResult_t;
@@ -63,18 +64,39 @@ functions! {
     (2, 13, 4) "ncclGroupEnd" => ncclGroupEnd() -> ncclResult_t;
     (2, 22, 3) "ncclGroupSimulateEnd" => ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t;
     (2, 32, 3) "ncclSetEncryption" => ncclSetEncryption(config: *const ncclEncryptionConfig_t) -> ncclResult_t;
-    (2, 30, 3) "ncclParamBind" => ncclParamBind(out: *mut ncclParamHandle_t, key: *const c_char) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetI8" => ncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetI16" => ncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetI32" => ncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetI64" => ncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetU8" => ncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetU16" => ncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetU32" => ncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetU64" => ncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetStr" => ncclParamGetStr(h: ncclParamHandle_t, out: *mut *const c_char) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGet" => ncclParamGet(h: ncclParamHandle_t, out: *mut c_void, maxLen: c_int, len: *mut c_int) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetParameter" => ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, valueLen: *mut c_int) -> ncclResult_t;
-    (2, 30, 3) "ncclParamGetAllParameterKeys" => ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, tableLen: *mut c_int) -> ncclResult_t;
-    (2, 30, 3) "ncclParamDumpAll" => ncclParamDumpAll();
+    (2, 30, 3) declared (2, 30, 4) "ncclParamBind" => ncclParamBind(out: *mut ncclParamHandle_t, key: *const c_char) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetI8" => ncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetI16" => ncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetI32" => ncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetI64" => ncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetU8" => ncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetU16" => ncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetU32" => ncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetU64" => ncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetStr" => ncclParamGetStr(h: ncclParamHandle_t, out: *mut *const c_char) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGet" => ncclParamGet(h: ncclParamHandle_t, out: *mut c_void, maxLen: c_int, len: *mut c_int) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetParameter" => ncclParamGetParameter(key: *const c_char, value: *mut *const c_char, valueLen: *mut c_int) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamGetAllParameterKeys" => ncclParamGetAllParameterKeys(table: *mut *mut *const c_char, tableLen: *mut c_int) -> ncclResult_t;
+    (2, 30, 3) declared (2, 30, 4) "ncclParamDumpAll" => ncclParamDumpAll();
+    (2, 29, 2) "ncclCommQueryProperties" => ncclCommQueryProperties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -> ncclResult_t;
+    (2, 28, 3) "ncclDevCommCreate" => ncclDevCommCreate(comm: ncclComm_t, reqs: *const ncclDevCommRequirements_t, outDevComm: *mut ncclDevComm_t) -> ncclResult_t;
+    (2, 28, 3) "ncclDevCommDestroy" => ncclDevCommDestroy(comm: ncclComm_t, devComm: *const ncclDevComm_t) -> ncclResult_t;
+    (2, 29, 2) "ncclGetLsaMultimemDevicePointer" => ncclGetLsaMultimemDevicePointer(window: ncclWindow_t, offset: usize, outPtr: *mut *mut c_void) -> ncclResult_t;
+    (2, 29, 2) "ncclGetMultimemDevicePointer" => ncclGetMultimemDevicePointer(window: ncclWindow_t, offset: usize, multimem: ncclMultimemHandle_t, outPtr: *mut *mut c_void) -> ncclResult_t;
+    (2, 29, 2) "ncclGetLsaDevicePointer" => ncclGetLsaDevicePointer(window: ncclWindow_t, offset: usize, lsaRank: c_int, outPtr: *mut *mut c_void) -> ncclResult_t;
+    (2, 29, 2) "ncclGetPeerDevicePointer" => ncclGetPeerDevicePointer(window: ncclWindow_t, offset: usize, peer: c_int, outPtr: *mut *mut c_void) -> ncclResult_t;
+    (2, 31, 2) "ncclGetMultimemDeviceLeInfo" => ncclGetMultimemDeviceLeInfo(window: ncclWindow_t, offset: usize, leId: *mut ncclCftLeId, leOffset: *mut usize) -> ncclResult_t;
+    (2, 31, 2) "ncclGetCftDeviceLeInfo" => ncclGetCftDeviceLeInfo(window: ncclWindow_t, offset: usize, peerCft: c_int, cftTeam: ncclTeam_t, leId: *mut ncclCftLeId, leOffset: *mut usize) -> ncclResult_t;
+    (2, 31, 2) "ncclGetPeerDeviceLeInfo" => ncclGetPeerDeviceLeInfo(window: ncclWindow_t, offset: usize, peerWorld: c_int, leId: *mut ncclCftLeId, leOffset: *mut usize) -> ncclResult_t;
+    (2, 28, 3) "ncclTeamWorld" => ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t;
+    (2, 28, 3) "ncclTeamLsa" => ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t;
+    (2, 31, 2) "ncclTeamCft" => ncclTeamCft(comm: ncclComm_t, mode: ncclCftTeamMode_t) -> ncclTeam_t;
+    (2, 31, 2) "ncclTeamCftMultimem" => ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t;
+    (2, 28, 3) "ncclTeamRankToWorld" => ncclTeamRankToWorld(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int;
+    (2, 28, 3) "ncclTeamRankToLsa" => ncclTeamRankToLsa(comm: ncclComm_t, team: ncclTeam_t, rank: c_int) -> c_int;
+    (2, 28, 3) "ncclTeamRail" => ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t;
+    (2, 28, 3) "ncclLsaBarrierCreateRequirement" => ncclLsaBarrierCreateRequirement(team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t, outReq: *mut ncclDevResourceRequirements_t) -> ncclResult_t;
+    (2, 28, 7) "ncclGinBarrierCreateRequirement" => ncclGinBarrierCreateRequirement(comm: ncclComm_t, team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclGinBarrierHandle_t, outReq: *mut ncclDevResourceRequirements_t) -> ncclResult_t;
+    (2, 28, 3) "ncclLLA2ACalcSlots" => ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int;
+    (2, 28, 3) "ncclLLA2ACreateRequirement" => ncclLLA2ACreateRequirement(nBlocks: c_int, nSlots: c_int, outHandle: *mut ncclLLA2AHandle_t, outReq: *mut ncclDevResourceRequirements_t) -> ncclResult_t;
 }

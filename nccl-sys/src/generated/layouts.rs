@@ -1,4 +1,4 @@
-//! Sizes and offsets. Written by `cargo xtask codegen` from `nccl.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
+//! Sizes and offsets. Written by `cargo xtask codegen` from `nccl.h` and `nccl_device.h` of nvidia-nccl-cu12 2.32.3; not edited by hand.
 
 use super::types::*;
 
@@ -164,4 +164,200 @@ const _: () = {
         [::core::mem::offset_of!(ncclEncryptionConfig_v23200, mode) - 16usize];
     ["Offset of field: ncclEncryptionConfig_v23200::psk"]
         [::core::mem::offset_of!(ncclEncryptionConfig_v23200, psk) - 24usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclGinRequest_t"][::core::mem::size_of::<ncclGinRequest_t>() - 16usize];
+    ["Alignment of ncclGinRequest_t"][::core::mem::align_of::<ncclGinRequest_t>() - 8usize];
+    ["Offset of field: ncclGinRequest_t::opaque"][::core::mem::offset_of!(ncclGinRequest_t, opaque) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclTeam"][::core::mem::size_of::<ncclTeam>() - 12usize];
+    ["Alignment of ncclTeam"][::core::mem::align_of::<ncclTeam>() - 4usize];
+    ["Offset of field: ncclTeam::nRanks"][::core::mem::offset_of!(ncclTeam, nRanks) - 0usize];
+    ["Offset of field: ncclTeam::rank"][::core::mem::offset_of!(ncclTeam, rank) - 4usize];
+    ["Offset of field: ncclTeam::stride"][::core::mem::offset_of!(ncclTeam, stride) - 8usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclMultimemHandle"][::core::mem::size_of::<ncclMultimemHandle>() - 8usize];
+    ["Alignment of ncclMultimemHandle"][::core::mem::align_of::<ncclMultimemHandle>() - 8usize];
+    ["Offset of field: ncclMultimemHandle::mcBasePtr"]
+        [::core::mem::offset_of!(ncclMultimemHandle, mcBasePtr) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclLLA2AHandle"][::core::mem::size_of::<ncclLLA2AHandle>() - 8usize];
+    ["Alignment of ncclLLA2AHandle"][::core::mem::align_of::<ncclLLA2AHandle>() - 4usize];
+    ["Offset of field: ncclLLA2AHandle::bufHandle"]
+        [::core::mem::offset_of!(ncclLLA2AHandle, bufHandle) - 0usize];
+    ["Offset of field: ncclLLA2AHandle::nSlots"][::core::mem::offset_of!(ncclLLA2AHandle, nSlots) - 4usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclLsaBarrierHandle"][::core::mem::size_of::<ncclLsaBarrierHandle>() - 8usize];
+    ["Alignment of ncclLsaBarrierHandle"][::core::mem::align_of::<ncclLsaBarrierHandle>() - 4usize];
+    ["Offset of field: ncclLsaBarrierHandle::bufHandle"]
+        [::core::mem::offset_of!(ncclLsaBarrierHandle, bufHandle) - 0usize];
+    ["Offset of field: ncclLsaBarrierHandle::nBarriers"]
+        [::core::mem::offset_of!(ncclLsaBarrierHandle, nBarriers) - 4usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclGinBarrierHandle"][::core::mem::size_of::<ncclGinBarrierHandle>() - 8usize];
+    ["Alignment of ncclGinBarrierHandle"][::core::mem::align_of::<ncclGinBarrierHandle>() - 4usize];
+    ["Offset of field: ncclGinBarrierHandle::signal0"]
+        [::core::mem::offset_of!(ncclGinBarrierHandle, signal0) - 0usize];
+    ["Offset of field: ncclGinBarrierHandle::unused"]
+        [::core::mem::offset_of!(ncclGinBarrierHandle, unused) - 4usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclCftBarrierHandle"][::core::mem::size_of::<ncclCftBarrierHandle>() - 8usize];
+    ["Alignment of ncclCftBarrierHandle"][::core::mem::align_of::<ncclCftBarrierHandle>() - 4usize];
+    ["Offset of field: ncclCftBarrierHandle::bufHandle"]
+        [::core::mem::offset_of!(ncclCftBarrierHandle, bufHandle) - 0usize];
+    ["Offset of field: ncclCftBarrierHandle::nBarriers"]
+        [::core::mem::offset_of!(ncclCftBarrierHandle, nBarriers) - 4usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclDevResourceRequirements"][::core::mem::size_of::<ncclDevResourceRequirements>() - 56usize];
+    ["Alignment of ncclDevResourceRequirements"]
+        [::core::mem::align_of::<ncclDevResourceRequirements>() - 8usize];
+    ["Offset of field: ncclDevResourceRequirements::next"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, next) - 0usize];
+    ["Offset of field: ncclDevResourceRequirements::bufferSize"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, bufferSize) - 8usize];
+    ["Offset of field: ncclDevResourceRequirements::bufferAlign"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, bufferAlign) - 16usize];
+    ["Offset of field: ncclDevResourceRequirements::outBufferHandle"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, outBufferHandle) - 24usize];
+    ["Offset of field: ncclDevResourceRequirements::ginSignalCount"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, ginSignalCount) - 32usize];
+    ["Offset of field: ncclDevResourceRequirements::ginCounterCount"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, ginCounterCount) - 36usize];
+    ["Offset of field: ncclDevResourceRequirements::outGinSignalStart"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, outGinSignalStart) - 40usize];
+    ["Offset of field: ncclDevResourceRequirements::outGinCounterStart"]
+        [::core::mem::offset_of!(ncclDevResourceRequirements, outGinCounterStart) - 48usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclTeamRequirements"][::core::mem::size_of::<ncclTeamRequirements>() - 32usize];
+    ["Alignment of ncclTeamRequirements"][::core::mem::align_of::<ncclTeamRequirements>() - 8usize];
+    ["Offset of field: ncclTeamRequirements::next"]
+        [::core::mem::offset_of!(ncclTeamRequirements, next) - 0usize];
+    ["Offset of field: ncclTeamRequirements::team"]
+        [::core::mem::offset_of!(ncclTeamRequirements, team) - 8usize];
+    ["Offset of field: ncclTeamRequirements::multimem"]
+        [::core::mem::offset_of!(ncclTeamRequirements, multimem) - 20usize];
+    ["Offset of field: ncclTeamRequirements::outMultimemHandle"]
+        [::core::mem::offset_of!(ncclTeamRequirements, outMultimemHandle) - 24usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclDevCommRequirements"][::core::mem::size_of::<ncclDevCommRequirements>() - 120usize];
+    ["Alignment of ncclDevCommRequirements"][::core::mem::align_of::<ncclDevCommRequirements>() - 8usize];
+    ["Offset of field: ncclDevCommRequirements::size"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, size) - 0usize];
+    ["Offset of field: ncclDevCommRequirements::magic"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, magic) - 8usize];
+    ["Offset of field: ncclDevCommRequirements::version"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, version) - 12usize];
+    ["Offset of field: ncclDevCommRequirements::resourceRequirementsList"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, resourceRequirementsList) - 16usize];
+    ["Offset of field: ncclDevCommRequirements::teamRequirementsList"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, teamRequirementsList) - 24usize];
+    ["Offset of field: ncclDevCommRequirements::lsaMultimem"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, lsaMultimem) - 32usize];
+    ["Offset of field: ncclDevCommRequirements::barrierCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, barrierCount) - 36usize];
+    ["Offset of field: ncclDevCommRequirements::lsaBarrierCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, lsaBarrierCount) - 40usize];
+    ["Offset of field: ncclDevCommRequirements::railGinBarrierCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, railGinBarrierCount) - 44usize];
+    ["Offset of field: ncclDevCommRequirements::lsaLLA2ABlockCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, lsaLLA2ABlockCount) - 48usize];
+    ["Offset of field: ncclDevCommRequirements::lsaLLA2ASlotCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, lsaLLA2ASlotCount) - 52usize];
+    ["Offset of field: ncclDevCommRequirements::ginForceEnable"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginForceEnable) - 56usize];
+    ["Offset of field: ncclDevCommRequirements::ginContextCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginContextCount) - 60usize];
+    ["Offset of field: ncclDevCommRequirements::ginSignalCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginSignalCount) - 64usize];
+    ["Offset of field: ncclDevCommRequirements::ginCounterCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginCounterCount) - 68usize];
+    ["Offset of field: ncclDevCommRequirements::ginConnectionType"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginConnectionType) - 72usize];
+    ["Offset of field: ncclDevCommRequirements::ginExclusiveContexts"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginExclusiveContexts) - 76usize];
+    ["Offset of field: ncclDevCommRequirements::ginQueueDepth"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginQueueDepth) - 80usize];
+    ["Offset of field: ncclDevCommRequirements::ginTrafficClass"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginTrafficClass) - 84usize];
+    ["Offset of field: ncclDevCommRequirements::worldGinBarrierCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, worldGinBarrierCount) - 88usize];
+    ["Offset of field: ncclDevCommRequirements::ginStrongSignalsRequired"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginStrongSignalsRequired) - 92usize];
+    ["Offset of field: ncclDevCommRequirements::ginVaSignalsRequired"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginVaSignalsRequired) - 93usize];
+    ["Offset of field: ncclDevCommRequirements::ginCustomStride"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginCustomStride) - 96usize];
+    ["Offset of field: ncclDevCommRequirements::ginType"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, ginType) - 100usize];
+    ["Offset of field: ncclDevCommRequirements::useRuntimeVersion"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, useRuntimeVersion) - 104usize];
+    ["Offset of field: ncclDevCommRequirements::cftCaps"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, cftCaps) - 108usize];
+    ["Offset of field: ncclDevCommRequirements::cftBarrierCount"]
+        [::core::mem::offset_of!(ncclDevCommRequirements, cftBarrierCount) - 112usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ncclCommProperties"][::core::mem::size_of::<ncclCommProperties>() - 152usize];
+    ["Alignment of ncclCommProperties"][::core::mem::align_of::<ncclCommProperties>() - 8usize];
+    ["Offset of field: ncclCommProperties::size"][::core::mem::offset_of!(ncclCommProperties, size) - 0usize];
+    ["Offset of field: ncclCommProperties::magic"]
+        [::core::mem::offset_of!(ncclCommProperties, magic) - 8usize];
+    ["Offset of field: ncclCommProperties::version"]
+        [::core::mem::offset_of!(ncclCommProperties, version) - 12usize];
+    ["Offset of field: ncclCommProperties::rank"]
+        [::core::mem::offset_of!(ncclCommProperties, rank) - 16usize];
+    ["Offset of field: ncclCommProperties::nRanks"]
+        [::core::mem::offset_of!(ncclCommProperties, nRanks) - 20usize];
+    ["Offset of field: ncclCommProperties::cudaDev"]
+        [::core::mem::offset_of!(ncclCommProperties, cudaDev) - 24usize];
+    ["Offset of field: ncclCommProperties::nvmlDev"]
+        [::core::mem::offset_of!(ncclCommProperties, nvmlDev) - 28usize];
+    ["Offset of field: ncclCommProperties::deviceApiSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, deviceApiSupport) - 32usize];
+    ["Offset of field: ncclCommProperties::multimemSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, multimemSupport) - 33usize];
+    ["Offset of field: ncclCommProperties::ginType"]
+        [::core::mem::offset_of!(ncclCommProperties, ginType) - 36usize];
+    ["Offset of field: ncclCommProperties::nLsaTeams"]
+        [::core::mem::offset_of!(ncclCommProperties, nLsaTeams) - 40usize];
+    ["Offset of field: ncclCommProperties::hostRmaSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, hostRmaSupport) - 44usize];
+    ["Offset of field: ncclCommProperties::railedGinType"]
+        [::core::mem::offset_of!(ncclCommProperties, railedGinType) - 48usize];
+    ["Offset of field: ncclCommProperties::commHash"]
+        [::core::mem::offset_of!(ncclCommProperties, commHash) - 56usize];
+    ["Offset of field: ncclCommProperties::ginMinStride"]
+        [::core::mem::offset_of!(ncclCommProperties, ginMinStride) - 64usize];
+    ["Offset of field: ncclCommProperties::ginConnectionType"]
+        [::core::mem::offset_of!(ncclCommProperties, ginConnectionType) - 68usize];
+    ["Offset of field: ncclCommProperties::ginSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, ginSupport) - 72usize];
+    ["Offset of field: ncclCommProperties::devCommRuntimeVersionSize"]
+        [::core::mem::offset_of!(ncclCommProperties, devCommRuntimeVersionSize) - 136usize];
+    ["Offset of field: ncclCommProperties::cftSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, cftSupport) - 144usize];
+    ["Offset of field: ncclCommProperties::cftMulticastSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, cftMulticastSupport) - 145usize];
+    ["Offset of field: ncclCommProperties::cftCountedSupport"]
+        [::core::mem::offset_of!(ncclCommProperties, cftCountedSupport) - 146usize];
 };

@@ -12,12 +12,15 @@
 )]
 
 mod constants;
+mod dates;
 mod enums;
 mod functions;
 mod layouts;
 mod types;
 
 pub use constants::*;
+pub(crate) use dates::UNDEFINED;
+pub use dates::{CONFIG_FIELDS, CONSTANTS, STRUCTURES};
 pub use enums::*;
 pub use functions::{FUNCTIONS, Table};
 pub use types::*;

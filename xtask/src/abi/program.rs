@@ -1,4 +1,4 @@
-//! A C program that compares a header with what is said of it.
+//! A C or C++ program that compares a header with what is said of it.
 
 use std::ffi::OsString;
 use std::fmt::{Display, Write};
@@ -7,8 +7,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+/// What a program is compiled as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Language {
+    C,
+    Cpp,
+}
+
 /// Comparisons, to be compiled with the header.
 pub(super) struct Program {
+    language: Language,
     /// The header, as the program includes it.
     header: &'static str,
     /// Declarations of functions, which C refuses unless they agree with the header's.
@@ -20,8 +28,8 @@ pub(super) struct Program {
 
 impl Program {
     /// None yet, with `header`: `nccl.h`.
-    pub(super) fn new(header: &'static str) -> Self {
-        Self { header, prototypes: String::new(), checks: String::new(), count: 0 }
+    pub(super) fn new(language: Language, header: &'static str) -> Self {
+        Self { language, header, prototypes: String::new(), checks: String::new(), count: 0 }
     }
 
     /// `expression`, in C, must be `value`.
@@ -32,8 +40,14 @@ impl Program {
 
     /// The header must declare a function so.
     pub(super) fn declare(&mut self, prototype: &str) {
-        let _ = writeln!(self.prototypes, "{prototype};");
+        let linkage = if self.language == Language::Cpp { "extern \"C\" " } else { "" };
+        let _ = writeln!(self.prototypes, "{linkage}{prototype};");
         self.count += 1;
+    }
+
+    /// Something that expressions name, before the first of them.
+    pub(super) fn define(&mut self, definition: &str) {
+        let _ = writeln!(self.prototypes, "{definition};");
     }
 
     fn source(&self) -> String {
@@ -41,6 +55,11 @@ impl Program {
             "#include <stddef.h>\n#include <stdio.h>\n#include <{}>\n\
              static void check(const char *what, long long found, long long wanted) {{\n\
              \x20 if (found != wanted) printf(\"%s is %lld in the header, %lld here\\n\", what, found, wanted);\n}}\n\
+             /* Of any bytes a number, by which two differ. */\n\
+             static unsigned long long bytes(const void *at, size_t count) {{\n\
+             \x20 unsigned long long sum = 0;\n\
+             \x20 for (size_t i = 0; i < count; ++i) sum = sum * 257 + ((const unsigned char *)at)[i];\n\
+             \x20 return sum;\n}}\n\
              {}int main(void) {{\n{}  return 0;\n}}\n",
             self.header, self.prototypes, self.checks
         )
@@ -49,11 +68,15 @@ impl Program {
     /// Compiles and runs the program; what it found different.
     pub(super) fn run(&self, arguments: &[OsString]) -> Result<Vec<String>> {
         let folder = tempfile::tempdir()?;
-        let (source, binary) = (folder.path().join("check.c"), folder.path().join("check"));
+        let (name, standard) = match self.language {
+            Language::C => ("check.c", "-std=gnu11"),
+            Language::Cpp => ("check.cc", "-std=gnu++17"),
+        };
+        let (source, binary) = (folder.path().join(name), folder.path().join("check"));
         fs::write(&source, self.source())?;
-        let mut cc = compiler();
-        cc.args(["-std=gnu11", "-w"]).args(arguments).arg("-o").arg(&binary).arg(&source);
-        let output = cc.output().context("running the C compiler; is `cc` installed?")?;
+        let mut cc = compiler(self.language);
+        cc.args([standard, "-w"]).args(arguments).arg("-o").arg(&binary).arg(&source);
+        let output = cc.output().context("running the compiler; are `cc` and `c++` installed?")?;
         if !output.status.success() {
             bail!(
                 "the header does not compile, or declares a function otherwise than the table:\n{}",
@@ -61,12 +84,16 @@ impl Program {
             );
         }
         let output = Command::new(&binary).output()?;
-        ensure!(output.status.success(), "the C program failed: {}", output.status);
+        ensure!(output.status.success(), "the program failed: {}", output.status);
         Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
     }
 }
 
-/// The C compiler.
-pub(super) fn compiler() -> Command {
-    Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()))
+/// The compiler.
+pub(super) fn compiler(language: Language) -> Command {
+    let (variable, usual) = match language {
+        Language::C => ("CC", "cc"),
+        Language::Cpp => ("CXX", "c++"),
+    };
+    Command::new(std::env::var_os(variable).unwrap_or_else(|| usual.into()))
 }

@@ -82,13 +82,15 @@ pub(crate) struct Recipe<'a> {
     pub(crate) file: &'a str,
     /// Structures matching this get no default: zero would be none.
     pub(crate) no_default: &'a str,
+    /// Types matching this are written by hand, and not generated.
+    pub(crate) by_hand: &'a str,
     /// For clang.
     pub(crate) arguments: &'a [String],
 }
 
 /// Reads a header.
 pub(crate) fn read(recipe: &Recipe) -> Result<Bindings> {
-    let Recipe { header, file, no_default, arguments } = *recipe;
+    let Recipe { header, file, no_default, by_hand, arguments } = *recipe;
     let text = bindgen::Builder::default()
         .header(header.to_string_lossy())
         .clang_args(["-nostdinc".to_owned(), format!("-I{}", headers::standin("c")?.display())])
@@ -99,6 +101,7 @@ pub(crate) fn read(recipe: &Recipe) -> Result<Bindings> {
         .generate_comments(false)
         .derive_default(true)
         .no_default(no_default)
+        .blocklist_type(by_hand)
         .derive_debug(true)
         .impl_debug(true)
         .layout_tests(true)
@@ -258,6 +261,7 @@ fn constants_only(items: &[ImplItem]) -> bool {
 fn integer(ty: &Type) -> Result<&'static str> {
     let text = ty.to_token_stream().to_string();
     Ok(match text.rsplit(' ').next().unwrap_or_default() {
+        "c_uchar" | "u8" => "u8",
         "c_uint" | "u32" => "u32",
         "c_int" | "i32" => "i32",
         "c_ulong" | "c_ulonglong" | "u64" => "u64",

@@ -17,6 +17,10 @@ pub(crate) struct Args {
     /// Change nothing; fail if what is committed differs from what would be written.
     #[arg(long)]
     check: bool,
+    /// First read every pinned release of NCCL again, 7 GB of downloads where the cache is cold, and write down
+    /// what each exports and declares
+    #[arg(long)]
+    history: bool,
 }
 
 /// Runs the command; without the feature `codegen` it runs cargo again with it.
@@ -26,14 +30,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let mut again = vec!["run", "--quiet", "--package", "xtask", "--features", "codegen", "--", "codegen"];
     again.extend(args.check.then_some("--check"));
+    again.extend(args.history.then_some("--history"));
     shell::run(&mut shell::cargo(&shell::workspace()?, &again))
 }
 
 /// Runs the command.
 #[cfg(feature = "codegen")]
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let root = crate::shell::workspace()?;
     bindings::load_libclang()?;
+    if args.history {
+        render::write(&root, &nccl::history()?, args.check)?;
+    }
     let mut files = driver::generate()?;
     files.extend(nccl::generate()?);
-    render::write(&files, args.check)
+    render::write(&root, &files, args.check)
 }

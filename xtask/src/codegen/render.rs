@@ -102,7 +102,7 @@ fn functions(entries: &[Entry]) -> String {
 }
 
 /// A release as the tables' macros take it.
-fn triple([major, minor, patch]: [u32; 3]) -> String {
+pub(crate) fn triple([major, minor, patch]: [u32; 3]) -> String {
     format!("({major}, {minor}, {patch})")
 }
 
@@ -120,9 +120,8 @@ fn rustfmt(text: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Writes the files, or with `check` fails if one differs from what is there.
-pub(crate) fn write(files: &Files, check: bool) -> Result<()> {
-    let root = shell::workspace()?;
+/// Writes the files below `root`, or with `check` fails if one differs from what is there.
+pub(crate) fn write(root: &Path, files: &Files, check: bool) -> Result<()> {
     let mut differing = Vec::new();
     for (path, text) in files {
         let place = root.join(path);
@@ -141,4 +140,29 @@ pub(crate) fn write(files: &Files, check: bool) -> Result<()> {
         bail!("`cargo xtask codegen` would change {}", differing.join(", "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_fails_when_one_line_is_altered_and_changes_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let names = ["one/functions.rs", "two/functions.rs"];
+        let files = Files::from(names.map(|name| (PathBuf::from(name), "first\nsecond\n".to_owned())));
+        let check = || write(root.path(), &files, true).map_err(|error| error.to_string());
+        assert!(
+            check().unwrap_err().contains("one/functions.rs, two/functions.rs"),
+            "nothing is written yet"
+        );
+
+        write(root.path(), &files, false).unwrap();
+        assert_eq!(check(), Ok(()));
+
+        let altered = root.path().join(names[1]);
+        fs::write(&altered, "first\nsecond \n").unwrap();
+        assert_eq!(check().unwrap_err(), "`cargo xtask codegen` would change two/functions.rs");
+        assert_eq!(fs::read_to_string(&altered).unwrap(), "first\nsecond \n");
+    }
 }

@@ -2,12 +2,15 @@
 
 mod pins;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use object::{Object, ObjectSymbol};
 use sha2::{Digest, Sha256};
 
 #[cfg(feature = "codegen")]
@@ -24,6 +27,12 @@ const PLATFORMS: [&str; 5] = [
     "manylinux_2_27_x86_64",
     "manylinux2010_x86_64",
 ];
+
+/// How often a download is attempted.
+const ATTEMPTS: u32 = 3;
+
+/// How long the second attempt waits; the third waits twice as long.
+const PAUSE: Duration = Duration::from_secs(2);
 
 /// The folder of small headers that stand in for others: `c` for the C library's, `cuda` for the CUDA runtime's.
 pub(crate) fn standin(which: &str) -> Result<PathBuf> {
@@ -68,8 +77,11 @@ impl Part {
 /// # Errors
 /// The download failed (no network, no pip), or what came has another hash than the pinned one.
 pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[PathBuf; N]> {
-    let cache = shell::workspace()?.join("target/xtask/wheels");
-    let places = parts.map(|part| cache.join(format!("{}-{}-{}", pin.package, pin.version, part.name())));
+    let cache = cache()?;
+    let mut places = parts.map(|_| PathBuf::new());
+    for (part, slot) in parts.into_iter().zip(&mut places) {
+        *slot = place(pin, part)?;
+    }
     if places.iter().all(|place| place.is_dir()) {
         return Ok(places);
     }
@@ -88,6 +100,49 @@ pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[Path
         }
     }
     Ok(places)
+}
+
+/// The releases of NCCL whose libraries, 80 to 470 MB each, stay in the cache: oldest, newest, and what many have.
+pub(crate) const KEPT: [&str; 5] = ["2.13.4", "2.18.3", "2.21.5", "2.27.7", "2.32.3"];
+
+/// Deletes the library of a release of NCCL from the cache, unless it is one that [stays](KEPT).
+pub(crate) fn release_library(pin: &Pin) -> Result<()> {
+    let place = place(pin, Part::Library)?;
+    if !KEPT.contains(&pin.version) && place.is_dir() {
+        fs::remove_dir_all(&place).with_context(|| format!("deleting {}", place.display()))?;
+    }
+    Ok(())
+}
+
+/// The symbols that the library of a release of NCCL exports. The list stays in the cache.
+#[cfg(feature = "codegen")]
+pub(crate) fn nccl_exports(pin: &Pin) -> Result<BTreeSet<String>> {
+    let list = cache()?.join(format!("{}-{}-exports.txt", pin.package, pin.version));
+    if let Ok(text) = fs::read_to_string(&list) {
+        return Ok(text.lines().map(str::to_owned).collect());
+    }
+    let [_, library] = fetch(pin, [Part::Headers, Part::Library])?;
+    let symbols = exports(&find(&library, "libnccl.so.2")?)?;
+    release_library(pin)?;
+    fs::write(&list, symbols.iter().flat_map(|symbol| [symbol.as_str(), "\n"]).collect::<String>())?;
+    Ok(symbols)
+}
+
+/// The symbols that a shared library exports.
+pub(crate) fn exports(library: &Path) -> Result<BTreeSet<String>> {
+    let file = object::ReadCache::new(File::open(library)?);
+    let file = object::File::parse(&file).with_context(|| format!("reading {}", library.display()))?;
+    let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    Ok(symbols.filter_map(|symbol| Some(symbol.name().ok()?.to_owned())).collect())
+}
+
+fn cache() -> Result<PathBuf> {
+    Ok(shell::workspace()?.join("target/xtask/wheels"))
+}
+
+/// Where a part of `pin`'s wheel lies once it is extracted.
+fn place(pin: &Pin, part: Part) -> Result<PathBuf> {
+    Ok(cache()?.join(format!("{}-{}-{}", pin.package, pin.version, part.name())))
 }
 
 fn unpack(wheel: &Path, part: Part, target: &Path) -> Result<()> {
@@ -131,13 +186,24 @@ fn download(pin: &Pin, folder: &Path) -> Result<PathBuf> {
     for platform in PLATFORMS {
         pip.args(["--platform", platform]);
     }
-    let output =
-        pip.arg(&wanted).output().context("running `python3 -m pip download`; is Python installed?")?;
-    if !output.status.success() {
-        bail!(
-            "could not download {wanted}; this command needs the network and pip. pip said:\n{}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+    pip.arg(&wanted);
+    for attempt in 1.. {
+        let output = pip.output().context("running `python3 -m pip download`; is Python installed?")?;
+        if output.status.success() {
+            break;
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if attempt == ATTEMPTS {
+            bail!(
+                "could not download {wanted} in {ATTEMPTS} attempts; this needs the network, pip, and a package \
+                 index that has it: see that `{}` works, then run this again (what has come stays in {}). pip \
+                 said:\n{said}",
+                shell::line(&pip),
+                cache()?.display()
+            );
+        }
+        eprintln!("{wanted}: {}; once more", said.lines().last().unwrap_or("pip failed"));
+        std::thread::sleep(PAUSE * attempt);
     }
     let mut wheels = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
     let wheel = wheels

@@ -9,7 +9,7 @@ use cuda_driver_sys::{FUNCTIONS, Function, SUPERSEDED, Version};
 
 use super::facts::{CONSTANTS, TYPES};
 use super::{Constant, Field, Kind};
-use crate::abi::program::{self, Program};
+use crate::abi::program::{self, Language, Program};
 
 /// What a comparison found.
 #[derive(Default)]
@@ -125,7 +125,7 @@ fn arguments(header: &Path) -> Result<Vec<OsString>> {
 }
 
 fn preprocess(header: &Path, how: &str) -> Result<String> {
-    let mut cc = program::compiler();
+    let mut cc = program::compiler(Language::C);
     let output = cc.args(["-E", how]).args(arguments(header)?).arg(header).output();
     let output = output.context("running the C compiler; is `cc` installed?")?;
     ensure!(output.status.success(), "{}: {}", header.display(), String::from_utf8_lossy(&output.stderr));
@@ -135,7 +135,7 @@ fn preprocess(header: &Path, how: &str) -> Result<String> {
 /// Compares the header of `release` with the list and the table.
 pub(super) fn check(path: &Path, release: Version, newest: &Header) -> Result<Found> {
     let header = Header::read(path)?;
-    let mut program = Program::new("cuda.h");
+    let mut program = Program::new(Language::C, "cuda.h");
     let mut found = Found::default();
     types(&header, release, &mut program, &mut found);
     constants(&header, release, &mut program, &mut found);

@@ -38,6 +38,7 @@ impl Header {
             header: &header,
             file: r".*/cuda\.h",
             no_default: "",
+            by_hand: "",
             // With the revisions that older drivers have.
             arguments: &["-D__CUDA_API_VERSION_INTERNAL".to_owned()],
         })?;

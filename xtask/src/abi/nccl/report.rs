@@ -5,7 +5,7 @@ use nccl_sys::FUNCTIONS;
 
 use super::Finding;
 
-/// Prints the findings: a row a release, then what each lacks.
+/// Prints the findings: a row a release, then what each is known to do wrong, and what a single one lacks.
 pub(super) fn print(findings: &[Finding]) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
@@ -25,8 +25,9 @@ pub(super) fn print(findings: &[Finding]) {
     }
     println!("{table}");
     for found in findings {
-        println!("\nNCCL {}: {}", found.release, found.probe.path.display());
-        for absent in &found.probe.absent {
+        println!("NCCL {}: {}", found.release, found.probe.path.display());
+        // Of several releases the newer's lists are in the older's.
+        for absent in found.probe.absent.iter().filter(|_| findings.len() == 1) {
             println!("  not before {}: {}", absent.since, absent.functions.join(" "));
         }
         for refused in found.probe.refused.iter().filter(|refused| refused.known_bad) {

@@ -1,0 +1,185 @@
+//! Since when each structure, field and constant is as this crate has it.
+//!
+//! The generated tables follow the newest headers; these say how far back they hold. They are read off the headers
+//! of every release.
+
+use crate::{STRUCTURES, Version};
+
+/// A structure of the headers.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Structure {
+    /// Its name in C.
+    pub name: &'static str,
+    /// Its sizes in bytes, oldest first, each with the release since which it has it.
+    pub sizes: &'static [(Version, usize)],
+    /// Its fields in their order; none of a structure that is opaque here.
+    pub fields: &'static [Field],
+}
+
+/// A field of a [`Structure`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Field {
+    /// Its name in C; `outer.inner` in a nameless part.
+    pub name: &'static str,
+    /// The release since which it lies there.
+    pub since: Version,
+    /// Where it lies, in bytes.
+    pub offset: usize,
+    /// Its size in bytes.
+    pub size: usize,
+}
+
+/// A constant of the headers, from an enumeration or a macro.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Constant {
+    /// Its name in C.
+    pub name: &'static str,
+    /// Its value.
+    pub value: i64,
+    /// The release since which it has this value.
+    pub since: Version,
+}
+
+impl Structure {
+    /// The structure with this name in C, if the tables have it.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        STRUCTURES.iter().find(|structure| structure.name == name)
+    }
+
+    /// Its size in bytes in the headers of `release`; `None` if they have no such structure.
+    pub fn size_in(&self, release: Version) -> Option<usize> {
+        self.sizes.iter().rev().find(|(since, _)| *since <= release).map(|(_, size)| *size)
+    }
+}
+
+/// The size of what `field` points to.
+pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
+    size_of::<F>()
+}
+
+/// Defines `STRUCTURES`, and asserts that each is as large here as in the newest headers.
+macro_rules! structures {
+    (
+        known {$(
+            $name:ident: [$($release:tt = $size:literal),*] { $($($field:ident).+ ($($since:tt)+),)* }
+        )*}
+        opaque {$(
+            $opaque:ident: [$($opaque_release:tt = $opaque_size:literal),*]
+        )*}
+    ) => {
+        /// The structures of the headers.
+        pub static STRUCTURES: &[crate::Structure] = &[
+            $(crate::Structure {
+                name: stringify!($name),
+                sizes: &[$((release!($release), $size)),*],
+                fields: &[$(crate::Field {
+                    name: dotted!($($field).+),
+                    since: release!(($($since)+)),
+                    offset: core::mem::offset_of!(crate::$name, $($field).+),
+                    // SAFETY: never called; only the type of its result matters.
+                    size: crate::history::pointee(|this: *const crate::$name| unsafe {
+                        &raw const (*this).$($field).+
+                    }),
+                },)*],
+            },)*
+            $(crate::Structure {
+                name: stringify!($opaque),
+                sizes: &[$((release!($opaque_release), $opaque_size)),*],
+                fields: &[],
+            },)*
+        ];
+
+        $(const _: () = {
+            let sizes = [$($size),*];
+            assert!(size_of::<crate::$name>() == sizes[sizes.len() - 1]);
+        };)*
+    };
+}
+
+/// Defines `CONSTANTS`.
+macro_rules! constants {
+    (
+        enumerations {$( $enumeration:ident { $($constant:ident $since:tt,)* } )*}
+        macros { $($name:ident $macro_since:tt,)* }
+    ) => {
+        /// The constants of the headers.
+        pub static CONSTANTS: &[crate::Constant] = &[
+            $($(crate::Constant {
+                name: stringify!($constant),
+                value: crate::$enumeration::$constant.0 as i64,
+                since: release!($since),
+            },)*)*
+            $(crate::Constant {
+                name: stringify!($name),
+                value: crate::$name as i64,
+                since: release!($macro_since),
+            },)*
+        ];
+    };
+}
+
+/// `(2, 14, 3)` as a version.
+macro_rules! release {
+    (($major:literal, $minor:literal, $patch:literal)) => {
+        crate::Version::new($major, $minor, $patch)
+    };
+}
+
+/// The path of a field as C writes it.
+macro_rules! dotted {
+    ($first:ident $(. $next:ident)*) => {
+        concat!(stringify!($first) $(, ".", stringify!($next))*)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CONSTANTS, ncclDataType_t};
+
+    #[test]
+    fn a_structures_size_is_that_of_its_release() {
+        let communicator = Structure::named("ncclDevComm").unwrap();
+        let size = |minor, patch| communicator.size_in(Version::new(2, minor, patch));
+        assert_eq!(size(27, 7), None);
+        assert_eq!((size(28, 3), size(28, 9), size(29, 7)), (Some(88), Some(200), Some(224)));
+        assert_eq!(size(99, 0), Some(248));
+        assert!(Structure::named("ncclNothing").is_none());
+    }
+
+    #[test]
+    fn a_nameless_parts_field_is_told_by_its_path() {
+        let extension = Structure::named("ncclConfigExt").unwrap();
+        let field = extension.fields.iter().find(|field| field.name == "key.optionId").unwrap();
+        assert_eq!((field.offset, field.size), (12, 4));
+    }
+
+    #[test]
+    fn a_constant_is_dated() {
+        let since = |name: &str| CONSTANTS.iter().find(|constant| constant.name == name).unwrap().since;
+        assert_eq!(since("ncclFloat8e4m3"), Version::new(2, 24, 3));
+        assert_eq!(since("ncclTimeout"), Version::new(2, 30, 3));
+        for (name, value) in ncclDataType_t::CONSTANTS {
+            assert!(
+                CONSTANTS.iter().any(|one| one.name == *name && one.value == i64::from(value.0)),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn fields_lie_inside_their_structure_and_came_with_it_or_later() {
+        for structure in STRUCTURES {
+            let (first, _) = structure.sizes[0];
+            assert!(structure.sizes.is_sorted_by_key(|(release, _)| *release), "{}", structure.name);
+            for field in structure.fields {
+                let end = field.offset + field.size;
+                assert!(field.since >= first, "{}.{}", structure.name, field.name);
+                assert!(structure.size_in(field.since).unwrap() >= end, "{}.{}", structure.name, field.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! NCCL: each release's library and its headers.
+//!
+//! The library is loaded in a process of its own (two in one process are an error) and asked for every function of
+//! the table; its other symbols must be known. Programs compiled against the headers, as C and as C++, check sizes,
+//! offsets, initial values, constants and signatures.
+
+mod header;
+mod report;
+mod symbols;
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nccl_sys::Version;
+
+use super::probe;
+use crate::headers::{self, NCCL, Part, Pin};
+
+/// The releases that are compared unless others are asked for.
+pub(super) const DEFAULT: [&str; 5] = headers::KEPT;
+
+/// How many wheels are fetched at a time, while another release is compared.
+const FETCHERS: usize = 2;
+
+/// How long a library may take to load: hundreds of megabytes, perhaps from a slow disk.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What was found of one release.
+struct Finding {
+    release: Version,
+    probe: probe::Probe,
+    header: header::Checked,
+    /// What contradicts the table.
+    faults: Vec<String>,
+}
+
+/// Compares the releases and prints what was found; where they contradict the table.
+pub(super) fn run(releases: &[String]) -> Result<Vec<String>> {
+    let pins = pins(releases)?;
+    if pins.is_empty() {
+        return Ok(Vec::new());
+    }
+    let newest = NCCL.last().context("a release is pinned")?;
+    let [newest] = headers::fetch(newest, [Part::Headers])?;
+    let findings = compare(&pins, &header::prototypes(&newest)?)?;
+    report::print(&findings);
+    let of = |found: &Finding| -> Vec<String> {
+        found.faults.iter().map(|fault| format!("NCCL {}: {fault}", found.release)).collect()
+    };
+    Ok(findings.iter().flat_map(of).collect())
+}
+
+/// The pinned releases that are asked for.
+fn pins(releases: &[String]) -> Result<Vec<&'static Pin>> {
+    if releases.iter().any(|release| release == "all") {
+        return Ok(NCCL.iter().collect());
+    }
+    releases
+        .iter()
+        .filter(|release| *release != "none")
+        .map(|release| {
+            NCCL.iter().find(|pin| pin.version == release.as_str()).with_context(|| {
+                let known: Vec<_> = NCCL.iter().map(|pin| pin.version).collect();
+                format!("no release {release:?} is pinned; these are: {}", known.join(", "))
+            })
+        })
+        .collect()
+}
+
+/// Examines the releases, fetching the next meanwhile.
+fn compare(pins: &[&'static Pin], prototypes: &header::Prototypes) -> Result<Vec<Finding>> {
+    let queue = Mutex::new(pins.iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next().copied();
+    let mut findings = Vec::new();
+    thread::scope(|scope| {
+        // Without room: a fetched library waits for the one before it to be done with.
+        let (send, receive) = mpsc::sync_channel(0);
+        for _ in 0..FETCHERS {
+            let send = send.clone();
+            scope.spawn(move || {
+                while let Some(pin) = next() {
+                    let parts = headers::fetch(pin, [Part::Headers, Part::Library]);
+                    if send.send((pin, parts)).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(send);
+        for (pin, parts) in receive {
+            let finding = parts.and_then(|[include, library]| examine(pin, &include, &library, prototypes));
+            findings.push(finding.with_context(|| format!("NCCL {}", pin.version))?);
+            headers::release_library(pin)?;
+        }
+        anyhow::Ok(())
+    })?;
+    findings.sort_by_key(|finding| finding.release);
+    Ok(findings)
+}
+
+fn examine(pin: &Pin, include: &Path, library: &Path, prototypes: &header::Prototypes) -> Result<Finding> {
+    let [major, minor, patch] = headers::release(pin.version)?;
+    let release = Version::new(major, minor, patch);
+    let file = headers::find(library, "libnccl.so.2")?;
+    let probe = probe::run(probe::Kind::Nccl, Some(&file), LIMIT)?;
+    let header = header::check(include, release, prototypes)?;
+    let mut faults = probe.faults(release);
+    faults.extend(symbols::faults(&headers::exports(&file)?));
+    faults.extend(header.faults.iter().cloned());
+    Ok(Finding { release, probe, header, faults })
+}

@@ -1,0 +1,85 @@
+//! `nccl-sys`: all of `nccl.h`, and the host side of the device headers.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `reading` | one release's headers |
+//! | `history` | what changed from release to release |
+//! | `dates` | the generated file that says since when each thing is as it is |
+
+mod dates;
+mod history;
+mod reading;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use super::bindings::Function;
+use super::render::{self, Entry, Files};
+use crate::headers;
+use history::{History, Kind};
+
+/// Declared, and exported by no library: `codegen` fails if one that is not named here appears.
+const NEVER_EXPORTED: [&str; 1] = ["ncclCftBarrierCreateRequirement"];
+
+/// Functions one of whose types has changed its name: to the machine they are what they were.
+const RENAMED: &str = "ncclParam";
+
+/// The generated files, from the newest headers and the committed history.
+pub(crate) fn generate() -> Result<Files> {
+    let pin = headers::NCCL.last().context("a release is pinned")?;
+    let [include] = headers::fetch(pin, [headers::Part::Headers])?;
+    let mut bindings = reading::read(&include, false)?;
+    let by_hand = syn::parse_quote!(
+        pub use crate::device::{ncclDevComm, ncclDevComm_t, ncclWindow_vidmem};
+    );
+    bindings.types.insert(0, by_hand);
+    let history = History::load()?;
+    for (key, value) in reading::facts(&bindings) {
+        ensure!(
+            history.newest()?.get(&key) == Some(&value),
+            "history.txt ends with another {} than {}: run `cargo xtask codegen --history`",
+            key.1,
+            pin.version
+        );
+    }
+    let mut functions = std::mem::take(&mut bindings.functions);
+    functions.retain(|function| {
+        !function.name.starts_with('p') && !NEVER_EXPORTED.contains(&function.name.as_str())
+    });
+    let entries =
+        functions.into_iter().map(|function| entry(function, &history)).collect::<Result<Vec<_>>>()?;
+
+    let folder = Path::new("nccl-sys/src/generated");
+    let origin = format!("`nccl.h` and `nccl_device.h` of {} {}", pin.package, pin.version);
+    let dates = dates::text(&bindings, &history)?;
+    let mut files = render::tables(folder, &origin, bindings, &entries)?;
+    let subject = "Since when structures, fields and constants are as they are.";
+    files.insert(folder.join("dates.rs"), render::file(subject, "the headers of every release", "", &dates)?);
+    Ok(files)
+}
+
+/// Reads every pinned release and writes down what each has.
+pub(crate) fn history() -> Result<Files> {
+    let (place, text) = History::read()?.file();
+    Ok(Files::from([(place.to_owned(), text)]))
+}
+
+/// Dates a function by the library, and notes a header that is later.
+fn entry(function: Function, history: &History) -> Result<Entry> {
+    let name = &function.name;
+    let since = history.since(Kind::Export, name);
+    let since = since.with_context(|| format!("{name} is declared, and exported by no library"))?;
+    ensure!(
+        history.first(Kind::Export, name) == Some(since),
+        "{name} was exported, then not, and is again: one release does not date it"
+    );
+    let signatures = history.values(Kind::Function, name);
+    let declared = signatures.first().with_context(|| format!("no header declares {name}"))?.0;
+    // A structure and its alias are one type.
+    let bare: BTreeSet<_> = signatures.iter().map(|(_, types)| types.replace("_t", "")).collect();
+    ensure!(bare.len() == 1 || name.starts_with(RENAMED), "{name} has changed its signature: {signatures:?}");
+    ensure!(declared >= since, "{name} is declared in {declared:?}, before a library exports it");
+    Ok(Entry { base: name.clone(), since, declared: (declared > since).then_some(declared), function })
+}
