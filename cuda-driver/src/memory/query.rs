@@ -53,7 +53,7 @@ pub struct PointerDetails {
     pub is_legacy_ipc_capable: bool,
 }
 
-/// An allocation, or a reservation's mapped part, around an address.
+/// A range of device memory: an allocation, a reservation's mapped part, a module's variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressRange {
     /// The first byte's address.

@@ -1,11 +1,13 @@
 //! A module of three kernels, as PTX for hardware and as host functions for the embedded device, and one flow through
 //! all that the crate does with modules.
 
+use std::ffi::c_void;
+
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, Element};
 use cuda_driver::module::{Argument, CacheMode, JitOptions, LaunchConfig, Module, ModuleError};
-use cuda_driver::sys::CUdevice_attribute;
-use cuda_driver::{Context, Driver, Error, Result, Stream};
+use cuda_driver::sys::{CUdevice_attribute, CUjitInputType, CUresult};
+use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
 use gpu_sim::kernel::Launch;
@@ -226,4 +228,52 @@ pub(super) fn refusals(context: &Context) {
     assert!(absent.contains("it has: ") && absent.contains("vector_add"), "{absent}");
     let absent = module.global("vector_add").unwrap_err().to_string();
     assert!(absent.contains("has no variable `vector_add`"), "{absent}");
+}
+
+/// A cubin, which the driver's linker makes of the text, is loaded and launched; half of it is refused.
+pub(super) fn cubin(context: &Context) -> Result<()> {
+    let cubin = link(context)?;
+    // SAFETY: what the driver's linker made.
+    let module = unsafe { Module::load_image(context, &cubin, &JitOptions::new())? };
+    let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+    vector_sums(context, &stream, &module)?;
+    // SAFETY: refused.
+    match unsafe { Module::load_image(context, &cubin[..cubin.len() / 2], &JitOptions::new()) } {
+        Err(Error::Module(ModuleError::Truncated { kind: "cubin", expected, .. })) => {
+            assert!(expected <= cubin.len() as u64);
+            Ok(())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn link(context: &Context) -> Result<Vec<u8>> {
+    let _current = context.enter()?;
+    let api = context.driver().api();
+    let none = std::ptr::null_mut::<c_void>();
+    let (mut state, mut image, mut bytes) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    let mut text = [PTX.as_bytes(), b"\0"].concat();
+    let kind = CUjitInputType::CU_JIT_INPUT_PTX;
+    // SAFETY: the linker's state is alive between its creation and its end, the text during the call; what it makes is
+    // copied before its end.
+    unsafe {
+        let created = api.cuLinkCreate_v2()?(0, none.cast(), none.cast(), &mut state);
+        assert_eq!(created, CUresult::CUDA_SUCCESS);
+        let (start, len) = (text.as_mut_ptr().cast(), text.len());
+        let added = api.cuLinkAddData_v2()?(
+            state,
+            kind,
+            start,
+            len,
+            c"kernels".as_ptr(),
+            0,
+            none.cast(),
+            none.cast(),
+        );
+        assert_eq!(added, CUresult::CUDA_SUCCESS);
+        assert_eq!(api.cuLinkComplete()?(state, &mut image, &mut bytes), CUresult::CUDA_SUCCESS);
+        let cubin = std::slice::from_raw_parts(image.cast::<u8>(), bytes).to_vec();
+        assert_eq!(api.cuLinkDestroy()?(state), CUresult::CUDA_SUCCESS);
+        Ok(cubin)
+    }
 }
