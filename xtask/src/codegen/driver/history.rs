@@ -39,6 +39,47 @@ const GROWN: &[(&str, &str)] = &[
     ("CUDA_KERNEL_NODE_PARAMS", "names the newest revision; each revision's functions name theirs"),
 ];
 
+/// What older headers have and the newest has not, and what became of it. Nothing else may go.
+const GONE: &[(&str, &str)] = &[
+    ("CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS", "named ..._V1 from 12.0 on"),
+    ("CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V2", "named without _V2 from 12.0 on"),
+    ("CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V2", "named without _V2 from 12.0 on"),
+    ("CU_TARGET_COMPUTE_20", "a device that no driver supports any more"),
+    ("CU_TARGET_COMPUTE_21", "a device that no driver supports any more"),
+    ("CU_TARGET_COMPUTE_101", "named CU_TARGET_COMPUTE_110 from 13.0 on"),
+    ("CU_TARGET_COMPUTE_101A", "named CU_TARGET_COMPUTE_110A from 13.0 on"),
+    ("CU_TARGET_COMPUTE_101F", "named CU_TARGET_COMPUTE_110F from 13.0 on"),
+    ("CU_DEV_RESOURCE_TYPE_MAX", "no longer declared"),
+    ("RESOURCE_ABI_VERSION", "private to the header"),
+    ("RESOURCE_ABI_EXTERNAL_BYTES", "private to the header"),
+    ("CUcheckpointRestoreArgs_st.reserved1", "in use under other names"),
+    ("CUdevSmResourceSplit_flags", "named CUdevSmResourceSplitByCount_flags from 13.1 on"),
+    (
+        "CUkernelNodeAttrValue_union",
+        "CUlaunchAttributeValue_union from 11.8 on, which has its fields at their places",
+    ),
+    (
+        "CUstreamAttrValue_union",
+        "CUlaunchAttributeValue_union from 11.8 on, which has its fields at their places",
+    ),
+];
+
+/// Constants whose value is another in older headers; besides these only what counts or covers others changes.
+const CHANGED: &[(&str, &str)] = &[
+    ("CUDA_VERSION", "the header's own release"),
+    (
+        "CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS",
+        "that of the second revision, from 11.7 on at this value",
+    ),
+    (
+        "CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR",
+        "that of the second revision, from 11.7 on at this value",
+    ),
+];
+
+/// How the names end of constants that count or cover others.
+const TOTALS: [&str; 4] = ["_MAX", "_MASK", "_NUM_OPTIONS", "_FLAGS"];
+
 const NODE: &str = "lies only in the union of CUgraphNodeParams, whose size stays";
 const ATTRIBUTE: &str = "is passed by its address, and a driver of 11.7 reads and writes its first 32 bytes";
 
@@ -47,6 +88,7 @@ pub(super) fn render(headers: &[Header]) -> Result<String> {
     let facts: Vec<_> =
         headers.iter().map(|header| Ok((header.release, facts(header)?))).collect::<Result<_>>()?;
     let (_, newest) = facts.last().context("a header is pinned")?;
+    gone(&facts, newest)?;
     let mut text = String::from(
         "use super::{Constant, Field, Kind};\n\n#[rustfmt::skip]\npub(super) static TYPES: &[Kind] = &[\n",
     );
@@ -76,9 +118,42 @@ pub(super) fn render(headers: &[Header]) -> Result<String> {
     for (name, _) in &newest.constants {
         let values = changes(&facts, |facts| find(&facts.constants, name));
         let values = values.with_context(|| name.clone())?;
+        let known =
+            CHANGED.iter().any(|(known, _)| known == name) || TOTALS.iter().any(|end| name.ends_with(end));
+        ensure!(values.len() == 1 || known, "{name} has changed: {values:?}; say in CHANGED what this does");
         let _ = writeln!(text, "    Constant(\"{name}\", &{}),", list(&values, i128::to_string));
     }
     Ok(text + "];\n")
+}
+
+/// Fails if an older header has what the newest has not, [`GONE`] and new names of first revisions aside.
+fn gone(facts: &[(Release, Facts)], newest: &Facts) -> Result<()> {
+    for (release, older) in facts {
+        let is_gone = |name: &str| GONE.iter().any(|(known, _)| *known == name);
+        let constants = older.constants.iter().filter(|(name, _)| find(&newest.constants, name).is_none());
+        if let Some((name, value)) = constants.into_iter().find(|(name, _)| !is_gone(name)) {
+            bail!("{name}, {value} in the header of {release:?}, is gone; say in GONE what became of it");
+        }
+        for (name, size) in older.sizes.iter().filter(|(name, _)| !is_gone(name)) {
+            // With a second revision comes a new tag for the first.
+            let first = name.strip_suffix("_st").map(|plain| format!("{plain}_v1_st"));
+            let now = first.filter(|_| find(&newest.sizes, name).is_none()).unwrap_or_else(|| name.clone());
+            ensure!(find(&newest.sizes, &now).is_some(), "{name}, in the header of {release:?}, is gone");
+            let (Some(then), Some(fields)) = (older.fields.get(name), newest.fields.get(&now)) else {
+                continue;
+            };
+            if now != *name {
+                ensure!(
+                    then == fields && find(&newest.sizes, &now) == Some(*size),
+                    "{now} is not the {name} of {release:?}"
+                );
+            }
+            let lost = then.iter().find(|(field, _)| find(fields, field).is_none());
+            let lost = lost.map(|(field, _)| format!("{name}.{field}")).filter(|field| !is_gone(field));
+            ensure!(lost.is_none(), "{lost:?}, in the header of {release:?}, is gone");
+        }
+    }
+    Ok(())
 }
 
 fn find<T: Copy>(list: &[(String, T)], name: &str) -> Option<T> {

@@ -57,7 +57,7 @@ pub(crate) fn generate() -> Result<Files> {
     let mut table = releases::table(functions, &versions)?;
     releases::date_declarations(&mut table.entries, &headers, newest.release)?;
     for older in &headers {
-        compare(&table.entries, &newest.bindings, older)?;
+        compare(&table, &newest.bindings, older)?;
     }
 
     let origin = format!("`cuda.h` of {} {}", pin.package, pin.version);
@@ -72,11 +72,16 @@ pub(crate) fn generate() -> Result<Files> {
     Ok(files)
 }
 
-/// Fails if an older header has a function with another signature, or a field elsewhere.
-fn compare(entries: &[Entry], newest: &Bindings, header: &Header) -> Result<()> {
+/// Fails if an older header has a function that the table does not know, or with another signature, or a field
+/// elsewhere.
+fn compare(table: &releases::Table, newest: &Bindings, header: &Header) -> Result<()> {
     let release = header.release;
     for older in &header.bindings.functions {
-        let Some(entry) = entries.iter().find(|entry| entry.function.name == older.name) else { continue };
+        if releases::variant_of(&older.name).is_some() || table.superseded.contains_key(&older.name) {
+            continue;
+        }
+        let entry = table.entries.iter().find(|entry| entry.function.name == older.name);
+        let entry = entry.with_context(|| format!("{} of {release:?} is in no newer header", older.name))?;
         // Where a type has several revisions, an older header calls its first by the bare name.
         let bare =
             |function: &Function| function.types().iter().map(|name| name.replace("_v1", "")).collect();

@@ -38,6 +38,11 @@ pub(super) fn versions(typedefs: &Path) -> Result<BTreeMap<String, Vec<u32>>> {
     Ok(versions)
 }
 
+/// The function that this one is a variant of, for the thread's default stream.
+pub(super) fn variant_of(name: &str) -> Option<&str> {
+    ["_ptds", "_ptsz"].iter().find_map(|end| name.strip_suffix(end))
+}
+
 /// The header's functions with the versions of their ABI. Two kinds are left out, and nothing else:
 /// - `…_ptds` and `…_ptsz`, which take the default stream of the thread: streams are passed explicitly;
 /// - revisions that every supported driver has a newer one of, such as those with addresses of 32 bits.
@@ -45,7 +50,7 @@ pub(super) fn table(functions: Vec<Function>, versions: &BTreeMap<String, Vec<u3
     let mut families: BTreeMap<String, Vec<(u32, Function)>> = BTreeMap::new();
     let mut variants = Vec::new();
     for function in functions {
-        if let Some(plain) = ["_ptds", "_ptsz"].iter().find_map(|end| function.name.strip_suffix(end)) {
+        if let Some(plain) = variant_of(&function.name) {
             variants.push(plain.to_owned());
             continue;
         }
