@@ -1,6 +1,8 @@
 //! `cargo xtask ci`: everything that a change has to pass, cheapest first.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
 
 use crate::run_tests;
 use crate::shell::{self, CRATES};
@@ -11,6 +13,9 @@ pub(crate) struct Options {
     #[arg(long)]
     offline: bool,
 }
+
+/// The crates that others take alone: they are built with cargo and nothing else.
+const RAW: [&str; 2] = ["cuda-driver-sys", "nccl-sys"];
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
@@ -43,13 +48,59 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
+    for name in RAW {
+        by_itself(&root, name)?;
+    }
     if options.offline {
-        println!("left out, --offline: the pinned headers and the real NCCL libraries");
+        println!("left out, --offline: the pinned headers, the real NCCL libraries, packaging");
         return Ok(());
     }
     let lint = ["clippy", "--quiet", "--package", "xtask", "--features", "codegen", "--", "-D", "warnings"];
     shell::run(&mut shell::cargo(&root, &lint))?;
     shell::run(&mut shell::cargo(&root, &["xtask", "codegen", "--check"]))?;
     shell::run(&mut shell::cargo(&root, &["xtask", "abi"]))?;
+    let [driver, nccl] = RAW.map(shell::package);
+    let publish =
+        ["publish", "--quiet", "--dry-run", "--allow-dirty", "--package", &driver, "--package", &nccl];
+    shell::run(&mut shell::cargo(&root, &publish))?;
     Ok(())
+}
+
+/// Fails if building the crate would run a script or link a library.
+fn by_itself(root: &Path, name: &str) -> Result<()> {
+    let manifest = root.join(name).join("Cargo.toml");
+    let arguments = ["metadata", "--format-version=1", "--no-deps", "--manifest-path"];
+    let output = shell::cargo(root, &arguments).arg(&manifest).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
+    let package = packages.iter().find(|package| package["name"] == shell::package(name).as_str());
+    let package = package.with_context(|| format!("cargo does not know the package of {name}"))?;
+    ensure!(package["links"].is_null(), "{name} has a `links` key: {}", package["links"]);
+    let targets = package["targets"].as_array().map_or(&[][..], Vec::as_slice);
+    let script = |target: &serde_json::Value| {
+        target["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "custom-build"))
+    };
+    ensure!(!targets.iter().any(script), "{name} has a build script");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_raw_crates_need_nothing_to_be_built() {
+        let root = match shell::workspace() {
+            Ok(root) => root,
+            Err(error) => {
+                println!("skipped: {error:#}");
+                return;
+            }
+        };
+        for name in RAW {
+            by_itself(&root, name).unwrap();
+        }
+        assert!(by_itself(&root, "no-such-crate").is_err());
+    }
 }
