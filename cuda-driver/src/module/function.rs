@@ -291,16 +291,19 @@ fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> 
     if api.table().cuFuncGetParamInfo.is_none() {
         return Ok(None);
     }
+    /// The most bytes that all parameters together can have.
+    const MOST: usize = 32764;
     let mut sizes = Vec::new();
-    loop {
+    while sizes.len() < MOST {
         let (mut offset, mut size) = (0, 0);
         // SAFETY: the function is of a live module; writes two sizes, to locals that outlive the call.
         match unsafe { code!(api, cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size)) }? {
-            CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(Some(sizes)),
+            CUresult::CUDA_ERROR_INVALID_VALUE => break,
             code => check(api, "cuFuncGetParamInfo", code)?,
         }
         sizes.push(size);
     }
+    Ok(Some(sizes))
 }
 
 impl PartialEq for Function {

@@ -139,8 +139,8 @@ impl LaunchConfig {
             }
             within(function, what, found.into(), limit.into(), limit_name)?;
         }
-        // Three numbers within their limits: no overflow.
-        let threads = u64::from(self.block.x) * u64::from(self.block.y) * u64::from(self.block.z);
+        let threads = [self.block.x, self.block.y, self.block.z].into_iter().map(u64::from);
+        let threads = threads.fold(1, u64::saturating_mul);
         let most = function.max_threads().into();
         within(function, "threads of a block", threads, most, "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")?;
         within(

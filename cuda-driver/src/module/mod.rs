@@ -272,10 +272,13 @@ impl Module {
             let mut name = std::ptr::null();
             // SAFETY: the function is of this module; writes one pointer, to a local that outlives the call.
             unsafe { call!(self.api(), cuFuncGetName(&mut name, function)) }?;
+            if name.is_null() {
+                return Ok(String::new());
+            }
             // SAFETY: the driver's string, which lives as long as the module.
             Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
         };
-        functions.into_iter().filter(|function| !function.is_null()).map(name).collect()
+        functions.into_iter().map(name).collect()
     }
 
     /// The memory of a variable that the module defines (`.global` or `.const` in PTX). It lives as long as the module.

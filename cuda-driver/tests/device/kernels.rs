@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, Element};
 use cuda_driver::module::{Argument, CacheMode, JitOptions, LaunchConfig, Module, ModuleError};
-use cuda_driver::sys::{CUdevice_attribute, CUjitInputType, CUresult};
+use cuda_driver::sys::{CUdevice_attribute, CUfunction_attribute, CUjit_target, CUjitInputType, CUresult};
 use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
@@ -91,6 +91,15 @@ pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Resul
     }
     assert_eq!(module.global("table")?.bytes, 16);
 
+    let capability = |attribute| context.device().attribute(attribute).map(i32::unsigned_abs);
+    let target = CUjit_target(
+        10 * capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let debugged = Module::load_ptx(context, PTX, &JitOptions::new().target(target).debug_info())?;
+    let debugged = debugged.function("reverse")?;
+    assert_eq!((debugged.name(), debugged.attributes()?.binary_version), ("reverse", target.0));
+
     let add = module.function("vector_add")?;
     if driver.api().table().cuFuncGetParamInfo.is_some() {
         assert_eq!(add.parameter_sizes(), Some([8, 8, 8, 4].as_slice()));
@@ -101,6 +110,8 @@ pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Resul
     assert!(attributes.max_threads_per_block >= 256 && attributes.registers <= 64);
     add.set_shared_carveout(Some(50))?;
     add.set_shared_carveout(None)?;
+    let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    add.set_attribute(carveout, 100)?;
     let suggested = add.suggest_launch(0, 512)?;
     assert!((32..=512).contains(&suggested.block_threads) && suggested.grid_blocks > 0);
 
