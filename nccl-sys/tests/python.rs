@@ -7,29 +7,11 @@ use std::process::Command;
 use nccl_sys::{Api, LoadError, Origin, candidates, python};
 use rusty_fork::rusty_fork_test;
 
-const SOURCE: &str = "
-    int ncclGetVersion(int *code) { *code = 22809; return 0; }
-    int ncclGetErrorString(void) { return 0; } int ncclGetUniqueId(void) { return 0; }
-    int ncclCommInitRank(void) { return 0; } int ncclCommDestroy(void) { return 0; }
-    int ncclAllReduce(void) { return 0; } int ncclGroupStart(void) { return 0; }
-    int ncclGroupEnd(void) { return 0; }
-";
+use crate::dynamic::tests::fake::{Recipe, Workshop};
 
-/// Makes a library at `path`; `None`, with a word why, without a C compiler.
-fn make(path: &Path) -> Option<PathBuf> {
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let source = path.with_extension("c");
-    fs::write(&source, SOURCE).unwrap();
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    // Without a name of its own, so that only its path leads to it.
-    match cc.args(["-shared", "-fPIC", "-o"]).arg(path).arg(&source).status() {
-        Ok(status) => assert!(status.success()),
-        Err(error) => {
-            println!("skipped: no C compiler ({error})");
-            return None;
-        }
-    }
-    Some(path.canonicalize().unwrap())
+/// Makes a library at `file`, which only its path leads to.
+fn make(workshop: &Workshop, file: &str) -> PathBuf {
+    workshop.make(&Recipe { file: file.into(), soname: "of-python.so".into(), ..Recipe::default() })
 }
 
 /// Sets or unsets variables.
@@ -48,11 +30,10 @@ fn set(variables: &[(&str, Option<&Path>)]) {
 rusty_fork_test! {
     #[test]
     fn environments_are_looked_into_when_asked() {
-        let folder = tempfile::tempdir().unwrap();
-        let (venv, conda, empty) = (folder.path().join("venv"), folder.path().join("conda"), folder.path().join("empty"));
-        let wheel = "lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2";
-        let Some(in_venv) = make(&venv.join(wheel)) else { return };
-        let Some(in_conda) = make(&conda.join("lib/libnccl.so.2")) else { return };
+        let Some(workshop) = Workshop::open() else { return };
+        let [venv, conda, empty] = ["venv", "conda", "empty"].map(|name| workshop.path().join(name));
+        let in_venv = make(&workshop, "venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2");
+        let in_conda = make(&workshop, "conda/lib/libnccl.so.2");
         // No interpreter on the path: only the environments are left.
         set(&[("VIRTUAL_ENV", Some(&venv)), ("CONDA_PREFIX", Some(&conda)), ("PATH", Some(&empty)), ("NCCL_SYS_LIBRARY", None)]);
         assert_eq!(python::package_folders(), [venv.join("lib/python3.12/site-packages")]);
@@ -82,10 +63,10 @@ rusty_fork_test! {
             println!("skipped: no python3");
             return;
         }
-        let folder = tempfile::tempdir().unwrap();
-        let Some(wheel) = make(&folder.path().join("nvidia/nccl/lib/libnccl.so.2")) else { return };
-        set(&[("PYTHONPATH", Some(folder.path())), ("VIRTUAL_ENV", None), ("CONDA_PREFIX", None)]);
-        assert_eq!(python::package_folders().first(), Some(&folder.path().to_path_buf()));
+        let Some(workshop) = Workshop::open() else { return };
+        let wheel = make(&workshop, "nvidia/nccl/lib/libnccl.so.2");
+        set(&[("PYTHONPATH", Some(workshop.path())), ("VIRTUAL_ENV", None), ("CONDA_PREFIX", None)]);
+        assert_eq!(python::package_folders().first(), Some(&workshop.path().to_path_buf()));
         assert_eq!(python::libraries().first(), Some(&wheel));
     }
 

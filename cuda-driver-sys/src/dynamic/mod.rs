@@ -19,7 +19,7 @@ mod missing;
 mod releases;
 pub(crate) mod requirement;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use api::Api;
 pub use candidates::{Candidate, Origin, candidates};

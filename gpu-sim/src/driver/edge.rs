@@ -14,6 +14,7 @@ macro_rules! abi {
     ($($(#[$meta:meta])* $kind:ident fn $name:ident($machine:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {
         $(
             $(#[$meta])*
+            #[cfg_attr(feature = "exports", unsafe(no_mangle))]
             #[allow(non_snake_case, clippy::too_many_arguments, reason = "the C function's own signature")]
             unsafe extern "C" fn $name($($argument: $type),*) -> ::cuda_driver_sys::CUresult {
                 crate::abi::call(stringify!($name), |$machine| {

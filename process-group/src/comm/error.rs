@@ -14,9 +14,7 @@ pub type Result<T, E = CommError> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum CommError {
     /// NCCL could not be loaded.
-    #[error(
-        "NCCL could not be loaded; install it (package nvidia-nccl-cu12 or libnccl2), or name the file in NCCL_SYS_LIBRARY"
-    )]
+    #[error("NCCL could not be loaded")]
     Load(#[from] nccl_sys::LoadError),
 
     /// The loaded library lacks a function or a feature.

@@ -9,18 +9,18 @@ use std::process::Command;
 use crate::binding;
 
 /// A folder in which libraries are made; it goes when dropped.
-pub(super) struct Workshop(tempfile::TempDir);
+pub(crate) struct Workshop(tempfile::TempDir);
 
 /// What a library is made to do.
-pub(super) struct Recipe {
+pub(crate) struct Recipe {
     /// The file's name.
-    pub(super) file: String,
+    pub(crate) file: String,
     /// The name by which the loader knows it.
-    pub(super) soname: String,
+    pub(crate) soname: String,
     /// What the version function says, and its status; `None`: the library has no such function.
-    pub(super) version: Option<(i32, u32)>,
+    pub(crate) version: Option<(i32, u32)>,
     /// The further symbols.
-    pub(super) symbols: Vec<&'static str>,
+    pub(crate) symbols: Vec<&'static str>,
 }
 
 impl Default for Recipe {
@@ -37,7 +37,7 @@ impl Default for Recipe {
 
 impl Workshop {
     /// `None`, with a word why, without a C compiler.
-    pub(super) fn open() -> Option<Self> {
+    pub(crate) fn open() -> Option<Self> {
         if let Err(error) = compiler().arg("--version").output() {
             println!("skipped: no C compiler ({error})");
             return None;
@@ -45,12 +45,12 @@ impl Workshop {
         Some(Self(tempfile::tempdir().expect("a temporary folder")))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// Makes the library; its path, free of links.
-    pub(super) fn make(&self, recipe: &Recipe) -> PathBuf {
+    pub(crate) fn make(&self, recipe: &Recipe) -> PathBuf {
         let mut source = String::new();
         if let Some((code, status)) = recipe.version {
             let name = binding::REQUIRED[0];
@@ -63,7 +63,7 @@ impl Workshop {
     }
 
     /// Compiles `source` to a library.
-    pub(super) fn compile(&self, file: &str, soname: &str, source: &str) -> PathBuf {
+    pub(crate) fn compile(&self, file: &str, soname: &str, source: &str) -> PathBuf {
         let target = self.0.path().join(file);
         let text = target.with_extension("c");
         fs::create_dir_all(text.parent().expect("a file lies in a folder")).expect("a folder is made");
@@ -75,7 +75,7 @@ impl Workshop {
     }
 
     /// Writes a file.
-    pub(super) fn write(&self, file: &str, content: &[u8]) -> PathBuf {
+    pub(crate) fn write(&self, file: &str, content: &[u8]) -> PathBuf {
         let path = self.0.path().join(file);
         fs::write(&path, content).expect("the file is written");
         path.canonicalize().expect("the file is there")
@@ -83,19 +83,19 @@ impl Workshop {
 }
 
 /// What [`other_release`] says.
-pub(super) const OTHER_RELEASE: i32 = binding::SAMPLE + 10;
+pub(crate) const OTHER_RELEASE: i32 = binding::SAMPLE + 10;
 
 /// A version function.
-pub(super) unsafe extern "C" fn other_release(code: *mut i32) -> u32 {
+pub(crate) unsafe extern "C" fn other_release(code: *mut i32) -> u32 {
     // SAFETY: the crate passes room for one integer.
     unsafe { *code = OTHER_RELEASE };
     0
 }
 
 /// A file that is mapped to be read, until this is dropped.
-pub(super) struct Mapping(*mut libc::c_void, usize);
+pub(crate) struct Mapping(*mut libc::c_void, usize);
 
-pub(super) fn map_to_read(path: &Path) -> Mapping {
+pub(crate) fn map_to_read(path: &Path) -> Mapping {
     let file = fs::File::open(path).expect("the file opens");
     let bytes = file.metadata().expect("the file has a size").len() as usize;
     // SAFETY: a mapping of its own, at an address of the kernel's choice.

@@ -1,6 +1,6 @@
 //! Loading, in processes of its own: a library stays loaded, and the environment is one per process.
 
-mod fake;
+pub(crate) mod fake;
 mod properties;
 
 use std::ffi::OsStr;
@@ -378,6 +378,14 @@ fn every_required_function_is_known() {
     }
     let all = crate::feature::REQUIREMENTS.iter().map(|requirement| requirement.feature);
     assert_eq!(all.fold(crate::Feature::empty(), |all, one| all | one), crate::Feature::all());
+}
+
+#[test]
+fn a_features_words_name_its_release() {
+    for feature in crate::Feature::all().iter() {
+        let (summary, since) = (feature.summary().unwrap(), feature.since());
+        assert!(summary.contains(&format!("({since}")), "{summary:?} came with {since}");
+    }
 }
 
 #[test]

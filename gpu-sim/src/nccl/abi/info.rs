@@ -8,6 +8,7 @@ use super::{Out, call};
 use crate::nccl::error;
 use crate::world;
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
     call("ncclGetVersion", |machine, _| {
         Out::new(version, "version")?.set(machine.nccl_release);
@@ -15,6 +16,7 @@ pub(super) unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResul
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *const c_char {
     let machine = world::machine();
     let release = machine.as_ref().map_or(0, |machine| machine.nccl_release);
@@ -40,6 +42,7 @@ pub(super) unsafe extern "C" fn ncclGetErrorString(result: ncclResult_t) -> *con
     text.as_ptr()
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
     if let Some(machine) = world::machine() {
         let _ = machine.faults.gate("ncclGetLastError");
@@ -47,6 +50,7 @@ pub(super) unsafe extern "C" fn ncclGetLastError(_comm: ncclComm_t) -> *const c_
     error::last()
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommGetAsyncError(
     comm: ncclComm_t,
     error: *mut ncclResult_t,
@@ -57,6 +61,7 @@ pub(super) unsafe extern "C" fn ncclCommGetAsyncError(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
     call("ncclCommCount", |_, library| {
         Out::new(count, "count")?.set(library.comm(comm)?.size as c_int);
@@ -64,6 +69,7 @@ pub(super) unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_in
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
     call("ncclCommCuDevice", |_, library| {
         Out::new(device, "device")?.set(library.comm(comm)?.device as c_int);
@@ -71,6 +77,7 @@ pub(super) unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut 
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
     call("ncclCommUserRank", |_, library| {
         Out::new(rank, "rank")?.set(library.comm(comm)?.rank as c_int);

@@ -16,6 +16,7 @@ use crate::nccl::shm::Plane;
 use crate::nccl::{children, group, init};
 use crate::world::Machine;
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGetUniqueId(id: *mut ncclUniqueId) -> ncclResult_t {
     call("ncclGetUniqueId", |machine, library| {
         let out = Out::new(id, "uniqueId")?;
@@ -85,6 +86,7 @@ fn current_device(machine: &Machine) -> Result<usize> {
     machine.current().map(|context| context.device).map_err(group::cuda)
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommInitRank(
     comm: *mut ncclComm_t,
     nranks: c_int,
@@ -98,6 +100,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     nranks: c_int,
@@ -114,6 +117,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRankConfig(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommInitRankScalable(
     comm: *mut ncclComm_t,
     nranks: c_int,
@@ -137,6 +141,7 @@ pub(super) unsafe extern "C" fn ncclCommInitRankScalable(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommInitAll(
     comms: *mut ncclComm_t,
     count: c_int,
@@ -168,6 +173,7 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommSplit(
     comm: ncclComm_t,
     color: c_int,
@@ -195,6 +201,7 @@ pub(super) unsafe extern "C" fn ncclCommSplit(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommShrink(
     comm: ncclComm_t,
     excluded: *mut c_int,
@@ -247,6 +254,7 @@ fn ready_parent(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     }
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     call("ncclCommFinalize", |_, library| {
         let comm = library.comm(comm)?;
@@ -283,6 +291,7 @@ fn finalize(comm: &Comm) -> Result {
     Ok(())
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     call("ncclCommDestroy", |_, library| {
         if comm.is_null() {
@@ -300,6 +309,7 @@ pub(super) unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     call("ncclCommAbort", |machine, library| {
         if comm.is_null() {
@@ -321,6 +331,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
     call("ncclCommRevoke", |_, library| {
         let comm = library.comm(comm)?;
@@ -333,6 +344,7 @@ pub(super) unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
     call("ncclGroupStart", |machine, _| {
         group::start(machine);
@@ -340,6 +352,7 @@ pub(super) unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     call("ncclGroupEnd", |machine, library| group::end(machine, library))
 }

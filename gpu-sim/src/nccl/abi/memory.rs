@@ -21,6 +21,7 @@ fn memory(error: MemoryError) -> Failure {
     group::cuda(Refusal::from(error))
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: usize) -> ncclResult_t {
     call("ncclMemAlloc", |machine, library| {
         let out = Out::new(pointer, "ptr")?;
@@ -58,6 +59,7 @@ fn map(machine: &Machine, handle: u64, physical: &Arc<Physical>) -> Result<u64, 
     Ok(base)
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclMemFree(pointer: *mut c_void) -> ncclResult_t {
     call("ncclMemFree", |machine, library| {
         if pointer.is_null() {
@@ -81,6 +83,7 @@ pub(super) unsafe extern "C" fn ncclMemFree(pointer: *mut c_void) -> ncclResult_
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommRegister(
     comm: ncclComm_t,
     buffer: *mut c_void,
@@ -100,6 +103,7 @@ pub(super) unsafe extern "C" fn ncclCommRegister(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t {
     call("ncclCommDeregister", |_, library| {
         let comm = library.comm(comm)?;
@@ -107,6 +111,7 @@ pub(super) unsafe extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mu
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommWindowRegister(
     comm: ncclComm_t,
     buffer: *mut c_void,
@@ -159,6 +164,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommWindowDeregister(
     comm: ncclComm_t,
     window: ncclWindow_t,
@@ -169,6 +175,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowDeregister(
     })
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclWinGetUserPtr(
     comm: ncclComm_t,
     window: ncclWindow_t,

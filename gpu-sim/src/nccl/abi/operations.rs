@@ -81,6 +81,7 @@ fn add(
     group::add_operation(machine, library, comm, operation, stream as usize)
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclAllReduce(
     send: *const c_void,
     recv: *mut c_void,
@@ -94,6 +95,7 @@ pub(super) unsafe extern "C" fn ncclAllReduce(
         .enqueue("ncclAllReduce")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclReduce(
     send: *const c_void,
     recv: *mut c_void,
@@ -107,6 +109,7 @@ pub(super) unsafe extern "C" fn ncclReduce(
     Arguments { kind: Kind::Reduce, send, recv, count, element, op, root, comm, stream }.enqueue("ncclReduce")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclReduceScatter(
     send: *const c_void,
     recv: *mut c_void,
@@ -123,6 +126,7 @@ pub(super) unsafe extern "C" fn ncclReduceScatter(
 /// Operations that only move data reduce nothing.
 const NO_OP: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclBroadcast(
     send: *const c_void,
     recv: *mut c_void,
@@ -136,6 +140,7 @@ pub(super) unsafe extern "C" fn ncclBroadcast(
         .enqueue("ncclBroadcast")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclBcast(
     buffer: *mut c_void,
     count: usize,
@@ -149,6 +154,7 @@ pub(super) unsafe extern "C" fn ncclBcast(
         .enqueue("ncclBcast")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclAllGather(
     send: *const c_void,
     recv: *mut c_void,
@@ -161,6 +167,7 @@ pub(super) unsafe extern "C" fn ncclAllGather(
         .enqueue("ncclAllGather")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclAlltoAll(
     send: *const c_void,
     recv: *mut c_void,
@@ -173,6 +180,7 @@ pub(super) unsafe extern "C" fn ncclAlltoAll(
         .enqueue("ncclAlltoAll")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGather(
     send: *const c_void,
     recv: *mut c_void,
@@ -186,6 +194,7 @@ pub(super) unsafe extern "C" fn ncclGather(
         .enqueue("ncclGather")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclScatter(
     send: *const c_void,
     recv: *mut c_void,
@@ -235,6 +244,7 @@ impl MessageArguments {
     }
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclSend(
     buffer: *const c_void,
     count: usize,
@@ -247,6 +257,7 @@ pub(super) unsafe extern "C" fn ncclSend(
     MessageArguments { direction, buffer, count, element, peer, comm, stream }.enqueue("ncclSend")
 }
 
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclRecv(
     buffer: *mut c_void,
     count: usize,

@@ -1,0 +1,53 @@
+//! The embedded machine as a shared library with both C ABIs, for programs that we did not write: `libcuda.so.1` and
+//! `libnccl.so.2` may both be links to it.
+//!
+//! ```sh
+//! cargo build -p lockstep-gpu-sim --features exports --example shared_library
+//! export CUDA_DRIVER_SYS_LIBRARY=$PWD/target/debug/examples/libshared_library.so
+//! export NCCL_SYS_LIBRARY=$CUDA_DRIVER_SYS_LIBRARY
+//! cargo run -p lockstep-nccl-sys --example all_reduce
+//! ```
+//!
+//! The machine is there from the library's loading to the program's end: `GPU_SIM_DEVICES` devices (2) of
+//! `GPU_SIM_CAPACITY` bytes each (1 GiB) and NCCL of release code `GPU_SIM_NCCL` (22809). The symbols are those of all
+//! releases that are modelled. What hardware passes over in silence is passed over here too.
+
+use std::env::VarError;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use gpu_sim::World;
+
+static WORLD: OnceLock<World> = OnceLock::new();
+
+/// Run by the loader, before anybody has an address of this library.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    match world() {
+        Ok(world) => {
+            let _ = WORLD.set(world);
+        }
+        // Every call will answer that there is no machine; this says why.
+        Err(problem) => eprintln!("gpu-sim: {problem}"),
+    }
+}
+
+fn world() -> Result<World, String> {
+    let builder = World::builder()
+        .devices(setting("GPU_SIM_DEVICES", 2)?)
+        .capacity(setting("GPU_SIM_CAPACITY", 1 << 30)?)
+        .nccl_release(setting("GPU_SIM_NCCL", 22809)?)
+        .faithful();
+    builder.start().map_err(|error| error.to_string())
+}
+
+fn setting<T: FromStr>(variable: &str, default: T) -> Result<T, String> {
+    match std::env::var(variable) {
+        Err(VarError::NotPresent) => Ok(default),
+        Err(error) => Err(format!("{variable}: {error}")),
+        Ok(text) => text.parse().map_err(|_| format!("{variable}={text} is no number that it takes")),
+    }
+}
