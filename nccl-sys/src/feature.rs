@@ -64,6 +64,18 @@ features! {
         const UNEQUAL_WINDOWS = 1 << 26;
         /// Encryption between hosts (2.32.3).
         const ENCRYPTION = 1 << 27;
+        /// What a communicator can do: windows, multicast, one-sided transfers (2.29.2).
+        const PROPERTIES = 1 << 28;
+        /// Device addresses of the other ranks' windows (2.29.2).
+        const PEER_POINTERS = 1 << 29;
+        /// Device addresses that reach all ranks' windows at once (2.29.2).
+        const MULTICAST_POINTERS = 1 << 30;
+        /// Communicators for kernels; those of 2.28 were an experiment, with structures that later releases refuse (2.29.2).
+        const DEVICE_COMMUNICATORS = 1 << 31;
+        /// Ranks that reach each other's memory, and their numbers (2.28.3).
+        const TEAMS = 1 << 32;
+        /// Counted transfers over the fabric: their teams, and the endpoints of windows (2.31.2).
+        const COUNTED_TRANSFERS = 1 << 33;
     }
 }
 
@@ -150,4 +162,26 @@ pub(crate) static REQUIREMENTS: &[Requirement] = &[
     since(Feature::CAPTURED_WINDOWS, (30, 7), &["ncclCommWindowRegister", "ncclCommWindowDeregister"]),
     since(Feature::UNEQUAL_WINDOWS, (30, 7), &["ncclCommWindowRegister", "ncclCommWindowDeregister"]),
     needs(Feature::ENCRYPTION, &["ncclSetEncryption"]),
+    needs(Feature::PROPERTIES, &["ncclCommQueryProperties"]),
+    needs(Feature::PEER_POINTERS, &["ncclGetLsaDevicePointer", "ncclGetPeerDevicePointer"]),
+    needs(Feature::MULTICAST_POINTERS, &["ncclGetLsaMultimemDevicePointer", "ncclGetMultimemDevicePointer"]),
+    since(
+        Feature::DEVICE_COMMUNICATORS,
+        (29, 2),
+        &["ncclDevCommCreate", "ncclDevCommDestroy", "ncclCommQueryProperties"],
+    ),
+    needs(
+        Feature::TEAMS,
+        &["ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail", "ncclTeamRankToWorld", "ncclTeamRankToLsa"],
+    ),
+    needs(
+        Feature::COUNTED_TRANSFERS,
+        &[
+            "ncclTeamCft",
+            "ncclTeamCftMultimem",
+            "ncclGetCftDeviceLeInfo",
+            "ncclGetPeerDeviceLeInfo",
+            "ncclGetMultimemDeviceLeInfo",
+        ],
+    ),
 ];

@@ -86,6 +86,20 @@ fn by_itself(root: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The raw crates' example, over the embedded machine as a shared library: loaded as NVIDIA's are.
+fn call_raw(root: &Path) -> Result<()> {
+    let (machine, stranger) = (shell::package("gpu-sim"), shell::package("nccl-sys"));
+    let build =
+        ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
+    shell::run(&mut shell::cargo(root, &build))?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+    let library = target.join("debug/examples/libshared_library.so");
+    let call = ["run", "--quiet", "--package", &stranger, "--example", "all_reduce"];
+    let mut call = shell::cargo(root, &call);
+    shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,16 +118,4 @@ mod tests {
         }
         assert!(by_itself(&root, "no-such-crate").is_err());
     }
-/// The raw crates' example, over the embedded machine as a shared library: loaded as NVIDIA's are.
-fn call_raw(root: &Path) -> Result<()> {
-    let (machine, stranger) = (shell::package("gpu-sim"), shell::package("nccl-sys"));
-    let build =
-        ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
-    shell::run(&mut shell::cargo(root, &build))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
-    let library = target.join("debug/examples/libshared_library.so");
-    let call = ["run", "--quiet", "--package", &stranger, "--example", "all_reduce"];
-    let mut call = shell::cargo(root, &call);
-    shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
 }
