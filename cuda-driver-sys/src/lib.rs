@@ -7,6 +7,12 @@
 //! | `dynamic` | how the library is found, and what it lacks |
 //! | `feature` | what depends on the release |
 //!
+//! The table has every function of `cuda.h` that a driver from 11.7 on can be asked for, each with the first release
+//! that has it, except the variants `…_ptds` and `…_ptsz` (streams are passed explicitly,
+//! [`CU_STREAM_PER_THREAD`] among them) and the revisions that all of these drivers have a newer one of
+//! ([`SUPERSEDED`]). A structure is laid out as the newest header has it: what older releases do not know of it lies
+//! in what was reserved, or at its end, and zero there is what they expect.
+//!
 //! For: who wants the driver's own functions without linking them. Not for: who wants a safe interface.
 //!
 //! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has

@@ -7,7 +7,7 @@ use std::ptr;
 
 use cuda_driver_sys::{
     Api, CUdeviceptr, CUdriverProcAddressQueryResult, CUmemAllocationHandleType, CUresult, FUNCTIONS,
-    Feature, LoadError, Version, VersionFault, Why,
+    Feature, Function, LoadError, SUPERSEDED, Version, VersionFault, Why,
 };
 
 thread_local! {
@@ -119,6 +119,16 @@ fn a_toolkits_stub_is_called_by_its_name() {
     let failed = VersionFault::Failed { function: "cuDriverGetVersion", status: 34 };
     assert!(matches!(error, LoadError::Version { fault, .. } if fault == failed), "{error:?}");
     assert!(error.to_string().contains("stub"), "{error}");
+}
+
+#[test]
+fn what_the_table_leaves_out_has_a_successor_in_every_release() {
+    for (old, new) in SUPERSEDED {
+        assert!(Function::named(old).is_none(), "{old}");
+        let new = Function::named(new).unwrap_or_else(|| panic!("{old} is left out for {new}"));
+        assert!(new.since <= Version::new(11, 7), "{old} is left out for {new:?}");
+    }
+    assert!(SUPERSEDED.contains(&("cuMemAlloc", "cuMemAlloc_v2")));
 }
 
 #[test]
