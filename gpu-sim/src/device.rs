@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda_driver_sys::CUresult;
+use cuda_driver_sys::{CUlimit, CUresult};
 
 use crate::abi::{Answer, Refusal};
 use crate::fault::Fault;
@@ -108,6 +108,8 @@ pub(crate) struct Context {
     pub(crate) primary: bool,
     pub(crate) flags: u32,
     poison: Mutex<Option<Refusal>>,
+    /// Those that were set.
+    limits: Mutex<BTreeMap<u32, usize>>,
 }
 
 impl Context {
@@ -119,6 +121,27 @@ impl Context {
             machine.note(format!("device {} is poisoned by {by}: {fault}", self.device));
             *poison = Some(refusal);
         }
+    }
+
+    /// A limit: kept and told again, since no kernel here has a stack or a heap of the device's.
+    pub(crate) fn limit(&self, limit: CUlimit) -> Answer<usize> {
+        let default = match limit {
+            CUlimit::CU_LIMIT_STACK_SIZE => 1 << 10,
+            CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => 7 << 20,
+            CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE => 8 << 20,
+            other => {
+                let why = format!("{other:?} is not modelled");
+                return Err(Refusal::new(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT, why));
+            }
+        };
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(limits.get(&limit.0).copied().unwrap_or(default))
+    }
+
+    pub(crate) fn set_limit(&self, limit: CUlimit, value: usize) -> Answer {
+        self.limit(limit)?;
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner).insert(limit.0, value);
+        Ok(())
     }
 
     /// Fails with the fault that poisoned the context, if any.
@@ -155,7 +178,14 @@ impl Contexts {
 
     pub(crate) fn create(&self, device: usize, primary: bool, flags: u32) -> Arc<Context> {
         let id = self.next.fetch_add(1, SeqCst);
-        let context = Arc::new(Context { id, device, primary, flags, poison: Mutex::default() });
+        let context = Arc::new(Context {
+            id,
+            device,
+            primary,
+            flags,
+            poison: Mutex::default(),
+            limits: Mutex::default(),
+        });
         self.alive().insert(id, context.clone());
         context
     }

@@ -129,13 +129,11 @@ abi! {
     }
 
     call fn cuCtxGetLimit(machine, out: *mut usize, limit: CUlimit) {
-        machine.current()?;
-        put!(out, match limit {
-            CUlimit::CU_LIMIT_STACK_SIZE => 1 << 10,
-            CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => 7 << 20,
-            CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE => 8 << 20,
-            other => return Err(Refusal::new(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT, format!("{other:?} is not modelled"))),
-        })?;
+        put!(out, machine.current()?.limit(limit)?)?;
+    }
+
+    call fn cuCtxSetLimit(machine, limit: CUlimit, value: usize) {
+        machine.current()?.set_limit(limit, value)?;
     }
 
     call fn cuCtxEnablePeerAccess(machine, peer: CUcontext, flags: c_uint) {

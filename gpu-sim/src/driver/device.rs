@@ -119,7 +119,6 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => 6144,
         A::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT => 512,
         A::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
-        A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => 1,
         A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => device.ordinal as c_int + 1,
         A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         | A::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
@@ -133,7 +132,8 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         | A::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
-        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS => 1,
+        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        | A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR => 1,
         A::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID
         | A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID
@@ -158,6 +158,7 @@ fn value_of(attribute: CUdevice_attribute, device: &Device) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED
         | A::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+        | A::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
         | A::CU_DEVICE_ATTRIBUTE_NUMA_ID => 0,
         other => {
             return Err(Refusal::invalid(format!("device attribute {other:?} is not modelled")));

@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use cuda_driver_sys::{CUevent, CUresult, CUstream};
+use cuda_driver_sys::{CUevent, CUipcEventHandle, CUresult, CUstream};
 
 use crate::abi::Refusal;
 
@@ -49,6 +49,16 @@ abi! {
         machine.streams.forbid_during_capture(machine, "cuEventSynchronize")?;
         event.synchronize()?;
         machine.contexts.get(event.context)?.check()?;
+    }
+
+    call fn cuIpcGetEventHandle(machine, out: *mut CUipcEventHandle, event: CUevent) {
+        machine.streams.event(event)?;
+        return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, "the event was not made for other processes (which is not modelled)"));
+    }
+
+    call fn cuIpcOpenEventHandle(machine, out: *mut CUevent, handle: CUipcEventHandle) {
+        machine.current()?;
+        return Err(Refusal::unsupported("events between processes are not modelled"));
     }
 
     call fn cuEventElapsedTime(machine, out: *mut f32, start: CUevent, end: CUevent) {

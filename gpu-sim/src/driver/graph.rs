@@ -1,14 +1,15 @@
-//! Capture and graphs. Graphs come from captures alone: nodes added by hand, child graphs and updates are not
-//! modelled.
+//! Capture and graphs. Graphs come from captures alone: nodes added by hand and child graphs are not modelled.
 
 use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, PoisonError};
 
 use cuda_driver_sys::{
-    CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUgraphNodeType,
-    CUhostFn, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus, CUuserObject, cuuint64_t,
+    CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo,
+    CUgraphNode, CUgraphNodeType, CUhostFn, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUuserObject, cuuint64_t,
 };
 
+use super::edge::text;
 use crate::abi::{Answer, Refusal};
 use crate::stream::Stream;
 use crate::stream::graph::UserObject;
@@ -82,6 +83,25 @@ abi! {
             return Err(Refusal::unsupported(format!("instantiation flags {flags} are not modelled")));
         }
         put!(out, machine.streams.instantiate(&*machine.streams.graph(graph)?).id as CUgraphExec)?;
+    }
+
+    call fn cuGraphExecUpdate_v2(
+        machine, exec: CUgraphExec, graph: CUgraph, out: *mut CUgraphExecUpdateResultInfo,
+    ) {
+        let (exec, graph) = (machine.streams.exec(exec)?, machine.streams.graph(graph)?);
+        if let Err((result, node)) = exec.update(&graph) {
+            let node = if graph.nodes.is_empty() { 0 } else { graph.first_node + node as u64 };
+            put!(out, CUgraphExecUpdateResultInfo { result, errorNode: node as CUgraphNode, ..Default::default() })?;
+            let why = format!("{result:?} at node {node:#x}");
+            return Err(Refusal::new(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, why));
+        }
+        put!(out, CUgraphExecUpdateResultInfo::default())?;
+    }
+
+    call fn cuGraphDebugDotPrint(machine, graph: CUgraph, path: *const c_char, flags: c_uint) {
+        let (graph, path) = (machine.streams.graph(graph)?, text(path)?);
+        let written = std::fs::write(&path, graph.dot());
+        written.map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("writing {path}: {e}")))?;
     }
 
     call fn cuGraphUpload(machine, exec: CUgraphExec, stream: CUstream) {

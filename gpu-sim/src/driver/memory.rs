@@ -31,6 +31,7 @@ abi! {
         machine.streams.synchronize_device(context.device)?;
         let wanted = |kind: &Kind| matches!(kind, Kind::Allocation { .. } | Kind::Pooled { .. });
         let gone = machine.memory.space().remove_whole(pointer, wanted, "cuMemFree")?;
+        super::pool::gave_back(machine, &gone.kind, gone.physical.size());
         drop(gone);
     }
 
@@ -188,7 +189,7 @@ fn describe(
     let virtual_ = mapped.as_ref().is_some_and(|m| matches!(m.kind, Kind::Virtual { .. }));
     let context = mapped.as_ref().and_then(|m| match m.kind {
         Kind::Allocation { context }
-        | Kind::Pooled { context }
+        | Kind::Pooled { context, .. }
         | Kind::Ipc { context }
         | Kind::Variable { context } => Some(context),
         Kind::Virtual { .. } => None,

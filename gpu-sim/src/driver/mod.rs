@@ -1,9 +1,11 @@
 //! The CUDA driver's ABI, release 13.0, as far as it is modelled.
 //!
 //! Absent from the table, and so not supported: arrays, textures and surfaces, two- and three-dimensional copies,
-//! managed memory, pools of one's own, multicast, fabric handles, events between processes, nodes added to graphs by
-//! hand, child graphs, graph updates, external memory and semaphores, green contexts. Kernels run as
-//! the host functions registered under their names; of PTX the names of kernels and variables are read.
+//! managed memory, multicast, nodes added to graphs by hand, child graphs, external memory and semaphores, green
+//! contexts. Kernels run as the host functions registered under their names; of PTX the names of kernels and variables
+//! are read.
+//!
+//! There, and answering that they are not supported: fabric handles, and events and pools shared between processes.
 //!
 //! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
 //! notes; no lock is held while it waits.
@@ -26,6 +28,8 @@ mod pool;
 mod stream;
 mod value;
 mod vmm;
+
+pub(crate) use pool::Pools;
 
 /// The functions that are modelled.
 pub(crate) fn table() -> cuda_driver_sys::Table {

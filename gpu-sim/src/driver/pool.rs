@@ -1,43 +1,163 @@
-//! Stream-ordered allocation from the devices' default pools.
+//! Stream-ordered allocation: the devices' default pools, and pools of one's own.
 //!
-//! Memory is there when the call returns and goes when the stream reaches the free; pools keep nothing back. Pools
-//! of one's own, exports, and allocation inside captures are not modelled.
+//! Memory is there when the call returns and goes when the stream reaches the free; pools keep nothing back, so
+//! that what is reserved is what is used, and a release threshold is a number that is told again. Sharing pools with
+//! other processes, and allocation inside captures, are not modelled.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_ulonglong, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda_driver_sys::{CUdevice, CUdeviceptr, CUmemoryPool, CUresult, CUstream};
+use cuda_driver_sys::{
+    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemPool_attribute, CUmemPoolProps, CUmemPoolPtrExportData,
+    CUmemoryPool, CUresult, CUstream,
+};
 
 use super::memory::allocate;
+use super::vmm::{access_of, device_of};
 use crate::abi::{Answer, Refusal};
-use crate::memory::Kind;
+use crate::memory::{Access, Kind};
 use crate::stream::{Exec, Op};
-use crate::world::Machine;
+use crate::world::{Leak, Machine, Part};
 
-/// Handles of the default pools: this and the device's ordinal.
+/// Handles of the default pools: this and the device's ordinal. Those of others follow.
 const FIRST: u64 = 0x9001_0000;
 
 abi! {
     call fn cuDeviceGetDefaultMemPool(machine, out: *mut CUmemoryPool, device: CUdevice) {
-        put!(out, (FIRST + machine.device(device)?.ordinal as u64) as CUmemoryPool)?;
+        put!(out, default_of(machine, device)? as CUmemoryPool)?;
     }
 
     call fn cuDeviceGetMemPool(machine, out: *mut CUmemoryPool, device: CUdevice) {
-        put!(out, (FIRST + machine.device(device)?.ordinal as u64) as CUmemoryPool)?;
+        let default = default_of(machine, device)?;
+        put!(out, machine.part::<Pools>().table().current_of(default) as CUmemoryPool)?;
+    }
+
+    call fn cuDeviceSetMemPool(machine, device: CUdevice, pool: CUmemoryPool) {
+        let default = default_of(machine, device)?;
+        let home = pool_of(machine, pool, |pool| pool.device)?;
+        if home != machine.device(device)?.ordinal {
+            return Err(Refusal::invalid(format!("{pool:p} is a pool of device {home}, not of device {device}")));
+        }
+        machine.part::<Pools>().table().current.insert(default, pool as u64);
+    }
+
+    call fn cuMemPoolCreate(machine, out: *mut CUmemoryPool, properties: *const CUmemPoolProps) {
+        let CUmemPoolProps { allocType: kind, handleTypes: handles, location, maxSize: limit, .. } = get!(properties)?;
+        if kind != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
+            return Err(Refusal::invalid(format!("a pool of type {kind:?} is not modelled")));
+        }
+        if handles != CUmemAllocationHandleType(0) {
+            return Err(Refusal::unsupported("pools shared with other processes are not modelled"));
+        }
+        let pool = Pool { limit: limit as u64, ..Pool::new(device_of(machine, &location)?) };
+        put!(out, machine.part::<Pools>().table().add(pool) as CUmemoryPool)?;
+    }
+
+    call fn cuMemPoolDestroy(machine, pool: CUmemoryPool) {
+        pool_of(machine, pool, |_| ())?;
+        let pools = machine.part::<Pools>();
+        let mut table = pools.table();
+        if table.pools.remove(&(pool as u64)).is_none() {
+            return Err(Refusal::invalid("a device's default pool cannot be destroyed"));
+        }
+        // Its memory stays until it is freed; the default pool is the current one again.
+        table.current.retain(|_, current| *current != pool as u64);
     }
 
     call fn cuMemPoolTrimTo(machine, pool: CUmemoryPool, keep: usize) {
-        device_of(machine, pool)?;
+        pool_of(machine, pool, |_| ())?;
+    }
+
+    call fn cuMemPoolGetAttribute(machine, pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void) {
+        use CUmemPool_attribute as A;
+        let pool = pool_of(machine, pool, |pool| pool.clone())?;
+        match attribute {
+            A::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => put!(value.cast::<u64>(), pool.threshold)?,
+            A::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT | A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT => {
+                put!(value.cast::<u64>(), pool.used)?;
+            }
+            A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => put!(value.cast::<u64>(), pool.peaks[0])?,
+            A::CU_MEMPOOL_ATTR_USED_MEM_HIGH => put!(value.cast::<u64>(), pool.peaks[1])?,
+            other => put!(value.cast::<c_int>(), c_int::from(pool.reuse[reuse(other)?]))?,
+        }
+    }
+
+    call fn cuMemPoolSetAttribute(machine, pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void) {
+        use CUmemPool_attribute as A;
+        let number = |value: *mut c_void| get!(value.cast::<u64>().cast_const());
+        let flag = |value: *mut c_void| get!(value.cast::<c_int>().cast_const());
+        pool_of(machine, pool, |pool| -> Answer {
+            match attribute {
+                A::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => pool.threshold = number(value)?,
+                A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | A::CU_MEMPOOL_ATTR_USED_MEM_HIGH if number(value)? == 0 => {
+                    pool.peaks[usize::from(attribute == A::CU_MEMPOOL_ATTR_USED_MEM_HIGH)] = pool.used;
+                }
+                A::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH | A::CU_MEMPOOL_ATTR_USED_MEM_HIGH => {
+                    return Err(Refusal::invalid("peaks can be set to 0 alone"));
+                }
+                other => pool.reuse[reuse(other)?] = flag(value)? != 0,
+            }
+            Ok(())
+        })??;
+    }
+
+    call fn cuMemPoolSetAccess(machine, pool: CUmemoryPool, rights: *const CUmemAccessDesc, count: usize) {
+        for right in list!(rights, count)? {
+            let (device, access) = (device_of(machine, &right.location)?, access_of(right.flags)?);
+            pool_of(machine, pool, |pool| -> Answer {
+                if pool.device == device && access != Access::all() {
+                    return Err(Refusal::invalid("a pool's own device keeps its access"));
+                }
+                pool.rights.insert(device, access);
+                Ok(())
+            })??;
+        }
+    }
+
+    call fn cuMemPoolGetAccess(
+        machine, out: *mut CUmemAccess_flags, pool: CUmemoryPool, at: *mut CUmemLocation,
+    ) {
+        let device = device_of(machine, &get!(at.cast_const())?)?;
+        let access = pool_of(machine, pool, |pool| pool.access(device))?;
+        put!(out, CUmemAccess_flags(access.bits().into()))?;
+    }
+
+    call fn cuMemPoolExportToShareableHandle(
+        machine, out: *mut c_void, pool: CUmemoryPool, kind: CUmemAllocationHandleType, flags: c_ulonglong,
+    ) {
+        pool_of(machine, pool, |_| ())?;
+        return Err(Refusal::invalid("the pool was made without a handle type (others are not modelled)"));
+    }
+
+    call fn cuMemPoolImportFromShareableHandle(
+        machine, out: *mut CUmemoryPool, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: c_ulonglong,
+    ) {
+        return Err(Refusal::unsupported("pools of other processes are not modelled"));
+    }
+
+    call fn cuMemPoolExportPointer(machine, out: *mut CUmemPoolPtrExportData, pointer: CUdeviceptr) {
+        return Err(Refusal::invalid("the pool was made without a handle type (others are not modelled)"));
+    }
+
+    call fn cuMemPoolImportPointer(
+        machine, out: *mut CUdeviceptr, pool: CUmemoryPool, data: *mut CUmemPoolPtrExportData,
+    ) {
+        pool_of(machine, pool, |_| ())?;
+        return Err(Refusal::invalid("the pool is no imported one (which are not modelled)"));
     }
 
     call fn cuMemAllocAsync(machine, out: *mut CUdeviceptr, bytes: usize, stream: CUstream) {
         let device = machine.stream(stream)?.context.device;
-        allocate_async(machine, out, bytes, device, stream)?;
+        let pool = machine.part::<Pools>().table().current_of(FIRST + device as u64);
+        allocate_async(machine, out, bytes, pool, stream)?;
     }
 
     call fn cuMemAllocFromPoolAsync(
         machine, out: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream,
     ) {
-        allocate_async(machine, out, bytes, device_of(machine, pool)?, stream)?;
+        allocate_async(machine, out, bytes, pool as u64, stream)?;
     }
 
     call fn cuMemFreeAsync(machine, pointer: CUdeviceptr, stream: CUstream) {
@@ -49,8 +169,9 @@ abi! {
         }
         let run = Box::new(move |exec: &Exec| {
             let gone = exec.machine().memory.space().remove_whole(pointer, is_ours, "cuMemFreeAsync");
-            if let Err(error) = gone {
-                exec.machine().misuse(format!("{}: {error}", exec.stream_name()));
+            match gone {
+                Ok(gone) => gave_back(exec.machine(), &gone.kind, gone.physical.size()),
+                Err(error) => exec.machine().misuse(format!("{}: {error}", exec.stream_name())),
             }
             Ok(())
         });
@@ -59,31 +180,168 @@ abi! {
     }
 }
 
-fn device_of(machine: &Machine, pool: CUmemoryPool) -> Answer<usize> {
-    let ordinal = (pool as u64).checked_sub(FIRST).and_then(|o| i32::try_from(o).ok());
-    let device = ordinal.and_then(|o| machine.device(o).ok());
-    let device = device
-        .ok_or_else(|| Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{pool:p} is no pool")))?;
-    Ok(device.ordinal)
+/// A pool of a device's memory.
+#[derive(Debug, Clone)]
+struct Pool {
+    device: usize,
+    /// Bytes; 0: the device's memory.
+    limit: u64,
+    used: u64,
+    /// Of what was reserved, and used.
+    peaks: [u64; 2],
+    threshold: u64,
+    /// Kept and told again: nothing here is used again before its time.
+    reuse: [bool; 3],
+    /// Of other devices.
+    rights: BTreeMap<usize, Access>,
+}
+
+impl Pool {
+    fn new(device: usize) -> Self {
+        Self {
+            device,
+            limit: 0,
+            used: 0,
+            peaks: [0; 2],
+            threshold: 0,
+            reuse: [true; 3],
+            rights: BTreeMap::new(),
+        }
+    }
+
+    fn access(&self, device: usize) -> Access {
+        if device == self.device {
+            return Access::all();
+        }
+        self.rights.get(&device).copied().unwrap_or(Access::empty())
+    }
+}
+
+/// The world's pools.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    made: u64,
+    pools: BTreeMap<u64, Pool>,
+    /// Of devices (by their default pools' handles), made when something is changed.
+    defaults: BTreeMap<u64, Pool>,
+    /// By default pool.
+    current: BTreeMap<u64, u64>,
+}
+
+impl Pools {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a device may do with memory of a pool. Memory outlives its pool, and then is its own device's alone.
+    pub(crate) fn access(&self, pool: u64, device: usize) -> Access {
+        let table = self.table();
+        let pool = table.pools.get(&pool).or_else(|| table.defaults.get(&pool));
+        pool.map_or(Access::empty(), |pool| pool.access(device))
+    }
+}
+
+impl Table {
+    fn add(&mut self, pool: Pool) -> u64 {
+        // Far from the default pools; handles are not used twice.
+        self.made += 1;
+        let handle = FIRST + (1 << 15) + self.made;
+        self.pools.insert(handle, pool);
+        handle
+    }
+
+    fn current_of(&self, default: u64) -> u64 {
+        self.current.get(&default).copied().unwrap_or(default)
+    }
+
+    fn get(&mut self, handle: u64, devices: usize) -> Option<&mut Pool> {
+        if let Some(device) = handle.checked_sub(FIRST).filter(|&d| d < devices as u64) {
+            return Some(self.defaults.entry(handle).or_insert_with(|| Pool::new(device as usize)));
+        }
+        self.pools.get_mut(&handle)
+    }
+}
+
+impl Part for Pools {
+    fn leaks(&self) -> Vec<Leak> {
+        let what = |(handle, pool): (&u64, &Pool)| format!("{handle:#x} of device {}", pool.device);
+        self.table().pools.iter().map(|p| Leak { kind: "memory pool", what: what(p) }).collect()
+    }
+
+    fn stop(&self) {}
+}
+
+fn default_of(machine: &Machine, device: CUdevice) -> Answer<u64> {
+    Ok(FIRST + machine.device(device)?.ordinal as u64)
+}
+
+/// Looks at a pool, which must be one.
+fn pool_of<T>(machine: &Machine, pool: CUmemoryPool, look: impl FnOnce(&mut Pool) -> T) -> Answer<T> {
+    let pools = machine.part::<Pools>();
+    let mut table = pools.table();
+    let found = table.get(pool as u64, machine.devices.len());
+    found
+        .map(look)
+        .ok_or_else(|| Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, format!("{pool:p} is no pool")))
+}
+
+fn reuse(attribute: CUmemPool_attribute) -> Answer<usize> {
+    use CUmemPool_attribute as A;
+    match attribute {
+        A::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Ok(0),
+        A::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => Ok(1),
+        A::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => Ok(2),
+        other => Err(Refusal::invalid(format!("pool attribute {other:?} is not modelled"))),
+    }
+}
+
+/// Counts memory that went back to its pool, if it has one.
+pub(super) fn gave_back(machine: &Machine, kind: &Kind, bytes: u64) {
+    if let Kind::Pooled { pool, .. } = kind {
+        // A pool that was destroyed counts no more.
+        let _ = pool_of(machine, *pool as CUmemoryPool, |pool| pool.used = pool.used.saturating_sub(bytes));
+    }
 }
 
 fn allocate_async(
     machine: &Arc<Machine>,
     out: *mut CUdeviceptr,
     bytes: usize,
-    device: usize,
+    pool: u64,
     stream: CUstream,
 ) -> Answer {
     let stream = machine.stream(stream)?;
     stream.refuse_while_capturing("a stream-ordered allocation (not modelled)")?;
-    let kind = Kind::Pooled { context: stream.context.id };
+    let kind = Kind::Pooled { context: stream.context.id, pool };
+    let device = take(machine, pool, bytes as u64)?;
     let pointer = match allocate(machine, device, bytes as u64, kind.clone()) {
         Err(refusal) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
             // Frees that streams have not reached yet may make room.
             machine.streams.synchronize_device(device)?;
-            allocate(machine, device, bytes as u64, kind)?
+            allocate(machine, device, bytes as u64, kind)
         }
-        other => other?,
+        other => other,
     };
-    put!(out, pointer)
+    let size = |pointer| machine.memory.space().at(pointer).map_or(0, |m| m.physical.size());
+    let taken = pointer.as_ref().map_or(0, |&pointer| size(pointer));
+    pool_of(machine, pool as CUmemoryPool, |pool| {
+        pool.used += taken;
+        pool.peaks = pool.peaks.map(|peak| peak.max(pool.used));
+    })?;
+    put!(out, pointer?)
+}
+
+/// The device of a pool that has room for so much.
+fn take(machine: &Machine, pool: u64, bytes: u64) -> Answer<usize> {
+    pool_of(machine, pool as CUmemoryPool, |pool| {
+        let room = pool.limit.saturating_sub(pool.used);
+        if pool.limit != 0 && bytes > room {
+            let why = format!("{bytes} bytes of a pool of {}, {} of which are used", pool.limit, pool.used);
+            return Err(Refusal::new(CUresult::CUDA_ERROR_OUT_OF_MEMORY, why));
+        }
+        Ok(pool.device)
+    })?
 }

@@ -159,7 +159,7 @@ fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> Answer<(usi
     Ok((device_of(machine, &properties.location)?, exportable))
 }
 
-fn device_of(machine: &Machine, at: &CUmemLocation) -> Answer<usize> {
+pub(super) fn device_of(machine: &Machine, at: &CUmemLocation) -> Answer<usize> {
     let CUmemLocation { type_: kind, .. } = *at;
     if kind != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
         return Err(Refusal::unsupported(format!("memory at locations of type {kind:?} is not modelled")));
@@ -167,7 +167,7 @@ fn device_of(machine: &Machine, at: &CUmemLocation) -> Answer<usize> {
     Ok(machine.device(ordinal_of(at))?.ordinal)
 }
 
-fn access_of(flags: CUmemAccess_flags) -> Answer<Access> {
+pub(super) fn access_of(flags: CUmemAccess_flags) -> Answer<Access> {
     match flags {
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE => Ok(Access::empty()),
         CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ => Ok(Access::READ),

@@ -15,8 +15,9 @@ const REMEMBERED: usize = 4096;
 pub(crate) enum Kind {
     /// `cuMemAlloc`, by this context: readable and writable by its device and by peers that enabled access.
     Allocation { context: u64 },
-    /// Stream-ordered allocation: as above.
-    Pooled { context: u64 },
+    /// Stream-ordered allocation, by this context: readable and writable by its device and by those that have rights
+    /// on this pool.
+    Pooled { context: u64, pool: u64 },
     /// `cuIpcOpenMemHandle`, by this context.
     Ipc { context: u64 },
     /// A variable of a module that this context loaded.
@@ -294,7 +295,7 @@ impl Space {
             .mapped
             .iter()
             .filter(|(_, e)| {
-                matches!(e.mapped.kind, Kind::Allocation { context } | Kind::Pooled { context } | Kind::Ipc { context } | Kind::Variable { context } if context == gone)
+                matches!(e.mapped.kind, Kind::Allocation { context } | Kind::Pooled { context, .. } | Kind::Ipc { context } | Kind::Variable { context } if context == gone)
             })
             .map(|(&base, _)| base)
             .collect();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::host::Pinned;
 use super::space::{Kind, Mapped, Refused};
 use super::{Access, Memory};
+use crate::driver::Pools;
 use crate::fault::Fault;
 use crate::sched::{self, Signal, WaitError};
 use crate::world::{self, Machine};
@@ -272,6 +273,10 @@ fn grants(
         (_, Accessor::Kernel(device)) if device == home => Access::all(),
         // A mapping of another process's memory brings its peer access along.
         (Kind::Ipc { .. }, Accessor::Kernel(_)) => Access::all(),
+        // Enabled peers reach plain allocations; pools have rights of their own.
+        (Kind::Pooled { pool, .. }, Accessor::Kernel(device)) => {
+            machine.part::<Pools>().access(*pool, device)
+        }
         (_, Accessor::Kernel(device)) => {
             let enabled = machine.devices.get(device).is_some_and(|d| d.peers.is_enabled(home));
             if enabled { Access::all() } else { Access::empty() }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphNodeType, CUresult};
+use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphNodeType, CUresult};
 
 use super::{Exec, Launched, Op, Stream, Streams, Work};
 use crate::abi::{Answer, Refusal};
@@ -46,7 +46,8 @@ pub(crate) struct Graph {
 #[derive(Debug)]
 pub(crate) struct GraphExec {
     pub(crate) id: u64,
-    nodes: Arc<Vec<Node>>,
+    /// Replaced by updates; launches in flight keep theirs.
+    nodes: Mutex<Arc<Vec<Node>>>,
     /// Its last launch: launches of one executable graph run one after the other.
     last: Mutex<Option<(Arc<Stream>, u64)>>,
     _objects: Vec<Arc<UserObject>>,
@@ -75,8 +76,8 @@ impl GraphExec {
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = stream.push_with(machine, || {
-            let work = self.nodes.iter().map(|n| n.work.as_ref().map(|w| w.launch())).collect();
-            let nodes = self.nodes.clone();
+            let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let work = nodes.iter().map(|n| n.work.as_ref().map(|w| w.launch())).collect();
             let run = Box::new(move |exec: &Exec| run(exec, &nodes, work));
             Op {
                 what: format!("graph {:#x}", self.id),
@@ -87,6 +88,44 @@ impl GraphExec {
         });
         *last = Some((stream.clone(), ticket));
         Ok(())
+    }
+}
+
+impl GraphExec {
+    /// Does from now on what `graph` does, if that differs in parameters alone; else says in what, and which node.
+    pub(crate) fn update(&self, graph: &Graph) -> Result<(), (CUgraphExecUpdateResult, usize)> {
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let topology = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        let kind = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        if nodes.len() != graph.nodes.len() {
+            return Err((topology, 0));
+        }
+        for (i, (old, new)) in nodes.iter().zip(&graph.nodes).enumerate() {
+            if old.after != new.after {
+                return Err((topology, i));
+            }
+            if old.kind != new.kind {
+                return Err((kind, i));
+            }
+        }
+        *nodes = Arc::new(graph.nodes.clone());
+        Ok(())
+    }
+}
+
+impl Graph {
+    /// A drawing of the graph in the DOT language.
+    pub(crate) fn dot(&self) -> String {
+        let node = |i: usize| format!("\"{:#x}\"", self.first_node + i as u64);
+        let mut dot = format!("digraph graph_{:x} {{\n", self.id);
+        for (i, n) in self.nodes.iter().enumerate() {
+            let what = n.work.as_ref().map_or("nothing".to_owned(), |w| w.describe().replace('"', "'"));
+            dot += &format!("  {} [label=\"{:?}: {what}\"];\n", node(i), n.kind);
+            for &before in &n.after {
+                dot += &format!("  {} -> {};\n", node(before), node(i));
+            }
+        }
+        dot + "}\n"
     }
 }
 
@@ -218,7 +257,8 @@ impl Streams {
         let objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let id = self.number();
         let nodes = Arc::new(graph.nodes.clone());
-        let exec = Arc::new(GraphExec { id, nodes, last: Mutex::default(), _objects: objects });
+        let exec =
+            Arc::new(GraphExec { id, nodes: Mutex::new(nodes), last: Mutex::default(), _objects: objects });
         self.table().execs.insert(id, exec.clone());
         exec
     }

@@ -292,4 +292,31 @@ pub(super) const ROWS: &[Row] = &[
         },
         "SUCCESS INVALID_CONTEXT INVALID_VALUE INVALID_VALUE",
     ),
+    (
+        "updates of an executable graph",
+        |cuda| {
+            let (a, stream) = (cuda.alloc(4096), cuda.stream());
+            let graph = |value: u8, times: usize| {
+                let mut graph = null();
+                ok!(cuda, cuStreamBeginCapture_v2(stream, RELAXED));
+                for _ in 0..times {
+                    ok!(cuda, cuMemsetD8Async(a, value, 4096, stream));
+                }
+                ok!(cuda, cuStreamEndCapture(stream, &mut graph));
+                graph
+            };
+            let mut exec = null();
+            ok!(cuda, cuGraphInstantiateWithFlags(&mut exec, graph(1, 1), 0));
+            let update = |graph| {
+                let mut info = CUgraphExecUpdateResultInfo::default();
+                let code = cu!(cuda, cuGraphExecUpdate_v2(exec, graph, &mut info));
+                format!("{} {}", codes([code]), info.result.0)
+            };
+            let told = [update(graph(2, 1)), update(graph(3, 2))];
+            ok!(cuda, cuGraphLaunch(exec, stream));
+            ok!(cuda, cuStreamSynchronize(stream));
+            format!("{}, {:?}", told.join(", "), cuda.download(a, 1))
+        },
+        "SUCCESS 0, GRAPH_EXEC_UPDATE_FAILURE 2, [2]",
+    ),
 ];

@@ -258,4 +258,89 @@ pub(super) const ROWS: &[Row] = &[
         },
         "SUCCESS",
     ),
+    (
+        "pools of one's own",
+        |cuda| {
+            let stream = cuda.stream();
+            let properties = CUmemPoolProps {
+                allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+                location: cuda.location(0),
+                ..CUmemPoolProps::default()
+            };
+            let (mut pool, mut a, mut threshold, mut used) = (null(), 0, 7u64, 7u64);
+            ok!(cuda, cuMemPoolCreate(&mut pool, &properties));
+            let get = |which, out: *mut u64| cu!(cuda, cuMemPoolGetAttribute(pool, which, out.cast()));
+            ok!(cuda, cuMemAllocFromPoolAsync(&mut a, 1 << 20, pool, stream));
+            let codes_of = [
+                get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold),
+                get(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &mut used),
+                cu!(cuda, cuMemFreeAsync(a, stream)),
+                cu!(cuda, cuStreamSynchronize(stream)),
+            ];
+            let during = used;
+            ok!(cuda, cuMemPoolTrimTo(pool, 0));
+            get(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &mut used);
+            let destroyed = cu!(cuda, cuMemPoolDestroy(pool));
+            format!("{} {threshold} {during} {used} {}", codes(codes_of), codes([destroyed]))
+        },
+        "SUCCESS SUCCESS SUCCESS SUCCESS 0 1048576 0 SUCCESS",
+    ),
+    (
+        "a pool that is no longer there is not current",
+        |cuda| {
+            let properties = CUmemPoolProps {
+                allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+                location: cuda.location(0),
+                ..CUmemPoolProps::default()
+            };
+            let (mut pool, mut default, mut during, mut after) = (null(), null(), null(), null());
+            ok!(cuda, cuDeviceGetDefaultMemPool(&mut default, 0));
+            ok!(cuda, cuMemPoolCreate(&mut pool, &properties));
+            ok!(cuda, cuDeviceSetMemPool(0, pool));
+            ok!(cuda, cuDeviceGetMemPool(&mut during, 0));
+            ok!(cuda, cuMemPoolDestroy(pool));
+            ok!(cuda, cuDeviceGetMemPool(&mut after, 0));
+            let destroyed = cu!(cuda, cuMemPoolDestroy(default)) == CUresult::CUDA_SUCCESS;
+            format!("{} {} {destroyed}", during == pool, after == default)
+        },
+        "true true false",
+    ),
+    (
+        "rights on a pool",
+        |cuda| {
+            let (mut pool, mut access, mut at) =
+                (null(), CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE, cuda.location(0));
+            ok!(cuda, cuDeviceGetDefaultMemPool(&mut pool, 0));
+            let own = cu!(cuda, cuMemPoolGetAccess(&mut access, pool, &mut at));
+            let none = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+            let right = CUmemAccessDesc { location: cuda.location(0), flags: none };
+            let taken = cu!(cuda, cuMemPoolSetAccess(pool, &right, 1));
+            format!(
+                "{} {} {}",
+                codes([own]),
+                access.0,
+                if taken == CUresult::CUDA_SUCCESS { "taken" } else { "kept" }
+            )
+        },
+        "SUCCESS 3 kept",
+    ),
+    (
+        "an event that was not made for other processes",
+        |cuda| {
+            let mut handle = CUipcEventHandle { reserved: [0; 64] };
+            let given = cu!(cuda, cuIpcGetEventHandle(&mut handle, cuda.event())) == CUresult::CUDA_SUCCESS;
+            if given { "given" } else { "refused" }.to_owned()
+        },
+        "refused",
+    ),
+    (
+        "a limit that is set",
+        |cuda| {
+            let mut value = 0;
+            let set = cu!(cuda, cuCtxSetLimit(CUlimit::CU_LIMIT_STACK_SIZE, 2048));
+            let get = cu!(cuda, cuCtxGetLimit(&mut value, CUlimit::CU_LIMIT_STACK_SIZE));
+            format!("{} {value}", codes([set, get]))
+        },
+        "SUCCESS SUCCESS 2048",
+    ),
 ];
