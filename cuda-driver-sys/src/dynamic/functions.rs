@@ -81,6 +81,15 @@ macro_rules! functions {
                 }
             }
 
+            /// Takes out the function with this C symbol, as if the library lacked it: one known to misbehave, or to see
+            /// what a program does without it. False if it was not there.
+            pub fn remove(&mut self, name: &str) -> bool {
+                match name {
+                    $(stringify!($name) => self.$name.take().is_some(),)*
+                    _ => false,
+                }
+            }
+
             /// The address of the function with this C symbol; `None` if it is absent or unknown.
             pub fn address(&self, name: &str) -> Option<*const core::ffi::c_void> {
                 match name {
