@@ -23,6 +23,7 @@ mod capture;
 
 use std::ffi::CString;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -70,6 +71,15 @@ impl Graph {
     #[must_use]
     pub fn raw(&self) -> CUgraph {
         self.raw
+    }
+
+    /// Gives the graph up: whoever takes the handle destroys it.
+    #[must_use]
+    pub fn into_raw(self) -> CUgraph {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: read once, out of a graph that is never dropped.
+        drop(unsafe { std::ptr::read(&this.context) });
+        this.raw
     }
 
     /// How many nodes the graph has.

@@ -27,6 +27,7 @@ bitflags! {
 }
 
 /// Memory of the program's, pinned for as long as this lives. Registering costs milliseconds a gigabyte: do it once.
+/// Where unregistering fails (the [drop hook](crate::set_drop_error_hook) hears of it), the pages stay pinned.
 pub struct RegisteredMemory<'a> {
     context: Context,
     start: NonNull<u8>,

@@ -2,35 +2,44 @@
 
 use cuda_driver::Driver;
 
-use super::{drops, flow, kernels, turn};
+use super::{drops, exercise, kernels, turn};
 
-#[test]
-fn the_flow_runs_on_the_real_driver() {
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
+/// The machine's driver, or why there is none.
+pub(super) fn driver() -> Option<Driver> {
+    match Driver::load().and_then(|driver| driver.device(0).map(|_| driver)) {
+        Ok(driver) => Some(driver),
         Err(error) => {
             println!("skipped: {error}");
-            return;
+            None
         }
-    };
-    let _turn = turn();
-    // Twice: the second time nothing is new to the driver. A thread of its own: no context is current there.
-    for _ in 0..2 {
-        let driver = driver.clone();
-        std::thread::spawn(move || flow::flow(&driver)).join().unwrap().unwrap();
     }
+}
+
+#[test]
+fn hardware_runs_every_function() {
+    let Some(driver) = driver() else { return };
+    let _turn = turn();
+    let mut failed = Vec::new();
+    // Twice: the second time nothing is new to the driver. A thread of its own: no context is current there.
+    for round in 1..=2 {
+        for (name, section) in exercise::SECTIONS {
+            let driver = driver.clone();
+            let run = move || section(&driver).map(|()| exercise::notes());
+            match std::thread::spawn(run).join() {
+                Ok(Ok(notes)) if round == 1 => notes.iter().for_each(|note| println!("{note}")),
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => failed.push(format!("{name}, round {round}: {error}")),
+                Err(_) => failed.push(format!("{name}, round {round}: it panicked (see above)")),
+            }
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
     assert_eq!(*drops(), Vec::<String>::new());
 }
 
 #[test]
-fn the_real_driver_says_why_it_refuses_a_module() {
-    let driver = match Driver::load() {
-        Ok(driver) => driver,
-        Err(error) => {
-            println!("skipped: {error}");
-            return;
-        }
-    };
+fn hardware_says_why_it_refuses_a_module() {
+    let Some(driver) = driver() else { return };
     let _turn = turn();
     kernels::refusals(&super::context(&driver, 0));
     assert_eq!(*drops(), Vec::<String>::new());

@@ -115,6 +115,12 @@ pub(super) fn flow(driver: &Driver, context: &Context, stream: &Stream) -> Resul
     let suggested = add.suggest_launch(0, 512)?;
     assert!((32..=512).contains(&suggested.block_threads) && suggested.grid_blocks > 0);
 
+    let carveout = CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+    add.set_attribute(carveout, -1)?;
+    let (major, minor) = context.device().compute_capability()?;
+    let for_debuggers = JitOptions::new().debug_info().target(CUjit_target(10 * major + minor));
+    Module::load_ptx(context, PTX, &for_debuggers)?.function("meet")?;
+
     vector_sums(context, stream, &module)?;
     more_shared_memory_than_is_free(context, stream, &module)?;
     all_blocks_at_once(context, stream, &module)

@@ -1,13 +1,16 @@
 //! The crate on the embedded device. One world lives in a process at a time, so tests take turns.
 
 mod capture;
+mod complete;
+mod exercise;
 mod faults;
-mod flow;
 mod hardware;
 mod kernels;
 mod lifecycle;
 mod memory;
+mod missing;
 mod modules;
+mod multicast;
 mod processes;
 mod streams;
 mod virtual_memory;

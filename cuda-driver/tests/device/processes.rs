@@ -1,88 +1,173 @@
-//! Memory shared with another process. A test starts this same program again, with its own name as the filter and
-//! what the child needs in the environment; the child takes the other branch.
+//! Memory and events shared with another process, on the embedded device and on the machine's own driver. A test
+//! starts this same program again, with its own name as the filter and the child's part in the environment; the child
+//! takes that part.
 
 use std::os::fd::AsFd as _;
 use std::process::{Command, Stdio};
 
-use cuda_driver::memory::{DeviceMemory, ImportedMemory, IpcHandle};
+use cuda_driver::memory::{DeviceMemory, ImportedMemory, IpcHandle, MemoryPool, PoolPointer, StreamMemory};
 use cuda_driver::vmm::{Access, HandleTypes, PhysicalMemory, Reservation};
+use cuda_driver::{Capabilities, Context, DevicePtr, Event, EventFlags, IpcEventHandle, Stream, StreamFlags};
 
-use super::on_stream;
+use super::{context, drops, hardware, on_stream, turn};
 
 const ROLE: &str = "CUDA_DRIVER_TEST_CHILD";
 const BYTES: usize = 4 << 20;
 
-/// Runs `test` of this program in a child, and fails if it fails.
-fn child(test: &str, role: &str, stdin: Stdio) {
+/// Runs `test` of this program in a child that takes the part `role`, and fails if it fails.
+fn child(test: &str, role: &str, handle: &[u8], stdin: Stdio) {
     // The harness names tests without the crate.
     let (_, module) = module_path!().split_once("::").unwrap();
+    let handle: String = handle.iter().map(|byte| format!("{byte:02x}")).collect();
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("{module}::{test}"), "--nocapture"])
-        .env(ROLE, role)
+        .env(ROLE, format!("{role} {handle}"))
         .stdin(stdin)
         .output()
         .unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{role}: {told}{}", String::from_utf8_lossy(&output.stderr));
     assert!(told.contains("1 passed"), "the child ran one test: {told}");
+}
+
+/// The child's part. False in the parent, which has none.
+fn take_part(context: &Context, stream: &Stream) -> bool {
+    let Ok(role) = std::env::var(ROLE) else { return false };
+    let (role, handle) = role.split_once(' ').unwrap();
+    let byte = |index: usize| u8::from_str_radix(&handle[2 * index..2 * index + 2], 16).unwrap();
+    let stdin = std::io::stdin();
+    match role {
+        "descriptor" => {
+            let memory = PhysicalMemory::import_fd(context, stdin.as_fd(), BYTES).unwrap();
+            let mapping =
+                Reservation::new(context.driver(), BYTES, 0).unwrap().map(0, &memory, 0, BYTES).unwrap();
+            mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
+            add_one(context, mapping.ptr());
+        }
+        "legacy" => {
+            let memory = ImportedMemory::open(context, IpcHandle(std::array::from_fn(byte))).unwrap();
+            assert_eq!(memory.context(), context);
+            add_one(context, memory.ptr());
+        }
+        "event" => {
+            let event = Event::open_ipc(context, IpcEventHandle(std::array::from_fn(byte))).unwrap();
+            event.synchronize().unwrap();
+            stream.wait(&event).unwrap();
+            stream.record(&event).unwrap();
+            stream.synchronize().unwrap();
+        }
+        "pool" => {
+            let pool = MemoryPool::import_fd(context, stdin.as_fd()).unwrap();
+            let pointer = PoolPointer(std::array::from_fn(byte));
+            let memory = StreamMemory::import(&pool, stream, pointer, BYTES).unwrap();
+            add_one(context, memory.ptr());
+            memory.free().unwrap();
+            stream.synchronize().unwrap();
+        }
+        other => panic!("{other} is no part"),
+    }
+    true
+}
+
+/// To the last word of shared memory.
+fn add_one(context: &Context, start: DevicePtr) {
+    let (last, mut word) = (start + (BYTES - 8), [0u64]);
+    // SAFETY: the memory is that long, and the other process waits.
+    unsafe {
+        context.copy_to_host(&mut word, last).unwrap();
+        context.copy_from_host(last, &[word[0] + 1]).unwrap();
+    }
+    context.synchronize().unwrap();
+}
+
+/// Sets the last word, lets the other process add one, and looks.
+fn exchange(context: &Context, start: DevicePtr, other: impl FnOnce()) {
+    let (last, mut word) = (start + (BYTES - 8), [0u64]);
+    // SAFETY: the memory is that long, and the other process uses it between the two calls.
+    unsafe {
+        context.copy_from_host(last, &[41u64]).unwrap();
+        context.synchronize().unwrap();
+        other();
+        context.copy_to_host(&mut word, last).unwrap();
+    }
+    assert_eq!(word, [42], "the child added one");
+}
+
+fn by_descriptor(test: &str, context: &Context) {
+    let memory = PhysicalMemory::create(context, BYTES, HandleTypes::POSIX_FD).unwrap();
+    let mapping = Reservation::new(context.driver(), BYTES, 0).unwrap().map(0, &memory, 0, BYTES).unwrap();
+    mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
+    exchange(context, mapping.ptr(), || {
+        child(test, "descriptor", &[], memory.export_fd().unwrap().into());
+    });
+}
+
+fn by_legacy_handle(test: &str, context: &Context) {
+    let memory = DeviceMemory::new(context, BYTES).unwrap();
+    exchange(context, memory.ptr(), || {
+        child(test, "legacy", &memory.export_ipc().unwrap().0, Stdio::null());
+    });
+}
+
+fn by_event(test: &str, context: &Context, stream: &Stream) {
+    if !context.device().can(Capabilities::IPC_EVENTS).unwrap() {
+        println!("skipped: events between processes: the device has none");
+        return;
+    }
+    let event = Event::new(context, EventFlags::INTERPROCESS | EventFlags::DISABLE_TIMING).unwrap();
+    stream.record(&event).unwrap();
+    child(test, "event", &event.export_ipc().unwrap().0, Stdio::null());
+    event.synchronize().unwrap();
+}
+
+fn by_pool(test: &str, context: &Context, stream: &Stream) {
+    if !context.device().pool_handle_types().unwrap().contains(HandleTypes::POSIX_FD) {
+        println!("skipped: pools between processes: the device has none");
+        return;
+    }
+    let pool = MemoryPool::new(context, HandleTypes::POSIX_FD, 0).unwrap();
+    let memory = StreamMemory::from_pool(&pool, stream, BYTES).unwrap();
+    stream.synchronize().unwrap();
+    let pointer = memory.export_pointer().unwrap();
+    exchange(context, memory.ptr(), || {
+        child(test, "pool", &pointer.0, pool.export_fd().unwrap().into());
+    });
+    memory.free().unwrap();
+    stream.synchronize().unwrap();
 }
 
 #[test]
 fn a_descriptor_carries_memory_to_another_process() {
-    let owner = std::env::var_os(ROLE).is_none();
-    on_stream(|_, context, _| {
-        let memory = if owner {
-            PhysicalMemory::create(context, BYTES, HandleTypes::POSIX_FD).unwrap()
-        } else {
-            // The parent passed the descriptor as standard input.
-            PhysicalMemory::import_fd(context, std::io::stdin().as_fd(), BYTES).unwrap()
-        };
-        let mapping =
-            Reservation::new(context.driver(), BYTES, 0).unwrap().map(0, &memory, 0, BYTES).unwrap();
-        mapping.set_access(&[(context.device(), Access::ReadWrite)]).unwrap();
-        let last = mapping.ptr() + (BYTES - 8);
-        let mut word = [0u64];
-        if owner {
-            // SAFETY: the word is mapped; the child uses it between the two calls.
-            unsafe { context.copy_from_host(last, &[41u64]) }.unwrap();
-            let descriptor = memory.export_fd().unwrap();
-            child("a_descriptor_carries_memory_to_another_process", "importer", descriptor.into());
-            // SAFETY: as above.
-            unsafe { context.copy_to_host(&mut word, last) }.unwrap();
-            assert_eq!(word, [42], "the child added one");
-        } else {
-            // SAFETY: the word is mapped; the parent waits.
-            unsafe {
-                context.copy_to_host(&mut word, last).unwrap();
-                context.copy_from_host(last, &[word[0] + 1]).unwrap();
-            }
+    on_stream(|_, context, stream| {
+        if !take_part(context, stream) {
+            by_descriptor("a_descriptor_carries_memory_to_another_process", context);
         }
     });
 }
 
 #[test]
 fn a_legacy_handle_carries_memory_to_another_process() {
-    let role = std::env::var(ROLE);
-    on_stream(|_, context, _| match &role {
-        Err(_) => {
-            let memory = DeviceMemory::new(context, BYTES).unwrap();
-            memory.copy_from_host(BYTES - 8, &[41u64]).unwrap();
-            let handle = memory.export_ipc().unwrap().0.map(|byte| format!("{byte:02x}")).concat();
-            child("a_legacy_handle_carries_memory_to_another_process", &handle, Stdio::null());
-            let mut word = [0u64];
-            memory.copy_to_host(BYTES - 8, &mut word).unwrap();
-            assert_eq!(word, [42], "the child added one");
-        }
-        Ok(handle) => {
-            let byte = |index: usize| u8::from_str_radix(&handle[2 * index..2 * index + 2], 16).unwrap();
-            let imported = ImportedMemory::open(context, IpcHandle(std::array::from_fn(byte))).unwrap();
-            let last = imported.ptr() + (BYTES - 8);
-            let mut word = [0u64];
-            // SAFETY: the exporter's memory is that long, and it waits.
-            unsafe {
-                context.copy_to_host(&mut word, last).unwrap();
-                context.copy_from_host(last, &[word[0] + 1]).unwrap();
-            }
+    on_stream(|_, context, stream| {
+        if !take_part(context, stream) {
+            by_legacy_handle("a_legacy_handle_carries_memory_to_another_process", context);
         }
     });
+}
+
+#[test]
+fn hardware_shares_with_another_process() {
+    let Some(driver) = hardware::driver() else { return };
+    let _turn = turn();
+    {
+        let context = context(&driver, 0);
+        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
+        if !take_part(&context, &stream) {
+            let test = "hardware_shares_with_another_process";
+            by_descriptor(test, &context);
+            by_legacy_handle(test, &context);
+            by_event(test, &context, &stream);
+            by_pool(test, &context, &stream);
+        }
+    }
+    assert_eq!(*drops(), Vec::<String>::new());
 }

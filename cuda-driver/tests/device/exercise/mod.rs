@@ -1,0 +1,86 @@
+//! Every function of the crate, called at least once: the same calls on the embedded device and on the machine's own
+//! driver, so that the one cannot drift from the other. `complete.rs` sees to it that none is forgotten; multicast
+//! alone is elsewhere (`multicast.rs`), since no test may touch it on hardware.
+
+mod devices;
+mod graphs;
+mod memory;
+mod pools;
+mod streams;
+mod virtual_memory;
+
+use std::cell::RefCell;
+
+use cuda_driver::sys::CUresult;
+use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
+
+/// A part of the crate, exercised.
+pub(crate) type Section = fn(&Driver) -> Result<()>;
+
+/// All of it, with names.
+pub(crate) const SECTIONS: &[(&str, Section)] = &[
+    ("devices", devices::devices),
+    ("contexts", devices::contexts),
+    ("peers", devices::peers),
+    ("streams", streams::streams),
+    ("events", streams::events),
+    ("host functions", streams::host_functions),
+    ("words", streams::words),
+    ("copies", streams::copies),
+    ("captures", graphs::captures),
+    ("graphs", graphs::graphs),
+    ("plain memory", memory::plain),
+    ("host memory", memory::host),
+    ("queries", memory::queries),
+    ("legacy handles", memory::legacy_handles),
+    ("stream-ordered memory", pools::stream_ordered),
+    ("pools", pools::pools),
+    ("shared pools", pools::shared),
+    ("virtual memory", virtual_memory::mappings),
+    ("file descriptors", virtual_memory::file_descriptors),
+    ("fabric handles", virtual_memory::fabric_handles),
+    ("kernels", kernels),
+];
+
+/// The embedded device needs them registered (`kernels::register`).
+fn kernels(driver: &Driver) -> Result<()> {
+    let (context, stream) = on_stream(driver)?;
+    super::kernels::flow(driver, &context, &stream)
+}
+
+/// All sections on this thread, until one fails.
+pub(crate) fn all(driver: &Driver) -> Result<()> {
+    SECTIONS.iter().try_for_each(|(_, section)| section(driver))
+}
+
+thread_local! {
+    static NOTES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps what could not be exercised here, and why, for who wants to tell.
+fn note(text: impl Into<String>) {
+    NOTES.with_borrow_mut(|notes| notes.push(text.into()));
+}
+
+/// What this thread's sections noted.
+pub(crate) fn notes() -> Vec<String> {
+    NOTES.take()
+}
+
+/// What the driver may refuse, by the system it runs on: `None` then. An error of another kind stays one, and so does
+/// `CUDA_ERROR_UNKNOWN`, which no driver means and tests inject.
+fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::Driver { code, .. }) if code != CUresult::CUDA_ERROR_UNKNOWN => Ok(None),
+        Err(Error::NoFabric { .. }) => Ok(None),
+        Err(other) => Err(other),
+    }
+}
+
+/// The first device's context and a stream of it.
+fn on_stream(driver: &Driver) -> Result<(Context, Stream)> {
+    let context = driver.device(0)?.retain_primary()?;
+    let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+    Ok((context, stream))
+}

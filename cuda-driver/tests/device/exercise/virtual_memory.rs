@@ -1,0 +1,92 @@
+//! Physical memory, reservations, mappings, handles.
+
+use std::os::fd::AsFd as _;
+
+use cuda_driver::vmm::{Access, FabricHandle, Granularity, HandleTypes, PhysicalMemory, Reservation};
+use cuda_driver::{Context, Driver, Error, Result};
+
+use super::{attempt, note};
+
+fn physical(driver: &Driver, handle_types: HandleTypes) -> Result<(Context, PhysicalMemory, usize)> {
+    let context = driver.device(0)?.retain_primary()?;
+    let granularity = Granularity::of(context.device(), handle_types)?;
+    let bytes = granularity.round_up(1);
+    assert!(bytes > 0 && bytes.is_multiple_of(granularity.minimum));
+    let memory = PhysicalMemory::create(&context, bytes, handle_types)?;
+    Ok((context, memory, bytes))
+}
+
+pub(super) fn mappings(driver: &Driver) -> Result<()> {
+    let (context, memory, bytes) = physical(driver, HandleTypes::empty())?;
+    let device = context.device();
+    assert_eq!((memory.bytes(), memory.context()), (bytes, &context));
+    assert_ne!(memory.raw(), 0);
+    let reservation = Reservation::new(driver, 2 * bytes, 0)?;
+    assert_eq!(reservation.bytes(), 2 * bytes);
+    let first = reservation.map(0, &memory, 0, bytes)?;
+    assert_eq!((first.ptr(), first.bytes()), (reservation.ptr(), bytes));
+    assert_eq!(first.reservation().ptr(), reservation.ptr());
+    assert_eq!(first.memory().raw(), memory.raw());
+    let retained = PhysicalMemory::retain(&context, first.ptr(), bytes)?;
+    assert_eq!(retained.properties()?, memory.properties()?);
+    let second = reservation.map(bytes, &retained, 0, bytes)?;
+
+    assert_eq!(reservation.access(0, device)?, Access::None);
+    reservation.set_access(0, 2 * bytes, &[(device, Access::ReadWrite)])?;
+    assert_eq!(reservation.access(bytes, device)?, Access::ReadWrite);
+    // SAFETY: both addresses are mapped, and nobody else uses the memory.
+    unsafe {
+        context.copy_from_host(first.ptr() + 8usize, &[5u64])?;
+        let mut found = [0u64];
+        context.copy_to_host(&mut found, second.ptr() + 8usize)?;
+        assert_eq!(found, [5], "the same pages");
+    }
+    second.set_access(&[(device, Access::Read)])?;
+    assert_eq!(reservation.access(bytes, device)?, Access::Read);
+    drop(second);
+    first.unmap()?;
+    assert!(attempt(reservation.access(0, device))?.is_none(), "nothing is mapped");
+    assert!(attempt(PhysicalMemory::retain(&context, reservation.ptr(), bytes))?.is_none());
+    Ok(())
+}
+
+pub(super) fn file_descriptors(driver: &Driver) -> Result<()> {
+    let (context, memory, bytes) = physical(driver, HandleTypes::POSIX_FD)?;
+    assert_eq!(memory.handle_types(), HandleTypes::POSIX_FD);
+    let descriptor = memory.export_fd()?;
+    let imported = PhysicalMemory::import_fd(&context, descriptor.as_fd(), bytes)?;
+    drop(descriptor);
+    assert_eq!(imported.device_ordinal()?, 0);
+    assert!(imported.properties()?.handle_types.contains(HandleTypes::POSIX_FD));
+    let mapping = Reservation::new(driver, bytes, 0)?.map(0, &imported, 0, bytes)?;
+    mapping.set_access(&[(context.device(), Access::ReadWrite)])?;
+    mapping.unmap()
+}
+
+/// Where the host has no fabric, the refusal says so; where it has, a handle goes round.
+pub(super) fn fabric_handles(driver: &Driver) -> Result<()> {
+    let context = driver.device(0)?.retain_primary()?;
+    let granularity = Granularity::of(context.device(), HandleTypes::empty())?;
+    let bytes = granularity.round_up(1);
+    match PhysicalMemory::create(&context, bytes, HandleTypes::FABRIC) {
+        Err(error @ Error::NoFabric { .. }) => {
+            note(format!("skipped: fabric handles: {error}"));
+            assert!(error.to_string().contains("IMEX"), "{error}");
+        }
+        Err(other) => return Err(other),
+        Ok(memory) => {
+            let opened = PhysicalMemory::import_fabric(&context, &memory.export_fabric()?, bytes)?;
+            assert_eq!(opened.properties()?.device, 0);
+        }
+    }
+    let nobody = PhysicalMemory::import_fabric(&context, &FabricHandle([0; 64]), bytes);
+    assert!(attempt(nobody)?.is_none(), "nobody has that name");
+    let private = PhysicalMemory::create(&context, bytes, HandleTypes::empty())?;
+    for refused in [private.export_fabric().map(drop), private.export_fd().map(drop)] {
+        match refused {
+            Err(Error::NotExportable { .. }) => {}
+            other => other.map(|()| panic!("it was not made for export"))?,
+        }
+    }
+    Ok(())
+}
