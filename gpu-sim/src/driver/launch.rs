@@ -86,19 +86,19 @@ impl Shape {
     }
 
     fn check(&self, max_shared: u32) -> Answer {
-        let threads = self.block.iter().map(|&n| u64::from(n)).product::<u64>();
+        let threads = volume(self.block);
         let over = self.grid.iter().zip(MAX_GRID).any(|(&blocks, most)| blocks == 0 || blocks > most);
         if over || threads == 0 || threads > MAX_THREADS || self.block[2] > 64 || self.shared > max_shared {
             return Err(Refusal::invalid(format!("{self:?} with up to {max_shared} bytes")));
         }
         if let Some(cluster) = self.cluster {
             let partial = self.grid.iter().zip(cluster).any(|(blocks, of)| of == 0 || blocks % of != 0);
-            if partial || cluster.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_CLUSTER {
+            if partial || volume(cluster) > MAX_CLUSTER {
                 return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_CLUSTER_SIZE, format!("{self:?}")));
             }
         }
         if self.cooperative {
-            let blocks = self.grid.iter().map(|&n| u64::from(n)).fold(1, u64::saturating_mul);
+            let blocks = volume(self.grid);
             // At most 1024, as was just checked.
             let most = active_blocks(threads as i32, self.shared as usize)? * MULTIPROCESSORS;
             if blocks > most as u64 {
@@ -108,6 +108,10 @@ impl Shape {
         }
         Ok(())
     }
+}
+
+fn volume(extents: [u32; 3]) -> u64 {
+    extents.into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
 fn launch(
