@@ -57,7 +57,8 @@ pub enum LoadError {
     },
     /// This process has another copy loaded already.
     #[error(
-        "{}{} was asked for, but this process has another {} loaded already: {}; load one copy only",
+        "{}{} was asked for, but this process has another {} loaded already: {}; two copies do not know of each \
+         other, and `Api::load` takes the one that is loaded",
         .wanted.display(), told(.variable), binding::LIBRARY, .loaded.display()
     )]
     OtherCopyLoaded {
@@ -80,7 +81,7 @@ pub enum LoadError {
     /// its own.
     #[error(
         "this process has {} loaded already, from {}, but the system's loader does not hand it out; \
-         loading another beside it is refused", binding::LIBRARY, .loaded.display()
+         its owner can, for `Api::from_loader`, and a second copy is refused", binding::LIBRARY, .loaded.display()
     )]
     OutOfReach {
         /// The copy that is loaded.
@@ -189,7 +190,6 @@ pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded
     // Absolute, since the loader would search its folders for a bare name.
     let unreadable = |source| LoadError::NoFile { path: path.to_path_buf(), variable, source };
     let file = path.canonicalize().map_err(unreadable)?;
-    file.metadata().map_err(unreadable)?;
     let other = maps::copies().into_iter().find(|copy| !copy.is(&file));
     if let Some(copy) = other {
         return Err(LoadError::OtherCopyLoaded { wanted: file, variable, loaded: copy.path });

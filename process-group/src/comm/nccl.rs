@@ -17,7 +17,8 @@ pub struct Nccl {
 
 impl Nccl {
     /// Loads NCCL as `nccl_sys::Api::load` does: the file in `NCCL_SYS_LIBRARY`, a copy that the process holds
-    /// already, or what the system's loader finds.
+    /// already, or what the system's loader finds. For what a Python environment has, [`Nccl::new`] takes
+    /// `nccl_sys::Api::load_with_python`.
     ///
     /// # Errors
     /// [`CommError::Load`](super::CommError::Load) with every place that was looked at.
