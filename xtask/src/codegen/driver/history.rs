@@ -130,8 +130,8 @@ pub(super) fn render(headers: &[Header]) -> Result<String> {
 fn gone(facts: &[(Release, Facts)], newest: &Facts) -> Result<()> {
     for (release, older) in facts {
         let is_gone = |name: &str| GONE.iter().any(|(known, _)| *known == name);
-        let constants = older.constants.iter().filter(|(name, _)| find(&newest.constants, name).is_none());
-        if let Some((name, value)) = constants.into_iter().find(|(name, _)| !is_gone(name)) {
+        let lost = |name: &str| find(&newest.constants, name).is_none() && !is_gone(name);
+        if let Some((name, value)) = older.constants.iter().find(|(name, _)| lost(name)) {
             bail!("{name}, {value} in the header of {release:?}, is gone; say in GONE what became of it");
         }
         for (name, size) in older.sizes.iter().filter(|(name, _)| !is_gone(name)) {
