@@ -8,10 +8,7 @@ use cuda_driver::{Event, EventFlags, Result};
 use gpu_sim::{Action, Injection, World};
 
 use super::exercise;
-use super::{driver, drops, failed, kernels, start, turn};
-
-/// `CUDA_ERROR_UNKNOWN`.
-const CODE: u32 = 999;
+use super::{INJECTED, driver, drops, failed, kernels, start, turn};
 
 /// Functions whose failure leaves behind what they, or the release that needed them, should have given back.
 const RELEASES: &[&str] = &[
@@ -43,7 +40,7 @@ fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     // `cuInit` and the version are asked by the driver's own making.
     let driver = driver(world.cuda());
     if let Some((function, nth)) = fault {
-        world.faults().inject(Injection::new(function, Action::Fail(CODE)).nth(nth));
+        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
     }
     // The current context and the capture mode are the thread's: a failed restore must not reach the next run.
     let outcome = std::thread::spawn(move || exercise::all(&driver)).join().expect("nothing panics");
@@ -71,7 +68,7 @@ fn every_call_may_fail() {
             assert_eq!(world.faults().hits(), 1, "{place} was reached");
             let heard = said.iter().any(|text| text.contains(function.as_str()));
             match &outcome {
-                Err(error) => assert_eq!(failed(error), (function.as_str(), CODE), "{place}: {error}"),
+                Err(error) => assert_eq!(failed(error), (function.as_str(), INJECTED), "{place}: {error}"),
                 // None can fail the call that asks: memory without RDMA is memory, a mode that cannot be relaxed only
                 // matters if a capture is open, which then fails the call after it, and an error without its name is
                 // that error.
@@ -106,7 +103,7 @@ fn a_code_while_dropping_after_the_drivers_end_is_no_news() {
     world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(GONE)));
     drop(Event::new(&context, EventFlags::empty()).unwrap());
     assert_eq!(*drops(), Vec::<String>::new());
-    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(CODE)));
+    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(INJECTED)));
     drop(Event::new(&context, EventFlags::empty()).unwrap());
     assert!(drops()[0].contains("cuEventDestroy_v2"));
 }
@@ -121,8 +118,8 @@ fn a_mapping_that_cannot_be_unmapped_keeps_its_parents() {
         let bytes = 2 << 20;
         let physical = PhysicalMemory::create(&context, bytes, HandleTypes::empty()).unwrap();
         let mapping = Reservation::new(&driver, bytes, 0).unwrap().map(0, &physical, 0, bytes).unwrap();
-        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(CODE)));
-        assert_eq!(failed(&mapping.unmap().unwrap_err()), ("cuMemUnmap", CODE));
+        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+        assert_eq!(failed(&mapping.unmap().unwrap_err()), ("cuMemUnmap", INJECTED));
     }
     assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (0, 0));
     world.finish().expect_err("what the failed call held is left behind");

@@ -25,6 +25,9 @@ use gpu_sim::World;
 /// Bytes of memory of each device.
 const CAPACITY: u64 = 256 << 20;
 
+/// What calls are made to fail with: a code that no driver has.
+const INJECTED: u32 = 99_999;
+
 static TURN: Mutex<()> = Mutex::new(());
 
 /// What `Drop` could not do, since the test's turn began.

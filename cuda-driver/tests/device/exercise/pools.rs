@@ -93,15 +93,9 @@ pub(super) fn shared(driver: &Driver) -> Result<()> {
         (pool.export_fd()?, memory.export_pointer()?)
     };
     // Whether the process that made it may open it is up to the driver.
-    if let Some(opened) = attempt(MemoryPool::import_fd(&context, descriptor.as_fd()))?
-        && let Some(memory) = attempt(StreamMemory::import(&opened, &stream, pointer, 4096))?
-    {
-        memory.free()?;
-    }
-    match attempt(StreamMemory::import(&pool, &stream, PoolPointer([0; 64]), 4096))? {
-        None => {}
-        Some(memory) => panic!("{memory:?} has no name"),
-    }
+    drop(attempt(MemoryPool::import_fd(&context, descriptor.as_fd()))?);
+    let own = StreamMemory::import(&pool, &stream, pointer, 4096);
+    assert!(attempt(own)?.is_none(), "only imported pools open memory");
     memory.free()?;
     stream.synchronize()?;
     Ok::<_, Error>(())

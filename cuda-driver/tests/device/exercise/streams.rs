@@ -50,11 +50,12 @@ pub(super) fn events(driver: &Driver) -> Result<()> {
     // For other processes: `processes.rs` opens it there.
     assert!(attempt(first.export_ipc())?.is_none(), "the event was not made for it");
     let shared = EventFlags::INTERPROCESS | EventFlags::DISABLE_TIMING;
-    let handle = match context.device().can(Capabilities::IPC_EVENTS)? {
-        true => Event::new(&context, shared)?.export_ipc()?,
-        false => IpcEventHandle([0; 64]),
-    };
-    assert!(attempt(Event::open_ipc(&context, handle))?.is_none(), "it is this process's own, and gone");
+    if context.device().can(Capabilities::IPC_EVENTS)? {
+        let event = Event::new(&context, shared)?;
+        assert_eq!(event.export_ipc()?, event.export_ipc()?);
+    }
+    let nobody = IpcEventHandle([0; 64]);
+    assert!(attempt(Event::open_ipc(&context, nobody))?.is_none(), "no event has that name");
     Ok(())
 }
 
