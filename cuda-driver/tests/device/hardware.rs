@@ -44,3 +44,11 @@ fn hardware_says_why_it_refuses_a_module() {
     kernels::refusals(&super::context(&driver, 0));
     assert_eq!(*drops(), Vec::<String>::new());
 }
+
+#[test]
+fn hardware_loads_a_cubin() {
+    let Some(driver) = driver() else { return };
+    let _turn = turn();
+    kernels::cubin(&super::context(&driver, 0)).unwrap();
+    assert_eq!(*drops(), Vec::<String>::new());
+}

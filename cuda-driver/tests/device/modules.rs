@@ -1,18 +1,16 @@
 //! Modules and launches: what is refused, and by whom; what lives as long as what.
 
-use std::ffi::CStr;
-
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::module::{
     Argument, Arguments, Dim, Function, JitOptions, LaunchConfig, LaunchError, Module, ModuleError, Parameter,
 };
-use cuda_driver::sys::{Api, CUfunction_attribute, Missing};
-use cuda_driver::{Context, Driver, Error, Stream, StreamFlags};
+use cuda_driver::sys::{CUfunction_attribute, Missing};
+use cuda_driver::{Context, Error, Stream, StreamFlags};
 use gpu_sim::World;
 
 use super::kernels::{self, PTX};
-use super::{context, driver, drops, failed, hardware, on_devices, on_stream, start, turn};
+use super::{context, driver, failed, on_devices, on_stream};
 
 /// As [`on_stream`], with the module.
 fn on_module(test: impl FnOnce(&World, &Context, &Stream, Module)) {
@@ -348,69 +346,4 @@ fn an_older_driver_does_less_and_says_so() {
         assert!(matches!(missing, Error::Missing(_)), "{missing}");
         assert!(missing.to_string().contains("LAUNCH_ATTRIBUTES"), "{missing}");
     });
-}
-
-/// The flow on a driver that lacks `absent`, in a thread of its own.
-fn flow_without(absent: Option<&str>) -> (Result<(), Error>, Vec<String>, World) {
-    let world = start(1);
-    kernels::register(&world);
-    let table = world.cuda();
-    let symbol = |name: &CStr| {
-        // By its symbol, since the functions that resolve others would find it.
-        let name =
-            name.to_str().ok().filter(|name| Some(*name) != absent && !name.starts_with("cuGetProcAddress"));
-        name.and_then(|name| table.address(name)).unwrap_or(std::ptr::null())
-    };
-    // SAFETY: the embedded device keeps the C contracts, and the world outlives the driver.
-    let driver = Driver::new(unsafe { Api::from_loader(symbol) }.unwrap()).unwrap();
-    let flow = move || {
-        let context = driver.device(0)?.retain_primary()?;
-        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
-        kernels::flow(&driver, &context, &stream)
-    };
-    let outcome = std::thread::spawn(flow).join().expect("nothing panics");
-    (outcome, std::mem::take(&mut *drops()), world)
-}
-
-#[test]
-fn what_a_driver_lacks_is_missing_or_done_without() {
-    let _turn = turn();
-    let (outcome, said, world) = flow_without(None);
-    outcome.unwrap();
-    assert_eq!(said, Vec::<String>::new());
-    let calls = world.faults().all_calls();
-    world.finish().unwrap();
-    let needed_by_any = ["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"];
-    for function in calls.keys().filter(|function| !needed_by_any.contains(&function.as_str())) {
-        let (outcome, said, world) = flow_without(Some(function));
-        let done_without = [
-            "cuFuncGetParamInfo",
-            "cuFuncGetName",
-            "cuFuncLoad",
-            "cuModuleEnumerateFunctions",
-            "cuThreadExchangeStreamCaptureMode",
-        ];
-        match outcome {
-            Err(Error::Missing(missing)) => {
-                assert!(missing.to_string().contains(&format!("`{function}`")), "{missing}")
-            }
-            Err(other) => panic!("without {function}: {other}"),
-            Ok(()) => assert!(
-                done_without.contains(&function.as_str())
-                    || said.iter().any(|text| text.contains(function.as_str())),
-                "without {function}: {said:?}"
-            ),
-        }
-        assert_eq!(world.calls(function), 0);
-        // What a function that is absent should have given back is left behind.
-        let _ = world.finish();
-    }
-}
-
-#[test]
-fn hardware_loads_a_cubin() {
-    let Some(driver) = hardware::driver() else { return };
-    let _turn = turn();
-    kernels::cubin(&context(&driver, 0)).unwrap();
-    assert_eq!(*drops(), Vec::<String>::new());
 }
