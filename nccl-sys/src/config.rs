@@ -15,7 +15,7 @@ pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The value of a pointer field that is left to NCCL.
 pub const NCCL_CONFIG_UNDEF_PTR: *const c_char = ptr::null();
 
-/// What `ncclSimInfo_t` carries in place of [`NCCL_API_MAGIC`].
+/// What `ncclSimInfo_t` carries in place of [`NCCL_API_MAGIC`](crate::NCCL_API_MAGIC).
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
 /// A field of [`ncclConfig_t`].
