@@ -1,13 +1,17 @@
-//! Structures that say their own size and release, as the header's macros initialise them.
+//! What the header's macros give that only a C compiler can read: foremost the initial values of the structures
+//! that say their own size and release.
 
 use std::ffi::c_int;
 use std::ptr;
 
 use crate::{
     NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, NCCL_SIM_INFO_MAGIC, NCCL_VERSION_CODE,
-    Structure, Version, ncclCollConfig_t, ncclCommProperties, ncclDevCommRequirements,
+    Structure, Version, ncclCollConfig_t, ncclComm_t, ncclCommProperties, ncclDevCommRequirements,
     ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclGinConnectionType_t, ncclGinType_t, ncclSimInfo_t,
 };
+
+/// No communicator.
+pub const NCCL_COMM_NULL: ncclComm_t = ptr::null_mut();
 
 impl Default for ncclCollConfig_t {
     /// Every field left to NCCL: `NCCL_COLLCONFIG_INITIALIZER`. An algorithm that is named must be usable.

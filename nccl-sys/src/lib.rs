@@ -58,6 +58,7 @@ pub use environment::{Override, overrides};
 pub use feature::Feature;
 pub use generated::*;
 pub use history::{Constant, Field, Structure};
+pub use initial::NCCL_COMM_NULL;
 pub use result::Meaning;
 pub use version::Version;
 

@@ -19,8 +19,8 @@ use anyhow::{Result, bail};
 /// Options of `cargo xtask abi`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Options {
-    /// The releases of NCCL, separated by commas, or `all`, or `none`; each is a download of 80 to 350 MB. Of all but
-    /// the usual five only the headers stay, under `target`
+    /// The releases of NCCL, separated by commas, or `all`, or `none`; each is a download of 80 to 350 MB, kept under
+    /// `target` (of `all` only the usual five and the headers are)
     #[arg(long, value_delimiter = ',', default_values = nccl::DEFAULT)]
     releases: Vec<String>,
     /// The releases of `cuda.h`, separated by commas, or `all`, or `none`; each is a small download

@@ -105,13 +105,18 @@ pub(crate) fn fetch<const N: usize>(pin: &Pin, parts: [Part; N]) -> Result<[Path
 /// The releases of NCCL whose libraries, 80 to 470 MB each, stay in the cache: oldest, newest, and what many have.
 pub(crate) const KEPT: [&str; 5] = ["2.13.4", "2.18.3", "2.21.5", "2.27.7", "2.32.3"];
 
+/// Whether a part of `pin`'s wheel lies in the cache.
+pub(crate) fn is_cached(pin: &Pin, part: Part) -> Result<bool> {
+    Ok(place(pin, part)?.is_dir())
+}
+
 /// Deletes the library of a release of NCCL from the cache, unless it is one that [stays](KEPT).
-pub(crate) fn release_library(pin: &Pin) -> Result<()> {
-    let place = place(pin, Part::Library)?;
-    if !KEPT.contains(&pin.version) && place.is_dir() {
-        fs::remove_dir_all(&place).with_context(|| format!("deleting {}", place.display()))?;
+pub(crate) fn delete_library(pin: &Pin) -> Result<()> {
+    if KEPT.contains(&pin.version) {
+        return Ok(());
     }
-    Ok(())
+    let place = place(pin, Part::Library)?;
+    fs::remove_dir_all(&place).with_context(|| format!("deleting {}", place.display()))
 }
 
 /// The symbols that the library of a release of NCCL exports. The list stays in the cache.
@@ -121,9 +126,12 @@ pub(crate) fn nccl_exports(pin: &Pin) -> Result<BTreeSet<String>> {
     if let Ok(text) = fs::read_to_string(&list) {
         return Ok(text.lines().map(str::to_owned).collect());
     }
+    let was_there = is_cached(pin, Part::Library)?;
     let [_, library] = fetch(pin, [Part::Headers, Part::Library])?;
     let symbols = exports(&find(&library, "libnccl.so.2")?)?;
-    release_library(pin)?;
+    if !was_there {
+        delete_library(pin)?;
+    }
     fs::write(&list, symbols.iter().flat_map(|symbol| [symbol.as_str(), "\n"]).collect::<String>())?;
     Ok(symbols)
 }

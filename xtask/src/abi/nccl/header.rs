@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nccl_sys::{
-    CONSTANTS, FUNCTIONS, Field, STRUCTURES, Structure, Version, ncclCollConfig_t, ncclCommProperties,
-    ncclConfig_t, ncclDevCommRequirements, ncclEncryptionConfig_t, ncclSimInfo_t,
+    CONSTANTS, FUNCTIONS, Field, NCCL_COMM_NULL, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_PTR, STRUCTURES,
+    Structure, Version, ncclCollConfig_t, ncclCommProperties, ncclConfig_t, ncclDevCommRequirements,
+    ncclEncryptionConfig_t, ncclSimInfo_t,
 };
 
 use crate::abi::program::{Language, Program};
@@ -93,6 +94,16 @@ pub(super) fn check(include: &Path, release: Version, prototypes: &Prototypes) -
         add(cpp);
     };
     each(&mut programs, "NCCL_VERSION_CODE", &|program| program.check("NCCL_VERSION_CODE", release.code()));
+    // No numbers to whoever reads the header alone, so no part of the tables.
+    for (name, value) in [
+        ("NCCL_COMM_NULL", NCCL_COMM_NULL.addr() as i64),
+        ("NCCL_CONFIG_UNDEF_INT", NCCL_CONFIG_UNDEF_INT.into()),
+        ("NCCL_CONFIG_UNDEF_PTR", NCCL_CONFIG_UNDEF_PTR.addr() as i64),
+    ] {
+        if plain.contains(name) {
+            each(&mut programs, name, &|program| program.check(name, value));
+        }
+    }
     for structure in
         STRUCTURES.iter().filter(|structure| text.plain.contains(&format!("struct {}", structure.name)))
     {

@@ -44,8 +44,16 @@ pub(super) fn run(releases: &[String]) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let newest = NCCL.last().context("a release is pinned")?;
-    let [newest] = headers::fetch(newest, [Part::Headers])?;
-    let findings = compare(&pins, &header::prototypes(&newest)?)?;
+    // One download, where its library is wanted as well.
+    let newest = match pins.last() {
+        Some(pin) if pin.version == newest.version => {
+            headers::fetch(newest, [Part::Headers, Part::Library])?[0].clone()
+        }
+        _ => headers::fetch(newest, [Part::Headers]).map(|[include]| include)?,
+    };
+    // Of all, the disk need not hold all.
+    let keep = pins.len() < NCCL.len();
+    let findings = compare(&pins, &header::prototypes(&newest)?, keep)?;
     report::print(&findings);
     let of = |found: &Finding| -> Vec<String> {
         found.faults.iter().map(|fault| format!("NCCL {}: {fault}", found.release)).collect()
@@ -70,8 +78,8 @@ fn pins(releases: &[String]) -> Result<Vec<&'static Pin>> {
         .collect()
 }
 
-/// Examines the releases, fetching the next meanwhile.
-fn compare(pins: &[&'static Pin], prototypes: &header::Prototypes) -> Result<Vec<Finding>> {
+/// Examines the releases, fetching the next meanwhile; without `keep`, what was fetched is deleted again.
+fn compare(pins: &[&'static Pin], prototypes: &header::Prototypes, keep: bool) -> Result<Vec<Finding>> {
     let queue = Mutex::new(pins.iter());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next().copied();
     let mut findings = Vec::new();
@@ -82,18 +90,21 @@ fn compare(pins: &[&'static Pin], prototypes: &header::Prototypes) -> Result<Vec
             let send = send.clone();
             scope.spawn(move || {
                 while let Some(pin) = next() {
+                    let was_there = headers::is_cached(pin, Part::Library).unwrap_or(true);
                     let parts = headers::fetch(pin, [Part::Headers, Part::Library]);
-                    if send.send((pin, parts)).is_err() {
+                    if send.send((pin, keep || was_there, parts)).is_err() {
                         break;
                     }
                 }
             });
         }
         drop(send);
-        for (pin, parts) in receive {
+        for (pin, stays, parts) in receive {
             let finding = parts.and_then(|[include, library]| examine(pin, &include, &library, prototypes));
             findings.push(finding.with_context(|| format!("NCCL {}", pin.version))?);
-            headers::release_library(pin)?;
+            if !stays {
+                headers::delete_library(pin)?;
+            }
         }
         anyhow::Ok(())
     })?;

@@ -11,17 +11,21 @@ mod history;
 mod reading;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-use super::bindings::Function;
+use super::bindings::{Bindings, Function};
 use super::render::{self, Entry, Files};
 use crate::headers;
 use history::{History, Kind};
 
 /// Declared, and exported by no library: `codegen` fails if one that is not named here appears.
 const NEVER_EXPORTED: [&str; 1] = ["ncclCftBarrierCreateRequirement"];
+
+/// Macros with a value that bindgen cannot give: `nccl-sys` has them by hand, and `abi` compares them.
+const MACROS_BY_HAND: [&str; 3] = ["NCCL_COMM_NULL", "NCCL_CONFIG_UNDEF_INT", "NCCL_CONFIG_UNDEF_PTR"];
 
 /// Functions one of whose types has changed its name: to the machine they are what they were.
 const RENAMED: &str = "ncclParam";
@@ -44,6 +48,8 @@ pub(crate) fn generate() -> Result<Files> {
             pin.version
         );
     }
+    let unread = unread(&include, &bindings)?;
+    ensure!(unread.is_empty(), "macros of {} that nothing here has: {}", pin.version, unread.join(", "));
     let mut functions = std::mem::take(&mut bindings.functions);
     functions.retain(|function| {
         !function.name.starts_with('p') && !NEVER_EXPORTED.contains(&function.name.as_str())
@@ -64,6 +70,30 @@ pub(crate) fn generate() -> Result<Files> {
 pub(crate) fn history() -> Result<Files> {
     let (place, text) = History::read()?.file();
     Ok(Files::from([(place.to_owned(), text)]))
+}
+
+/// The macros with a value that are neither generated nor written by hand.
+fn unread(include: &Path, bindings: &Bindings) -> Result<Vec<String>> {
+    let constants: BTreeSet<_> = bindings
+        .constants
+        .iter()
+        .filter_map(
+            |item| if let syn::Item::Const(item) = item { Some(item.ident.to_string()) } else { None },
+        )
+        .collect();
+    let mut unread = Vec::new();
+    for header in ["include/nccl.h", "nccl_device/host.h", "nccl_device/core.h"] {
+        let text = fs::read_to_string(headers::find(include, header)?)?;
+        for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("#define ")) {
+            // A macro that takes arguments has its bracket in the name.
+            let Some((name, _)) = line.trim_start().split_once(' ') else { continue };
+            let by_hand = MACROS_BY_HAND.contains(&name) || name.ends_with("_INITIALIZER");
+            if !name.contains('(') && !by_hand && !constants.contains(name) {
+                unread.push(name.to_owned());
+            }
+        }
+    }
+    Ok(unread)
 }
 
 /// Dates a function by the library, and notes a header that is later.
