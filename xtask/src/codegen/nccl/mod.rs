@@ -50,6 +50,12 @@ pub(crate) fn generate() -> Result<Files> {
     }
     let unread = unread(&include, &bindings)?;
     ensure!(unread.is_empty(), "macros of {} that nothing here has: {}", pin.version, unread.join(", "));
+    for name in NEVER_EXPORTED {
+        ensure!(
+            history.first(Kind::Export, name).is_none(),
+            "{name} is exported by now: let the table have it"
+        );
+    }
     let mut functions = std::mem::take(&mut bindings.functions);
     functions.retain(|function| {
         !function.name.starts_with('p') && !NEVER_EXPORTED.contains(&function.name.as_str())
