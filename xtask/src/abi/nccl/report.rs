@@ -1,11 +1,11 @@
 //! The table that `cargo xtask abi` prints.
 
 use comfy_table::{Cell, ContentArrangement, Table, presets};
-use nccl_sys::FUNCTIONS;
+use nccl_sys::{FUNCTIONS, Feature};
 
 use super::Finding;
 
-/// Prints the findings: a row a release, then what each is known to do wrong, and what a single one lacks.
+/// Prints the findings: a row a release, then what each is known to do wrong, and what a single one has and lacks.
 pub(super) fn print(findings: &[Finding]) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
@@ -19,16 +19,19 @@ pub(super) fn print(findings: &[Finding]) {
             Cell::new(&found.probe.version),
             Cell::new(found.probe.bytes / 1_000_000),
             Cell::new(format!("{} of {}", found.probe.functions.len(), FUNCTIONS.len())),
-            Cell::new(found.probe.features.join(" ")),
+            Cell::new(format!("{} of {}", found.probe.features.len(), Feature::all().iter_names().count())),
             Cell::new(format!("{} checks", found.header.count)),
         ]);
     }
     println!("{table}");
     for found in findings {
         println!("NCCL {}: {}", found.release, found.probe.path.display());
-        // Of several releases the newer's lists are in the older's.
-        for absent in found.probe.absent.iter().filter(|_| findings.len() == 1) {
-            println!("  not before {}: {}", absent.since, absent.functions.join(" "));
+        // Of several releases these would repeat each other.
+        if findings.len() == 1 {
+            println!("  features: {}", found.probe.features.join(" "));
+            for absent in &found.probe.absent {
+                println!("  not before {}: {}", absent.since, absent.functions.join(" "));
+            }
         }
         for refused in found.probe.refused.iter().filter(|refused| refused.known_bad) {
             println!("  {}", refused.reason);
