@@ -77,6 +77,7 @@ impl Allocator {
     ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
+    #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
         self.default.allocate(bytes, stream)

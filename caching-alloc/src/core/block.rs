@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::Arc;
 
+use super::desk::Desk;
 use super::error::AllocError;
-use super::heap::BlockId;
+use super::lease::LeaseId;
 use super::segment::{PoolId, Segment};
-use super::shard::Shard;
+
 use super::stream::StreamId;
 use super::symmetric::Placement;
 
@@ -16,25 +16,17 @@ use super::symmetric::Placement;
 ///
 /// It keeps its pool's memory alive, whatever becomes of the pool and the allocator.
 pub struct Block {
-    shard: Arc<Shard>,
-    site: &'static Location<'static>,
+    desk: &'static Desk,
     address: u64,
     bytes: u64,
-    requested: u64,
     stream: StreamId,
-    id: BlockId,
+    id: LeaseId,
 }
 
 impl Block {
-    pub(super) fn new(
-        shard: Arc<Shard>,
-        id: BlockId,
-        address: u64,
-        bytes: u64,
-        stream: StreamId,
-        request: super::shard::Request,
-    ) -> Self {
-        Self { shard, site: request.site, address, bytes, requested: request.bytes, stream, id }
+    #[inline]
+    pub(super) fn new(desk: &'static Desk, id: LeaseId, address: u64, bytes: u64, stream: StreamId) -> Self {
+        Self { desk, address, bytes, stream, id }
     }
 
     /// First byte, a device address; a multiple of 512.
@@ -52,7 +44,7 @@ impl Block {
     /// What was asked for, in bytes.
     #[must_use]
     pub fn requested(&self) -> u64 {
-        self.requested
+        self.desk.lock().lease_of(self.id).requested
     }
 
     /// The stream on which it is used and freed.
@@ -64,33 +56,33 @@ impl Block {
     /// Ordinal of its device.
     #[must_use]
     pub fn device(&self) -> u32 {
-        self.shard.device.ordinal()
+        self.desk.lock().origin.device
     }
 
     /// Its pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.shard.pool.id
+        self.desk.lock().origin.pool
     }
 
     /// Where it was asked for.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
-        self.site
+        self.desk.lock().lease_of(self.id).site
     }
 
     /// The segment that it lies in.
     #[must_use]
     pub fn segment(&self) -> Segment {
-        let state = self.shard.state.lock();
-        let ordinal = state.heap.block(self.id).segment as usize;
-        state.segments[ordinal].clone().expect("a block's segment stays while the block is handed out")
+        let state = self.desk.lock();
+        let segment = state.fixed.segment_of(state.block(self.id)).cloned();
+        segment.expect("a block's segment stays while the block is handed out")
     }
 
     /// Its place in its pool and stream; in a symmetric pool the same on every rank.
     #[must_use]
     pub fn placement(&self) -> Placement {
-        self.shard.state.lock().placement(self.id)
+        self.desk.lock().placement(self.id)
     }
 
     /// Says that work on `stream` uses the block, now or from work that is enqueued before the block is dropped.
@@ -104,20 +96,22 @@ impl Block {
         if stream == self.stream {
             return Ok(());
         }
-        if self.shard.pool.is_symmetric() {
-            let pool = self.pool();
+        let mut state = self.desk.lock();
+        if state.symmetric.is_some() {
+            let pool = state.origin.pool;
             return Err(AllocError::SymmetricUse { pool, bound: self.stream, stream });
         }
-        if stream != self.shard.stream {
-            self.shard.state.lock().add_use(self.id, stream);
+        if stream != state.origin.stream {
+            state.add_use(self.id, stream);
         }
         Ok(())
     }
 }
 
 impl Drop for Block {
+    #[inline]
     fn drop(&mut self) {
-        self.shard.free(self.id, self.site);
+        self.desk.free(self.id);
     }
 }
 
@@ -126,10 +120,10 @@ impl fmt::Debug for Block {
         f.debug_struct("Block")
             .field("address", &format_args!("{:#x}", self.address))
             .field("bytes", &self.bytes)
-            .field("requested", &self.requested)
+            .field("requested", &self.requested())
             .field("stream", &self.stream)
             .field("pool", &self.pool().0)
-            .field("asked_for_at", &format_args!("{}", self.site))
+            .field("asked_for_at", &format_args!("{}", self.call_site()))
             .finish()
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Device {
     pub(super) limit: AtomicU64,
     /// Segments' statistics; those of blocks are with the shards.
     totals: Mutex<Stats>,
-    born: Instant,
+    pub(super) born: Instant,
 }
 
 /// What changes under the growth lock.
@@ -117,7 +117,7 @@ impl Device {
 
     /// Nanoseconds since it was made.
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        super::ring::nanoseconds_since(self.born)
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -251,8 +251,7 @@ impl Device {
         let now = self.emit(growth, shard.pool.id, shard.stream, Action::SegmentAlloc(segment.clone()));
         let mut state = shard.state.lock();
         state.publish(segment, units, now);
-        let id =
-            state.reserve(request.units, class).expect("a new segment has room for what it was made for");
+        let id = state.reserve(request.units).expect("a new segment has room for what it was made for");
         Ok(shard.hand_out(state, id, request, shard.stream))
     }
 

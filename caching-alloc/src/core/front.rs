@@ -4,7 +4,7 @@
 //! the blocks of it go to the heap. Bounded in bytes; over the bound everything goes to the heap, so that the
 //! lengths kept are those in use. Long blocks are not kept at all: they are few, and whole.
 
-use super::heap::{BlockId, Heap, NONE, State};
+use super::lease::{LeaseId, Leases, NONE, Tenancy};
 use super::size::{Units, bytes_of};
 
 const SLOTS: usize = 1024;
@@ -15,12 +15,12 @@ const SHARE: u64 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     units: Units,
-    head: BlockId,
+    head: LeaseId,
 }
 
 #[derive(Debug)]
 pub(super) struct Front {
-    slots: Box<[Slot]>,
+    slots: Box<[Slot; SLOTS]>,
     /// A bit for each slot that has had a block since the last drain.
     touched: [u64; SLOTS / 64],
     kept: u64,
@@ -31,7 +31,7 @@ impl Front {
     /// A front that keeps at most `limit` bytes.
     pub(super) fn new(limit: u64) -> Self {
         Self {
-            slots: vec![Slot { units: 0, head: NONE }; SLOTS].into_boxed_slice(),
+            slots: Box::new([Slot { units: 0, head: NONE }; SLOTS]),
             touched: [0; SLOTS / 64],
             kept: 0,
             limit,
@@ -39,46 +39,53 @@ impl Front {
     }
 
     /// A block of exactly that length, handed out.
-    pub(super) fn take(&mut self, heap: &mut Heap, units: Units) -> Option<BlockId> {
-        let slot = self.slot_of(units)?;
+    #[inline]
+    pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<LeaseId> {
+        let [first, second] = places(units);
+        let holds = |slot: &Slot| slot.units == units && slot.head != NONE;
+        let place = if holds(&self.slots[first]) { first } else { second };
+        let slot = &mut self.slots[place];
+        if !holds(slot) {
+            return None;
+        }
         let id = slot.head;
-        let block = heap.block_mut(id);
-        slot.head = std::mem::replace(&mut block.link, NONE);
-        block.state = State::Used;
+        let lease = &mut leases[id];
+        slot.head = lease.link;
+        lease.tenancy = Tenancy::Owned;
         self.kept -= bytes_of(units);
         Some(id)
     }
 
-    /// Takes a block that is not used any more; merges it into the heap if it is not to be kept.
-    pub(super) fn put(&mut self, heap: &mut Heap, id: BlockId) {
-        let units = heap.block(id).units;
-        let bytes = bytes_of(units);
-        if bytes > self.limit / SHARE {
-            heap.free(id);
-            return;
-        }
-        if self.kept + bytes > self.limit {
-            self.drain(heap);
-        }
-        let [first, second] = places(units);
-        let found = [first, second].into_iter().find(|at| self.slots[*at].units == units);
-        let place = found.or_else(|| [first, second].into_iter().find(|at| self.slots[*at].head == NONE));
-        let Some(place) = place else {
-            heap.free(id);
-            return;
-        };
-        let slot = &mut self.slots[place];
-        let block = heap.block_mut(id);
-        block.link = slot.head;
-        block.state = State::Kept;
-        block.requested = 0;
-        *slot = Slot { units, head: id };
-        self.touched[place / 64] |= 1 << (place % 64);
-        self.kept += bytes;
+    /// Whether a block of that length has to wait until everything has been drained.
+    #[inline]
+    pub(super) fn is_full_for(&self, units: Units) -> bool {
+        self.is_short(units) && self.kept + bytes_of(units) > self.limit
     }
 
-    /// Merges everything into the heap. Returns whether there was anything.
-    pub(super) fn drain(&mut self, heap: &mut Heap) -> bool {
+    /// Keeps a block that is not used any more. Returns whether it does: else it is the heap's.
+    #[inline]
+    pub(super) fn keep(&mut self, leases: &mut Leases, id: LeaseId) -> bool {
+        let units = leases[id].units;
+        if !self.is_short(units) {
+            return false;
+        }
+        let [first, second] = places(units);
+        let holds = |at: &usize| self.slots[*at].units == units;
+        let is_free = |at: &usize| self.slots[*at].head == NONE;
+        let place = [first, second].into_iter().find(holds);
+        let Some(place) = place.or_else(|| [first, second].into_iter().find(is_free)) else { return false };
+        let lease = &mut leases[id];
+        let slot = &mut self.slots[place];
+        lease.link = slot.head;
+        lease.tenancy = Tenancy::Kept;
+        *slot = Slot { units, head: id };
+        self.touched[place / 64] |= 1 << (place % 64);
+        self.kept += bytes_of(units);
+        true
+    }
+
+    /// Gives up everything, a block at a time. Returns whether there was anything.
+    pub(super) fn drain(&mut self, leases: &mut Leases, mut give: impl FnMut(&mut Leases, LeaseId)) -> bool {
         if self.kept == 0 {
             return false;
         }
@@ -88,8 +95,8 @@ impl Front {
                 *touched &= *touched - 1;
                 while slot.head != NONE {
                     let id = slot.head;
-                    slot.head = std::mem::replace(&mut heap.block_mut(id).link, NONE);
-                    heap.free(id);
+                    slot.head = leases[id].link;
+                    give(leases, id);
                 }
             }
         }
@@ -97,14 +104,13 @@ impl Front {
         true
     }
 
-    fn slot_of(&mut self, units: Units) -> Option<&mut Slot> {
-        let [first, second] = places(units);
-        let holds = |slot: &Slot| slot.units == units && slot.head != NONE;
-        let place = if holds(&self.slots[first]) { first } else { second };
-        Some(&mut self.slots[place]).filter(|slot| holds(slot))
+    #[inline]
+    fn is_short(&self, units: Units) -> bool {
+        bytes_of(units) <= self.limit / SHARE
     }
 }
 
+#[inline]
 fn places(units: Units) -> [usize; 2] {
     let first = (units.wrapping_mul(0x9e37_79b1) >> 22) as usize;
     [first, first ^ 1]
@@ -113,56 +119,63 @@ fn places(units: Units) -> [usize; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::segment::SizeClass::Large;
 
-    fn with(blocks: &[Units]) -> (Heap, Vec<BlockId>) {
-        let mut heap = Heap::default();
-        heap.add_segment(100_000, Large);
-        let ids = blocks.iter().map(|units| heap.allocate(*units, Large, true).unwrap()).collect();
-        (heap, ids)
+    fn with(blocks: &[Units]) -> (Leases, Vec<LeaseId>) {
+        let mut leases = Leases::default();
+        let ids = (0..).zip(blocks).map(|(block, units)| leases.add(block, 0, *units)).collect();
+        (leases, ids)
+    }
+
+    fn drained(front: &mut Front, leases: &mut Leases) -> usize {
+        let mut count = 0;
+        let any = front.drain(leases, |leases, id| {
+            leases.end(id);
+            count += 1;
+        });
+        assert_eq!(any, count > 0);
+        count
     }
 
     #[test]
     fn the_last_in_of_the_same_length_is_the_first_out() {
-        let (mut heap, ids) = with(&[3, 3, 4]);
+        let (mut leases, ids) = with(&[3, 3, 4]);
         let mut front = Front::new(1 << 20);
-        ids.iter().for_each(|id| front.put(&mut heap, *id));
-        assert_eq!(front.take(&mut heap, 3), Some(ids[1]));
-        assert_eq!(front.take(&mut heap, 3), Some(ids[0]));
-        assert_eq!(front.take(&mut heap, 3), None);
-        assert_eq!(front.take(&mut heap, 5), None);
-        assert_eq!(front.take(&mut heap, 4), Some(ids[2]));
+        assert!(ids.iter().all(|id| front.keep(&mut leases, *id)));
+        assert_eq!(front.take(&mut leases, 3), Some(ids[1]));
+        assert_eq!(front.take(&mut leases, 3), Some(ids[0]));
+        assert_eq!(front.take(&mut leases, 3), None);
+        assert_eq!(front.take(&mut leases, 5), None);
+        assert_eq!(front.take(&mut leases, 4), Some(ids[2]));
         assert_eq!(front.kept, 0);
     }
 
     #[test]
     fn no_more_is_kept_than_the_bound() {
         let limit = 100 * 512;
-        let (mut heap, ids) = with(&[6; 40]);
+        let (mut leases, ids) = with(&[6; 16]);
         let mut front = Front::new(limit);
         for id in ids {
-            front.put(&mut heap, id);
-            assert!(front.kept <= limit);
+            assert!(!front.is_full_for(6));
+            assert!(front.keep(&mut leases, id) && front.kept <= limit);
         }
-        assert_eq!(front.kept, 8 * 6 * 512, "over the bound all went to the heap, and it began anew");
-        assert!(front.drain(&mut heap));
-        assert!(!front.drain(&mut heap));
-        assert!(heap.is_free(0), "all is merged");
-        // A seventeenth of the bound is too long to be kept.
-        let long = heap.allocate(7, Large, true).unwrap();
-        front.put(&mut heap, long);
-        assert!(front.kept == 0 && heap.is_free(0));
+        assert!(front.is_full_for(6));
+        assert_eq!(drained(&mut front, &mut leases), 16);
+        assert_eq!(drained(&mut front, &mut leases), 0);
+        assert_eq!(leases.iter().count(), 0);
+        // A sixteenth of the bound is 6.25 units: longer ones are not kept.
+        let long = leases.add(0, 0, 7);
+        assert!(!front.is_full_for(7) && !front.keep(&mut leases, long));
     }
 
     #[test]
-    fn a_length_without_a_slot_goes_to_the_heap() {
+    fn a_length_without_a_slot_is_not_kept() {
         let mut front = Front::new(1 << 30);
         let same = |units: &Units| places(*units)[0] / 2 == places(1)[0] / 2;
         let lengths: Vec<Units> = (1..50_000).filter(same).take(3).collect();
-        let (mut heap, ids) = with(&lengths);
-        ids.iter().for_each(|id| front.put(&mut heap, *id));
-        assert_eq!(front.take(&mut heap, lengths[2]), None, "two others have its slots");
-        assert_eq!(front.take(&mut heap, lengths[1]), Some(ids[1]));
-        assert_eq!(front.take(&mut heap, lengths[0]), Some(ids[0]));
+        let (mut leases, ids) = with(&lengths);
+        let kept: Vec<_> = ids.iter().map(|id| front.keep(&mut leases, *id)).collect();
+        assert_eq!(kept, [true, true, false], "two others have its slots");
+        assert_eq!(front.take(&mut leases, lengths[1]), Some(ids[1]));
+        assert_eq!(front.take(&mut leases, lengths[0]), Some(ids[0]));
     }
 }

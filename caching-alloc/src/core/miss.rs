@@ -18,7 +18,7 @@ use super::block::Block;
 use super::device::{Growth, reentrant};
 use super::entry::Action;
 use super::error::{AllocError, OutOfMemory};
-use super::heap::BlockId;
+use super::lease::LeaseId;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
 use super::shard::{Request, Shard};
@@ -31,6 +31,7 @@ use super::tracker;
 const SMALL_FACTOR: u64 = 4;
 
 impl Shard {
+    #[cold]
     pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
         let outcome = if tracker::inside() { Err(reentrant()) } else { self.attempts(request) };
         if outcome.is_err()
@@ -42,7 +43,7 @@ impl Shard {
     }
 
     fn attempts(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
-        let class = self.class(request.units);
+        let class = self.state.lock().class(request.units);
         let (generous, least) = self.segment_sizes(request, class);
         if self.pool.is_frozen() {
             let (pool, wanted) = (self.pool.id, request.bytes);
@@ -140,7 +141,7 @@ impl Shard {
             let bytes = block.next_multiple_of(step);
             return (bytes, bytes);
         }
-        let share = self.state.lock().reserved(class) / settings.growth_divisor.max(1);
+        let share = self.state.lock().fixed.reserved(class) / settings.growth_divisor.max(1);
         let (step, floor, share) = match class {
             // There is less of it in all, so that waste matters less than the number of segments.
             SizeClass::Small => (step, settings.small_segment, share.saturating_mul(SMALL_FACTOR)),
@@ -179,16 +180,15 @@ impl Shard {
         {
             return Some(block);
         }
-        self.borrow(class, request, false)
-            .or_else(|| wait.then(|| self.borrow(class, request, true)).flatten())
+        self.borrow(request, false).or_else(|| wait.then(|| self.borrow(request, true)).flatten())
     }
 
     /// Hands out a block of another stream's memory. When it is freed it goes back there, once its uses here have
     /// ended.
-    fn borrow(&self, class: SizeClass, request: Request, wait: bool) -> Option<Block> {
+    fn borrow(&self, request: Request, wait: bool) -> Option<Block> {
         for other in self.others() {
             other.poll_pending();
-            let reserved: Option<BlockId> = other.state.lock().reserve(request.units, class);
+            let reserved: Option<LeaseId> = other.state.lock().reserve(request.units);
             let Some(id) = reserved else { continue };
             let ordered = self.is_ordered_after(&other, wait);
             let mut state = other.state.lock();

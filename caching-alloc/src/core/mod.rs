@@ -4,11 +4,14 @@
 
 mod allocator;
 mod block;
+mod desk;
 mod device;
 mod entry;
 mod error;
+mod fixed;
 mod front;
 mod heap;
+mod lease;
 mod lock;
 mod miss;
 mod pending;

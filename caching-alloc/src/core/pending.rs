@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::error::{Fault, chain};
-use super::heap::{BlockId, NONE};
+use super::lease::{LeaseId, NONE};
 use super::shard::Shard;
 use super::stream::{EventId, StreamId};
 
 /// A block in use by other streams.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) id: BlockId,
+    pub(super) id: LeaseId,
     pub(super) waits: Vec<Wait>,
 }
 
@@ -66,7 +66,7 @@ impl Uses {
 
 impl Shard {
     /// Records the last uses of a block that was let go.
-    pub(super) fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
+    pub(super) fn await_uses(&self, id: LeaseId, streams: &[StreamId]) {
         let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.device.mark(*stream) });
         let pending = Pending { id, waits: waits.collect() };
         self.state.lock().pending.push_back(pending);

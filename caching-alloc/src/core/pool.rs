@@ -101,6 +101,7 @@ impl Pool {
     ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
+    #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
         let request = Request { units: units_for(bytes)?, bytes, site: std::panic::Location::caller() };
@@ -156,6 +157,12 @@ impl Pool {
     }
 }
 
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.core.shards().iter().for_each(|shard| shard.close());
+    }
+}
+
 impl PoolCore {
     /// Its shards, in order of creation.
     pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
@@ -189,7 +196,7 @@ impl PoolCore {
     }
 
     fn make_shard(self: &Arc<Self>, growth: &Growth, stream: StreamId) -> Arc<Shard> {
-        let shard = Arc::new(Shard::new(self.clone(), stream, Device::block_trackers(growth)));
+        let shard = Shard::new(self.clone(), stream, Device::block_trackers(growth));
         locked(&self.shards).push(Arc::downgrade(&shard));
         shard
     }
@@ -201,17 +208,28 @@ impl Drop for Freeze {
     }
 }
 
+/// Streams of a pool before a second table is needed.
+const SLOTS: usize = 16;
+
 /// A pool's shards by stream: only ever added to, read without a lock.
 #[derive(Debug, Default)]
 struct ShardTable {
-    slots: [OnceLock<(StreamId, Arc<Shard>)>; 16],
+    slots: [OnceLock<(StreamId, Arc<Shard>)>; SLOTS],
     more: OnceLock<Box<ShardTable>>,
 }
 
 impl ShardTable {
+    #[inline]
     fn find(&self, stream: StreamId) -> Option<&Arc<Shard>> {
-        for at in Self::probes(stream) {
-            let (key, shard) = self.slots[at].get()?;
+        let (key, shard) = self.slots[Self::first(stream)].get()?;
+        if *key == stream { Some(shard) } else { self.find_further(stream) }
+    }
+
+    #[cold]
+    fn find_further(&self, stream: StreamId) -> Option<&Arc<Shard>> {
+        let first = Self::first(stream);
+        for step in 0..SLOTS {
+            let (key, shard) = self.slots[(first + step) % SLOTS].get()?;
             if *key == stream {
                 return Some(shard);
             }
@@ -221,19 +239,19 @@ impl ShardTable {
 
     /// Adds a shard, unless there is one. The caller holds the growth lock: one at a time.
     fn add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Shard>) -> &Arc<Shard> {
-        for at in Self::probes(stream) {
+        let mut at = Self::first(stream);
+        for _ in 0..SLOTS {
             match self.slots[at].get() {
                 Some((key, shard)) if *key == stream => return shard,
-                Some(_) => {}
+                Some(_) => at = (at + 1) % SLOTS,
                 None => return &self.slots[at].get_or_init(|| (stream, make())).1,
             }
         }
         self.more.get_or_init(Box::default).add(stream, make)
     }
 
-    /// Where a stream may be, in order.
-    fn probes(stream: StreamId) -> impl Iterator<Item = usize> {
-        let first = (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize;
-        (0..16).map(move |step| (first + step) % 16)
+    /// Where a stream is looked for first.
+    fn first(stream: StreamId) -> usize {
+        (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize
     }
 }

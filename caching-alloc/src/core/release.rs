@@ -2,7 +2,7 @@
 
 use super::device::{Device, Growth};
 use super::error::{Fault, chain};
-use super::segment::{Segment, SizeClass};
+use super::segment::SizeClass;
 use super::shard::Shard;
 
 impl Device {
@@ -48,28 +48,5 @@ impl Device {
                 }
             }
         }
-    }
-}
-
-impl super::shard::ShardState {
-    /// Takes out segments that are free, newest first, until they have `wanted` bytes.
-    fn withdraw_all(&mut self, class: Option<SizeClass>, wanted: u64) -> Vec<Segment> {
-        self.drain();
-        let mut bytes = 0;
-        let mut segments = Vec::new();
-        for ordinal in (0..self.segments.len()).rev() {
-            if bytes >= wanted {
-                break;
-            }
-            let fits = |segment: &Segment| class.is_none_or(|class| segment.class() == class);
-            if !self.segments[ordinal].as_ref().is_some_and(fits) {
-                continue;
-            }
-            if let Some(segment) = self.withdraw(ordinal) {
-                bytes += segment.bytes();
-                segments.push(segment);
-            }
-        }
-        segments
     }
 }

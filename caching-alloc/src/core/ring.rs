@@ -4,6 +4,7 @@
 //! every miss.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::entry::{Action, BlockSpan, Entry};
 use super::segment::PoolId;
@@ -13,7 +14,7 @@ use super::stream::StreamId;
 /// Entries between two looks at the clock.
 pub(super) const STAMP: u64 = 64;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RawEntry {
     pub(super) address: u64,
     pub(super) requested: u64,
@@ -22,8 +23,9 @@ pub(super) struct RawEntry {
     pub(super) event: BlockEvent,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum BlockEvent {
+    #[default]
     Alloc,
     FreeRequested,
     FreeCompleted,
@@ -47,13 +49,14 @@ pub(super) struct Origin {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    entries: Vec<RawEntry>,
-    capacity: usize,
+    /// As long as the ring's capacity, a power of two, from the beginning: a hit never allocates.
+    entries: Box<[RawEntry]>,
     /// Raw entries so far.
     pushed: u64,
     /// Entries so far, a free counting twice.
     pub(super) number: u64,
-    /// Time of the entries now made.
+    /// When the allocator was made, and the time of the entries now made.
+    born: Instant,
     pub(super) clock: u64,
     /// Entries that block trackers have still to get, if there are any such trackers.
     outbox: VecDeque<RawEntry>,
@@ -61,35 +64,38 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize, born: Instant) -> Self {
         let capacity = capacity.max(1).next_power_of_two();
         Self {
-            // All of it now: a hit never allocates.
-            entries: Vec::with_capacity(capacity),
-            capacity,
+            entries: vec![RawEntry::default(); capacity].into_boxed_slice(),
             pushed: 0,
             number: 0,
-            clock: 0,
+            born,
+            clock: nanoseconds_since(born),
             outbox: VecDeque::new(),
             subscribed: false,
         }
     }
 
-    /// Adds an entry. Returns whether the clock is due to be read.
-    pub(super) fn push(&mut self, event: BlockEvent, address: u64, units: Units, requested: u64) -> bool {
+    /// Adds an entry.
+    #[inline]
+    pub(super) fn push(&mut self, event: BlockEvent, address: u64, units: Units, requested: u64) {
         let entry = RawEntry { address, requested, time_ns: self.clock, units, event };
-        if self.entries.len() < self.capacity {
-            self.entries.push(entry);
-        } else {
-            let at = self.pushed as usize & (self.capacity - 1);
-            self.entries[at] = entry;
-        }
+        let at = self.pushed as usize & (self.entries.len() - 1);
+        self.entries[at] = entry;
         self.pushed += 1;
         self.number += event.count();
         if self.subscribed {
             self.outbox.push_back(entry);
         }
-        self.pushed.is_multiple_of(STAMP)
+        if self.pushed.is_multiple_of(STAMP) {
+            self.stamp();
+        }
+    }
+
+    #[cold]
+    fn stamp(&mut self) {
+        self.clock = nanoseconds_since(self.born);
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -105,12 +111,17 @@ impl Ring {
 
     /// Everything that the ring still has, oldest first.
     pub(super) fn entries(&self, origin: Origin) -> Vec<Entry> {
-        let split =
-            if self.entries.len() < self.capacity { 0 } else { self.pushed as usize & (self.capacity - 1) };
-        let (newer, older) = self.entries.split_at(split);
-        let count: u64 = self.entries.iter().map(|entry| entry.event.count()).sum();
+        let next = self.pushed as usize & (self.entries.len() - 1);
+        let (newer, older) = self.entries.split_at(next);
+        let older = if self.pushed < self.entries.len() as u64 { &[] } else { older };
+        let count: u64 = older.iter().chain(newer).map(|entry| entry.event.count()).sum();
         expand(older.iter().chain(newer), self.number - count, origin)
     }
+}
+
+/// Nanoseconds since then.
+pub(super) fn nanoseconds_since(then: Instant) -> u64 {
+    u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn expand<'a>(raw: impl Iterator<Item = &'a RawEntry>, mut number: u64, origin: Origin) -> Vec<Entry> {

@@ -1,23 +1,26 @@
 //! A shard: the memory of one stream in one pool, behind one lock, which is all that a hit takes.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::allocator::Found;
 use super::block::Block;
+use super::desk::{Desk, Open};
 use super::device::{Device, Grave};
+use super::fixed::{Fixed, Tile};
 use super::front::Front;
-use super::heap::{BlockId, Heap, NONE, Record, State};
+use super::heap::BlockId;
+use super::lease::{Lease, LeaseId, Leases, NONE, Tenancy};
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::{Pending, Uses};
 use super::pool::PoolCore;
 use super::ring::{BlockEvent, Origin, Ring};
 use super::segment::{Segment, SizeClass};
 use super::settings::PoolKind;
-use super::size::{UNIT, Units, bytes_of, class_of};
+use super::size::{Units, bytes_of, class_of};
 use super::snapshot::{BlockState, SegmentState, Usage};
-use super::stats::Usages;
+use super::stats::{Tallies, Usages};
 use super::stream::StreamId;
 use super::symmetric::{Journal, OperationKind, Placement};
 use super::tracker::Slots;
@@ -34,23 +37,26 @@ pub(super) struct Shard {
     pub(super) stream: StreamId,
     /// Held while block entries are delivered, so that they arrive in order.
     pub(super) delivery: Ranked<()>,
-    pub(super) state: Ranked<ShardState>,
+    pub(super) state: &'static Desk,
 }
 
 #[derive(Debug)]
 pub(super) struct ShardState {
-    pub(super) heap: Heap,
+    pub(super) origin: Origin,
+    shard: Weak<Shard>,
+    /// Blocks that are handed out.
+    live: usize,
+    /// Keeps the shard until the last of them is back, once its pool is gone.
+    keeper: Option<Arc<Shard>>,
+    pub(super) fixed: Fixed,
+    one_class: bool,
     front: Front,
-    /// By the heap's ordinals.
-    pub(super) segments: Vec<Option<Segment>>,
-    bases: Vec<u64>,
+    leases: Leases,
     pub(super) uses: Uses,
     pub(super) pending: VecDeque<Pending>,
     pub(super) ring: Ring,
     pub(super) slots: Slots,
-    all: Usages,
-    classes: [Usages; 2],
-    split: bool,
+    tallies: Tallies,
     pub(super) symmetric: Option<Journal>,
 }
 
@@ -63,98 +69,79 @@ pub(super) struct Request {
 }
 
 impl Shard {
-    pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, slots: Slots) -> Self {
+    pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, slots: Slots) -> Arc<Self> {
         let device = pool.device.clone();
         let cached = matches!(pool.kind, PoolKind::Cached);
         let symmetric = match pool.kind {
             PoolKind::Symmetric { geometry, .. } => Some(Journal::new(geometry)),
             _ => None,
         };
-        let mut ring = Ring::new(device.settings.ring_entries);
-        ring.clock = device.now();
+        let mut ring = Ring::new(device.settings.ring_entries, device.born);
         ring.subscribed = !slots.is_empty();
-        let state = ShardState {
-            heap: Heap::default(),
+        let origin = Origin { device: device.ordinal(), pool: pool.id, stream };
+        let mut state = ShardState {
+            origin,
+            shard: Weak::new(),
+            live: 0,
+            keeper: None,
+            fixed: Fixed::new(!matches!(pool.kind, PoolKind::NoSplit)),
+            one_class: !cached,
             front: Front::new(if cached { device.settings.front_bytes } else { 0 }),
-            segments: Vec::new(),
-            bases: Vec::new(),
+            leases: Leases::default(),
             uses: Uses::default(),
             pending: VecDeque::new(),
             ring,
             slots,
-            all: Usages::default(),
-            classes: Default::default(),
-            split: !matches!(pool.kind, PoolKind::NoSplit),
+            tallies: Tallies::default(),
             symmetric,
         };
-        Self {
-            device,
-            pool,
-            stream,
-            delivery: Ranked::new(Rank::Delivery, ()),
-            state: Ranked::new(Rank::Shard, state),
-        }
-    }
-
-    /// The class that serves a block of that length: a pool that places by the sequence of requests, or gives each
-    /// request its segment, has one class only.
-    pub(super) fn class(&self, units: Units) -> SizeClass {
-        if matches!(self.pool.kind, PoolKind::Cached) { class_of(units) } else { SizeClass::Large }
+        Arc::new_cyclic(|shard| {
+            state.shard = shard.clone();
+            let delivery = Ranked::new(Rank::Delivery, ());
+            Self { device, pool, stream, delivery, state: Desk::take(state) }
+        })
     }
 
     /// A block out of what is there.
-    pub(super) fn hit(self: &Arc<Self>, request: Request) -> Option<Block> {
+    #[inline]
+    pub(super) fn hit(&self, request: Request) -> Option<Block> {
         let mut state = self.state.lock();
-        let id = state.reserve(request.units, self.class(request.units))?;
+        let id = state.reserve(request.units)?;
         Some(self.hand_out(state, id, request, self.stream))
     }
 
     /// Hands out a reserved block.
+    #[inline]
     pub(super) fn hand_out(
-        self: &Arc<Self>,
-        mut state: Guard<'_, ShardState>,
-        id: BlockId,
+        &self,
+        mut state: Open<'_>,
+        id: LeaseId,
         request: Request,
         stream: StreamId,
     ) -> Block {
-        let (address, due) = state.hand_out(id, request);
+        let (address, bytes) = state.hand_out(id, request);
         if stream != self.stream {
             // Lent: whoever frees it says so, and this stream has to see the end of that.
             state.add_use(id, stream);
         }
-        let bytes = bytes_of(state.heap.block(id).units);
-        if due {
-            state.ring.clock = self.device.now();
-        }
         let waiting = state.ring.waiting();
         drop(state);
         if waiting >= BATCH {
             self.deliver(waiting);
         }
-        Block::new(self.clone(), id, address, bytes, stream, request)
+        Block::new(self.state, id, address, bytes, stream)
     }
 
-    /// Takes a block back from its owner.
-    pub(super) fn free(&self, id: BlockId, site: &'static Location<'static>) {
+    /// Its pool is gone: it goes with the last block.
+    pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        if state.heap.block(id).uses != NONE && state.symmetric.is_none() {
-            let streams = state.let_go(id);
-            drop(state);
-            self.await_uses(id, &streams);
-            return;
-        }
-        let due = state.take_back(id, BlockEvent::Free, site);
-        if due {
-            state.ring.clock = self.device.now();
-        }
-        let waiting = state.ring.waiting();
-        drop(state);
-        if waiting >= BATCH {
-            self.deliver(waiting);
+        if state.live > 0 {
+            state.keeper = Some(self.clone());
         }
     }
 
     /// Gives block trackers what is waiting for them, unless another thread does or this is a tracker.
+    #[cold]
     fn deliver(&self, waiting: usize) {
         if super::tracker::inside() {
             return;
@@ -186,38 +173,72 @@ impl Shard {
     /// The segment and block that an address lies in.
     pub(super) fn find(&self, address: u64) -> Option<Found> {
         let state = self.state.lock();
-        let (ordinal, segment) = state.segments.iter().enumerate().find_map(|(ordinal, segment)| {
-            let segment = segment.as_ref()?;
-            (segment.address()..segment.memory().end()).contains(&address).then_some((ordinal, segment))
-        })?;
-        let offset = u32::try_from((address - segment.address()) / UNIT).ok()?;
-        let id = state.heap.block_over(u32::try_from(ordinal).ok()?, offset)?;
-        Some(Found { segment: segment.clone(), block: block_state(segment.address(), state.heap.block(id)) })
+        let (segment, tile) = state.fixed.find(address)?;
+        let lease = state.leases.iter().find(|lease| lease.block == tile.id && !tile.is_free);
+        Some(Found { segment: segment.clone(), block: block_state(&tile, lease) })
     }
 
     /// The state of every segment.
     pub(super) fn capture(&self, state: &ShardState) -> Vec<SegmentState> {
-        let segments = state.segments.iter().enumerate().filter_map(|(ordinal, segment)| {
-            let segment = segment.clone()?;
-            let base = segment.address();
-            let blocks = state.heap.blocks(u32::try_from(ordinal).ok()?);
-            let blocks = blocks.map(|(_, block)| block_state(base, block));
-            Some(SegmentState { blocks: blocks.collect(), segment })
+        let leases: HashMap<BlockId, &Lease> =
+            state.leases.iter().map(|lease| (lease.block, lease)).collect();
+        let state_of =
+            |tile: &Tile| block_state(tile, (!tile.is_free).then(|| leases.get(&tile.id).copied()).flatten());
+        let segments = state.fixed.tiles().map(|(segment, tiles)| SegmentState {
+            segment: segment.clone(),
+            blocks: tiles.iter().map(state_of).collect(),
         });
         segments.collect()
     }
 }
 
-fn block_state(base: u64, block: &Record) -> BlockState {
-    BlockState {
-        address: base + bytes_of(block.offset),
-        bytes: bytes_of(block.units),
-        requested: block.requested,
-        usage: match block.state {
-            State::Used => Usage::Active,
-            State::Pending => Usage::PendingFree,
-            State::Free | State::Kept | State::Spare => Usage::Inactive,
-        },
+fn block_state(tile: &Tile, lease: Option<&Lease>) -> BlockState {
+    let (requested, usage) = match lease {
+        Some(Lease { tenancy: Tenancy::Owned, requested, .. }) => (*requested, Usage::Active),
+        Some(Lease { tenancy: Tenancy::Pending, requested, .. }) => (*requested, Usage::PendingFree),
+        _ => (0, Usage::Inactive),
+    };
+    BlockState { address: tile.address, bytes: bytes_of(tile.units), requested, usage }
+}
+
+impl Desk {
+    /// Takes a block back from its owner.
+    #[inline]
+    pub(super) fn free(&self, id: LeaseId) {
+        let mut state = self.lock();
+        state.live -= 1;
+        if state.leases[id].uses != NONE && state.symmetric.is_none() {
+            free_used(state, id);
+            return;
+        }
+        state.take_back(id, BlockEvent::Free);
+        if state.ring.waiting() >= BATCH || state.keeper.is_some() {
+            after_free(state);
+        }
+    }
+}
+
+/// The rest of a free that trackers wait for, or the last one of a pool.
+#[cold]
+fn after_free(mut state: Open<'_>) {
+    let waiting = state.ring.waiting();
+    let keeper = if state.live == 0 { state.keeper.take() } else { None };
+    let shard = keeper.or_else(|| state.shard.upgrade());
+    drop(state);
+    if let Some(shard) = shard.filter(|_| waiting >= BATCH) {
+        shard.deliver(waiting);
+    }
+}
+
+/// A free of a block that other streams use.
+#[cold]
+fn free_used(mut state: Open<'_>, id: LeaseId) {
+    let streams = state.let_go(id);
+    let keeper = if state.live == 0 { state.keeper.take() } else { None };
+    let shard = keeper.or_else(|| state.shard.upgrade());
+    drop(state);
+    if let Some(shard) = shard {
+        shard.await_uses(id, &streams);
     }
 }
 
@@ -225,10 +246,10 @@ impl Drop for Shard {
     /// Nobody has a block any more: the segments wait for the next growth or trim to go back.
     fn drop(&mut self) {
         let origin = self.origin();
-        let state = self.state.get_mut();
+        let Some(mut state) = self.state.clear() else { return };
         self.device.bury(Grave {
             stream: self.stream,
-            segments: state.segments.drain(..).flatten().collect(),
+            segments: state.fixed.segments.drain(..).flatten().collect(),
             pending: std::mem::take(&mut state.pending).into(),
             entries: state.ring.take_outbox(origin),
             slots: state.slots.clone(),
@@ -237,33 +258,56 @@ impl Drop for Shard {
 }
 
 impl ShardState {
+    /// The class that serves a block of that length: a pool that places by the sequence of requests, or gives each
+    /// request its segment, has one class only.
+    pub(super) fn class(&self, units: Units) -> SizeClass {
+        if self.one_class { SizeClass::Large } else { class_of(units) }
+    }
+
     /// Finds a block without handing it out.
-    pub(super) fn reserve(&mut self, units: Units, class: SizeClass) -> Option<BlockId> {
-        let Self { heap, front, split, .. } = self;
-        if let Some(id) = front.take(heap, units) {
-            return Some(id);
+    #[inline]
+    pub(super) fn reserve(&mut self, units: Units) -> Option<LeaseId> {
+        match self.front.take(&mut self.leases, units) {
+            Some(id) => Some(id),
+            None => self.lease(units),
         }
-        if let Some(id) = heap.allocate(units, class, *split) {
-            return Some(id);
+    }
+
+    /// Gets a block from the heap.
+    #[inline(never)]
+    fn lease(&mut self, units: Units) -> Option<LeaseId> {
+        let class = self.class(units);
+        let mut found = self.fixed.allocate(units, class);
+        if found.is_none() && self.drain() {
+            found = self.fixed.allocate(units, class);
         }
-        if front.drain(heap) { heap.allocate(units, class, *split) } else { None }
+        let (block, address, units) = found?;
+        Some(self.leases.add(block, address, units))
     }
 
     /// Puts a reserved block back.
-    pub(super) fn unreserve(&mut self, id: BlockId) {
-        self.front.put(&mut self.heap, id);
+    #[inline]
+    pub(super) fn unreserve(&mut self, id: LeaseId) {
+        if self.front.is_full_for(self.leases[id].units) {
+            self.drain();
+        }
+        if !self.front.keep(&mut self.leases, id) {
+            self.fixed.free(self.leases.end(id));
+        }
     }
 
-    /// Merges all free memory.
-    pub(super) fn drain(&mut self) {
-        self.front.drain(&mut self.heap);
+    /// Merges all free memory. Returns whether there was any to merge.
+    #[inline(never)]
+    pub(super) fn drain(&mut self) -> bool {
+        let Self { front, leases, fixed, .. } = self;
+        front.drain(leases, |leases, id| fixed.free(leases.end(id)))
     }
 
     /// The journal of a symmetric pool enters the segment that its last request made, if it made one.
     fn enter_segment(&mut self) {
         let Some(journal) = &mut self.symmetric else { return };
         let entered = journal.segments().len();
-        if let Some(Some(segment)) = self.segments.get(entered) {
+        if let Some(Some(segment)) = self.fixed.segments.get(entered) {
             journal.enter(segment.memory());
         }
     }
@@ -271,126 +315,106 @@ impl ShardState {
     /// Adds a segment, as one free block.
     pub(super) fn publish(&mut self, segment: Segment, units: Units, now: u64) {
         self.ring.clock = self.ring.clock.max(now);
-        self.heap.add_segment(units, segment.class());
-        self.bases.push(segment.address());
-        self.segments.push(Some(segment));
-    }
-
-    /// Takes out a segment that is one free block.
-    pub(super) fn withdraw(&mut self, ordinal: usize) -> Option<Segment> {
-        let removed = self.heap.remove_segment(u32::try_from(ordinal).ok()?);
-        if removed { self.segments[ordinal].take() } else { None }
+        self.fixed.publish(segment, units);
     }
 
     /// Takes out the shortest segment of the class that is one free block and has room for `units`.
     pub(super) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         self.drain();
-        let idle = self.segments.iter().enumerate().filter(|(ordinal, segment)| {
-            segment
-                .as_ref()
-                .is_some_and(|segment| segment.class() == class && segment.bytes() >= bytes_of(units))
-                && u32::try_from(*ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
-        });
-        let (_, ordinal) =
-            idle.filter_map(|(ordinal, segment)| Some((segment.as_ref()?.bytes(), ordinal))).min()?;
-        self.withdraw(ordinal)
+        self.fixed.withdraw_idle(class, units)
+    }
+
+    /// Takes out segments that are free, newest first, of one class or of both, until they have `wanted` bytes.
+    pub(super) fn withdraw_all(&mut self, class: Option<SizeClass>, wanted: u64) -> Vec<Segment> {
+        self.drain();
+        self.fixed.withdraw_all(class, wanted)
     }
 
     /// The longest free block of the class.
     pub(super) fn longest(&mut self, class: SizeClass) -> Units {
         self.drain();
-        self.heap.longest_free(class)
-    }
-
-    /// Bytes of all segments of the class.
-    pub(super) fn reserved(&self, class: SizeClass) -> u64 {
-        self.segments.iter().flatten().filter(|segment| segment.class() == class).map(Segment::bytes).sum()
+        self.fixed.longest(class)
     }
 
     /// Adds `stream` to those that use a block.
-    pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId) {
-        let block = self.heap.block_mut(id);
-        block.uses = self.uses.add(block.uses, stream);
+    pub(super) fn add_use(&mut self, id: LeaseId, stream: StreamId) {
+        let lease = &mut self.leases[id];
+        lease.uses = self.uses.add(lease.uses, stream);
     }
 
-    /// Where a block is.
-    pub(super) fn address(&self, id: BlockId) -> u64 {
-        let block = self.heap.block(id);
-        self.bases[block.segment as usize] + bytes_of(block.offset)
+    /// A leased block.
+    pub(super) fn lease_of(&self, id: LeaseId) -> &Lease {
+        &self.leases[id]
     }
 
-    /// Where a block is in its pool.
-    pub(super) fn placement(&self, id: BlockId) -> Placement {
-        let block = self.heap.block(id);
-        Placement { ordinal: block.segment, offset: bytes_of(block.offset) }
+    /// The heap's name for a leased block.
+    pub(super) fn block(&self, id: LeaseId) -> BlockId {
+        self.leases[id].block
     }
 
     /// A pending block's other streams are done with it.
-    pub(super) fn complete(&mut self, id: BlockId) {
-        self.take_back(id, BlockEvent::FreeCompleted, Location::caller());
+    pub(super) fn complete(&mut self, id: LeaseId) {
+        self.take_back(id, BlockEvent::FreeCompleted);
     }
 
     /// Sums of all blocks, small and large.
     pub(super) fn usages(&self) -> (Usages, [Usages; 2]) {
-        (self.all, self.classes)
+        self.tallies.usages()
     }
 
-    fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, bool) {
-        let address = self.address(id);
-        let block = self.heap.block_mut(id);
-        block.requested = request.bytes;
-        let units = block.units;
-        let due = self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
-        for usages in [&mut self.all, &mut self.classes[class_of(units) as usize]] {
-            usages.blocks.add(1);
-            usages.allocated.add(bytes_of(units));
-            usages.requested.add(request.bytes);
-            usages.active.add(bytes_of(units));
+    #[inline]
+    fn hand_out(&mut self, id: LeaseId, request: Request) -> (u64, u64) {
+        let lease = &mut self.leases[id];
+        lease.requested = request.bytes;
+        lease.site = request.site;
+        let (address, units) = (lease.address, lease.units);
+        self.live += 1;
+        self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
+        self.tallies.hand_out(class_of(units), bytes_of(units), request.bytes);
+        if self.symmetric.is_some() {
+            self.log(OperationKind::Allocate, id);
+            self.enter_segment();
         }
-        self.log(OperationKind::Allocate, id, request.site);
-        self.enter_segment();
-        (address, due)
+        (address, bytes_of(units))
     }
 
     /// The owner lets go, others do not yet: they are returned.
-    fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
-        let address = self.address(id);
-        let block = self.heap.block_mut(id);
-        block.state = State::Pending;
-        let (units, requested) = (block.units, block.requested);
-        let streams = self.uses.take(std::mem::replace(&mut block.uses, NONE));
+    fn let_go(&mut self, id: LeaseId) -> Vec<StreamId> {
+        let lease = &mut self.leases[id];
+        lease.tenancy = Tenancy::Pending;
+        let Lease { address, units, requested, .. } = *lease;
+        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NONE));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested);
-        for usages in [&mut self.all, &mut self.classes[class_of(units) as usize]] {
-            usages.blocks.sub(1);
-            usages.allocated.sub(bytes_of(units));
-            usages.requested.sub(requested);
-        }
+        self.tallies.let_go(class_of(units), bytes_of(units), requested);
+        self.tallies.set_pending(class_of(units), bytes_of(units), true);
         streams
     }
 
     /// A block is free again.
-    fn take_back(&mut self, id: BlockId, event: BlockEvent, site: &'static Location<'static>) -> bool {
-        let address = self.address(id);
-        let block = self.heap.block(id);
-        let (units, requested) = (block.units, block.requested);
-        let due = self.ring.push(event, address, units, requested);
-        for usages in [&mut self.all, &mut self.classes[class_of(units) as usize]] {
-            usages.active.sub(bytes_of(units));
-            if event == BlockEvent::Free {
-                usages.blocks.sub(1);
-                usages.allocated.sub(bytes_of(units));
-                usages.requested.sub(requested);
-            }
+    #[inline]
+    fn take_back(&mut self, id: LeaseId, event: BlockEvent) {
+        let Lease { address, units, requested, .. } = self.leases[id];
+        self.ring.push(event, address, units, requested);
+        match event {
+            BlockEvent::Free => self.tallies.let_go(class_of(units), bytes_of(units), requested),
+            _ => self.tallies.set_pending(class_of(units), bytes_of(units), false),
         }
-        self.log(OperationKind::Free, id, site);
-        self.front.put(&mut self.heap, id);
-        due
+        if self.symmetric.is_some() {
+            self.log(OperationKind::Free, id);
+        }
+        self.unreserve(id);
     }
 
-    fn log(&mut self, kind: OperationKind, id: BlockId, site: &'static Location<'static>) {
+    #[cold]
+    fn log(&mut self, kind: OperationKind, id: LeaseId) {
         let Some(journal) = &mut self.symmetric else { return };
-        let block = self.heap.block(id);
-        let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
-        journal.log(kind, block.requested, Some(placement), None, site);
+        let lease = &self.leases[id];
+        let placement = self.fixed.placement(lease.block);
+        journal.log(kind, lease.requested, Some(placement), None, lease.site);
+    }
+
+    /// Where a leased block is in its pool.
+    pub(super) fn placement(&self, id: LeaseId) -> Placement {
+        self.fixed.placement(self.block(id))
     }
 }

@@ -30,6 +30,7 @@ pub enum SizeError {
 pub(super) type Units = u32;
 
 /// Units that hold `bytes`.
+#[inline]
 pub(super) fn units_for(bytes: u64) -> Result<Units, SizeError> {
     match bytes {
         0 => Err(SizeError::Zero),
@@ -39,11 +40,13 @@ pub(super) fn units_for(bytes: u64) -> Result<Units, SizeError> {
 }
 
 /// Bytes of that many units.
+#[inline]
 pub(super) fn bytes_of(units: Units) -> u64 {
     u64::from(units) * UNIT
 }
 
 /// Which class serves a block of that many units.
+#[inline]
 pub(super) fn class_of(units: Units) -> SizeClass {
     if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
 }

@@ -1,5 +1,7 @@
 //! Statistics, always on: plain counters beside what they count.
 
+use super::segment::SizeClass;
+
 /// A quantity over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Gauge {
@@ -12,12 +14,14 @@ pub struct Gauge {
 }
 
 impl Gauge {
+    #[inline]
     pub(super) fn add(&mut self, amount: u64) {
         self.current += amount;
         self.total += amount;
         self.peak = self.peak.max(self.current);
     }
 
+    #[inline]
     pub(super) fn sub(&mut self, amount: u64) {
         self.current -= amount;
     }
@@ -26,6 +30,11 @@ impl Gauge {
         self.current += other.current;
         self.peak += other.peak;
         self.total += other.total;
+    }
+
+    /// The same with the peak of something that is counted elsewhere.
+    fn peaking(self, peak: u64) -> Self {
+        Self { peak, ..self }
     }
 }
 
@@ -48,6 +57,89 @@ impl Usages {
         self.allocated.merge(&other.allocated);
         self.requested.merge(&other.requested);
         self.active.merge(&other.active);
+    }
+}
+
+/// What a shard counts, on every hit: each class for itself, and of their sums only the peaks, which cannot be had
+/// later.
+#[derive(Debug, Default)]
+pub(super) struct Tallies {
+    classes: [Tally; 2],
+    peaks: Peaks,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    blocks: Gauge,
+    allocated: Gauge,
+    requested: Gauge,
+    /// Bytes of blocks that were let go but not taken back.
+    pending: u64,
+    active_peak: u64,
+}
+
+#[derive(Debug, Default)]
+struct Peaks {
+    blocks: u64,
+    allocated: u64,
+    requested: u64,
+    active: u64,
+}
+
+impl Tallies {
+    /// A block is handed out.
+    #[inline]
+    pub(super) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        let [small, large] = &mut self.classes;
+        let (tally, other) = if class == SizeClass::Small { (small, large) } else { (large, small) };
+        tally.blocks.add(1);
+        tally.allocated.add(bytes);
+        tally.requested.add(requested);
+        let active = tally.allocated.current + tally.pending;
+        tally.active_peak = tally.active_peak.max(active);
+        let peaks = &mut self.peaks;
+        peaks.blocks = peaks.blocks.max(tally.blocks.current + other.blocks.current);
+        peaks.allocated = peaks.allocated.max(tally.allocated.current + other.allocated.current);
+        peaks.requested = peaks.requested.max(tally.requested.current + other.requested.current);
+        peaks.active = peaks.active.max(active + other.allocated.current + other.pending);
+    }
+
+    /// Its owner lets go.
+    #[inline]
+    pub(super) fn let_go(&mut self, class: SizeClass, bytes: u64, requested: u64) {
+        let tally = &mut self.classes[class as usize];
+        tally.blocks.sub(1);
+        tally.allocated.sub(bytes);
+        tally.requested.sub(requested);
+    }
+
+    /// It stays in use elsewhere, or does so no longer.
+    pub(super) fn set_pending(&mut self, class: SizeClass, bytes: u64, pending: bool) {
+        let sum = &mut self.classes[class as usize].pending;
+        *sum = if pending { *sum + bytes } else { *sum - bytes };
+    }
+
+    /// The sum, and of which small and large.
+    pub(super) fn usages(&self) -> (Usages, [Usages; 2]) {
+        let classes = self.classes.each_ref().map(|tally| {
+            let active = Gauge { current: tally.allocated.current + tally.pending, ..tally.allocated };
+            Usages {
+                blocks: tally.blocks,
+                allocated: tally.allocated,
+                requested: tally.requested,
+                active: active.peaking(tally.active_peak),
+            }
+        });
+        let mut all = Usages::default();
+        classes.iter().for_each(|class| all.merge(class));
+        let peaks = &self.peaks;
+        let all = Usages {
+            blocks: all.blocks.peaking(peaks.blocks),
+            allocated: all.allocated.peaking(peaks.allocated),
+            requested: all.requested.peaking(peaks.requested),
+            active: all.active.peaking(peaks.active),
+        };
+        (all, classes)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The free blocks of one size class, for best fit.
+//! The free blocks of one list, for best fit.
 //!
 //! Bins of near lengths, each a short sorted vector; a bit per bin that is not empty. The order is (length,
 //! segment's ordinal, offset): never an address, so that equal histories choose equal places.

@@ -1,17 +1,17 @@
 //! Placement of blocks in segments: pure, and without addresses.
 //!
 //! A segment is an ordinal and a length; a block is a span of one segment. Blocks tile their segments, free
-//! neighbours are always merged, and the place of a new block depends on the history of calls alone. Records are
+//! neighbours of one list are always merged, and the place of a new block depends on the history of calls alone. Records are
 //! kept out of the memory that they describe, in one table, and are used again: after warm-up nothing here
 //! allocates.
 
 mod index;
+mod ranges;
 #[cfg(test)]
 mod tests;
 
 use index::{FreeIndex, Key};
 
-use super::segment::SizeClass;
 use super::size::Units;
 
 /// Index of a block's record.
@@ -29,11 +29,13 @@ pub(super) enum State {
     Free,
     /// Handed out.
     Used,
-    /// Free but kept whole, for a request of the same length.
-    Kept,
-    /// Let go by its owner, in use by other streams.
-    Pending,
+    /// Addresses without memory.
+    Hole,
 }
+
+/// Which free blocks a request may have: blocks of different lists are never merged, nor is one handed out for the
+/// other. A size class, or a stream.
+pub(super) type List = u16;
 
 /// A block.
 #[derive(Clone, Copy, Debug)]
@@ -46,21 +48,20 @@ pub(super) struct Record {
     pub(super) units: Units,
     /// What it is used for.
     pub(super) state: State,
+    /// Where it goes when it is free.
+    pub(super) list: List,
+    /// The block before it; of a spare record, the next spare one.
     prev: BlockId,
     next: BlockId,
-    /// A link for whoever keeps the block in a list.
-    pub(super) link: BlockId,
-    /// A second one, for whatever hangs on a used block.
-    pub(super) uses: u32,
-    /// What its owner asked for, in bytes.
+    /// What its owner asked for, in bytes, if that is kept here.
     pub(super) requested: u64,
 }
 
 #[derive(Debug)]
 struct Span {
     units: Units,
-    class: SizeClass,
     first: BlockId,
+    last: BlockId,
     /// For each chunk the first block that begins in it.
     firsts: Vec<BlockId>,
 }
@@ -74,23 +75,24 @@ pub(super) struct Heap {
     records: Vec<Record>,
     spare: BlockId,
     segments: Vec<Option<Span>>,
-    free: [FreeIndex; 2],
+    /// By list.
+    free: Vec<FreeIndex>,
 }
 
 impl Default for Heap {
     fn default() -> Self {
-        Self { records: Vec::new(), spare: NONE, segments: Vec::new(), free: Default::default() }
+        Self { records: Vec::new(), spare: NONE, segments: Vec::new(), free: Vec::new() }
     }
 }
 
 impl Heap {
     /// Adds a segment, one free block, and returns its ordinal: 0, 1, 2… and never one twice.
-    pub(super) fn add_segment(&mut self, units: Units, class: SizeClass) -> u32 {
+    pub(super) fn add_segment(&mut self, units: Units, list: List) -> u32 {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        let id = self.new_record(ordinal, 0, units);
+        let id = self.new_record(ordinal, 0, units, list);
         let mut firsts = vec![NONE; units.div_ceil(CHUNK) as usize];
         firsts[0] = id;
-        self.segments.push(Some(Span { units, class, first: id, firsts }));
+        self.segments.push(Some(Span { units, first: id, last: id, firsts }));
         self.put_in_index(id);
         ordinal
     }
@@ -101,7 +103,7 @@ impl Heap {
             return false;
         }
         let Some(span) = self.segments[ordinal as usize].take() else { return false };
-        self.free[span.class as usize].remove(&self.key(span.first));
+        self.leave_index(span.first);
         self.drop_record(span.first);
         true
     }
@@ -114,34 +116,28 @@ impl Heap {
         })
     }
 
-    /// Hands out the least free block of the class with at least `units`, split to that length if `split`. Among
+    /// Hands out the least free block of the list with at least `units`, split to that length if `split`. Among
     /// equals the one of the oldest segment, and there the first.
-    pub(super) fn allocate(&mut self, units: Units, class: SizeClass, split: bool) -> Option<BlockId> {
-        let key = self.free[class as usize].take(units)?;
-        let id = key.id;
-        if split && key.units > units {
-            let rest = self.new_record(key.segment, key.offset + units, key.units - units);
-            let next = self.records[id as usize].next;
-            self.records[id as usize].units = units;
-            self.join(id, rest);
-            self.join(rest, next);
-            self.enter_start(rest);
+    pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
+        let Key { id, units: found, .. } = self.free.get_mut(list as usize)?.take(units)?;
+        self.records[id as usize].state = State::Used;
+        if split && found > units {
+            let rest = self.split(id, units);
             self.put_in_index(rest);
         }
-        self.records[id as usize].state = State::Used;
         Some(id)
     }
 
-    /// Takes a block back and merges it with its free neighbours.
+    /// Takes a block back and merges it with its free neighbours of the same list.
     pub(super) fn free(&mut self, mut id: BlockId) {
-        let Record { segment, prev, next, .. } = self.records[id as usize];
-        let class = self.span(segment).class;
-        if next != NONE && self.records[next as usize].state == State::Free {
-            self.free[class as usize].remove(&self.key(next));
+        let Record { prev, next, list, .. } = self.records[id as usize];
+        let merges = |record: &Record| record.state == State::Free && record.list == list;
+        if next != NONE && merges(&self.records[next as usize]) {
+            self.leave_index(next);
             self.absorb(id, next);
         }
-        if prev != NONE && self.records[prev as usize].state == State::Free {
-            self.free[class as usize].remove(&self.key(prev));
+        if prev != NONE && merges(&self.records[prev as usize]) {
+            self.leave_index(prev);
             self.absorb(prev, id);
             id = prev;
         }
@@ -153,9 +149,9 @@ impl Heap {
         &self.records[id as usize]
     }
 
-    /// A block's record, to change its state (never to or from [`State::Free`]), links and request.
-    pub(super) fn block_mut(&mut self, id: BlockId) -> &mut Record {
-        &mut self.records[id as usize]
+    /// Notes what a block's owner asked for, in bytes.
+    pub(super) fn note_request(&mut self, id: BlockId, bytes: u64) {
+        self.records[id as usize].requested = bytes;
     }
 
     /// The block that begins at that place.
@@ -184,9 +180,9 @@ impl Heap {
             .map(|id| (id, &self.records[id as usize]))
     }
 
-    /// The longest free block of the class.
-    pub(super) fn longest_free(&self, class: SizeClass) -> Units {
-        self.free[class as usize].longest()
+    /// The longest free block of the list.
+    pub(super) fn longest_free(&self, list: List) -> Units {
+        self.free.get(list as usize).map_or(0, FreeIndex::longest)
     }
 
     fn span(&mut self, segment: u32) -> &mut Span {
@@ -200,19 +196,46 @@ impl Heap {
 
     fn put_in_index(&mut self, id: BlockId) {
         let key = self.key(id);
-        let class = self.span(key.segment).class;
         let record = &mut self.records[id as usize];
         record.state = State::Free;
         record.requested = 0;
-        self.free[class as usize].insert(key);
+        let list = record.list as usize;
+        if list >= self.free.len() {
+            self.free.resize_with(list + 1, FreeIndex::default);
+        }
+        self.free[list].insert(key);
+    }
+
+    fn leave_index(&mut self, id: BlockId) {
+        let key = self.key(id);
+        let list = self.records[id as usize].list;
+        self.free[list as usize].remove(&key);
+    }
+
+    /// Shortens a block that is not free to `units`; what it loses is a block of the same kind, in no index.
+    fn split(&mut self, id: BlockId, units: Units) -> BlockId {
+        let Record { segment, offset, units: all, state, list, next, .. } = self.records[id as usize];
+        let rest = self.new_record(segment, offset + units, all - units, list);
+        self.records[rest as usize].state = state;
+        self.records[id as usize].units = units;
+        self.join(id, rest);
+        self.join(rest, next);
+        if next == NONE {
+            self.span(segment).last = rest;
+        }
+        self.enter_start(rest);
+        rest
     }
 
     /// Makes `right` part of `left`.
     fn absorb(&mut self, left: BlockId, right: BlockId) {
-        let Record { units, next, .. } = self.records[right as usize];
+        let Record { segment, units, next, .. } = self.records[right as usize];
         self.leave_start(right);
         self.records[left as usize].units += units;
         self.join(left, next);
+        if next == NONE {
+            self.span(segment).last = left;
+        }
         self.drop_record(right);
     }
 
@@ -243,24 +266,15 @@ impl Heap {
         }
     }
 
-    fn new_record(&mut self, segment: u32, offset: Units, units: Units) -> BlockId {
-        let record = Record {
-            segment,
-            offset,
-            units,
-            state: State::Free,
-            prev: NONE,
-            next: NONE,
-            link: NONE,
-            uses: NONE,
-            requested: 0,
-        };
+    fn new_record(&mut self, segment: u32, offset: Units, units: Units, list: List) -> BlockId {
+        let record =
+            Record { segment, offset, units, state: State::Free, list, prev: NONE, next: NONE, requested: 0 };
         if self.spare == NONE {
             self.records.push(record);
             u32::try_from(self.records.len() - 1).unwrap_or(NONE)
         } else {
             let id = self.spare;
-            self.spare = self.records[id as usize].link;
+            self.spare = self.records[id as usize].prev;
             self.records[id as usize] = record;
             id
         }
@@ -269,7 +283,7 @@ impl Heap {
     fn drop_record(&mut self, id: BlockId) {
         let record = &mut self.records[id as usize];
         record.state = State::Spare;
-        record.link = self.spare;
+        record.prev = self.spare;
         self.spare = id;
     }
 }

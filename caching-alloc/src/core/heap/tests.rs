@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::segment::SizeClass::Large;
+
+const LIST: List = 1;
 
 /// Checks that the blocks tile their segments, that free neighbours are merged, and that the index and the side
 /// table agree with them.
@@ -62,7 +63,7 @@ proptest! {
                         .filter(|(_, block)| block.state == State::Free && block.units >= units)
                         .map(|(_, block)| (block.units, block.segment, block.offset))
                         .min();
-                    let got = heap.allocate(units, Large, true);
+                    let got = heap.allocate(units, LIST, true);
                     prop_assert_eq!(got.map(|id| {
                         let block = heap.block(id);
                         (block.segment, block.offset, block.units)
@@ -79,7 +80,7 @@ proptest! {
                     heap.free(id);
                 }
                 Step::Grow(units) => {
-                    let ordinal = heap.add_segment(units, Large);
+                    let ordinal = heap.add_segment(units, LIST);
                     prop_assert_eq!(ordinal as usize, heap.segments.len() - 1);
                 }
                 Step::Shrink(index) => if !heap.segments.is_empty() {
@@ -102,9 +103,9 @@ proptest! {
 #[test]
 fn records_are_used_again() {
     let mut heap = Heap::default();
-    heap.add_segment(1000, Large);
+    heap.add_segment(1000, LIST);
     for _ in 0..100 {
-        let blocks: Vec<_> = (1..20).map(|units| heap.allocate(units, Large, true).unwrap()).collect();
+        let blocks: Vec<_> = (1..20).map(|units| heap.allocate(units, LIST, true).unwrap()).collect();
         blocks.into_iter().for_each(|id| heap.free(id));
     }
     assert!(heap.records.len() <= 20, "{}", heap.records.len());
@@ -113,11 +114,11 @@ fn records_are_used_again() {
 #[test]
 fn a_block_that_must_not_be_split_is_given_whole() {
     let mut heap = Heap::default();
-    heap.add_segment(100, Large);
-    let id = heap.allocate(7, Large, false).unwrap();
+    heap.add_segment(100, LIST);
+    let id = heap.allocate(7, LIST, false).unwrap();
     assert_eq!(heap.block(id).units, 100);
-    assert_eq!(heap.allocate(1, Large, false), None);
-    assert_eq!(heap.longest_free(Large), 0);
+    assert_eq!(heap.allocate(1, LIST, false), None);
+    assert_eq!(heap.longest_free(LIST), 0);
     heap.free(id);
-    assert_eq!(heap.longest_free(Large), 100);
+    assert_eq!(heap.longest_free(LIST), 100);
 }

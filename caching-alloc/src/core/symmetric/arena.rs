@@ -7,10 +7,12 @@ use std::sync::Arc;
 use super::journal::{Journal, SymmetricSegment};
 use super::log::{Log, OperationKind};
 use super::{Geometry, Placement, SEGMENT_STEP};
-use crate::core::heap::{Heap, State};
-use crate::core::segment::SizeClass;
+use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
+
+/// One list for all sizes: blocks of a symmetric pool are few, and its segments precious.
+const LIST: List = 0;
 
 /// A symmetric pool's placement, over memory of one source.
 #[derive(Debug)]
@@ -214,8 +216,7 @@ impl SymmetricArena {
         site: &'static Location<'static>,
     ) -> Result<Placed, SymmetricError> {
         let units = units_for(bytes)?;
-        // One class for all sizes: blocks of a symmetric pool are few, and its segments precious.
-        let placed = self.heap.allocate(units, SizeClass::Large, true);
+        let placed = self.heap.allocate(units, LIST, true);
         let (block, grown) = match placed {
             Some(block) => (block, None),
             None => {
@@ -226,13 +227,13 @@ impl SymmetricArena {
                         return Err(error);
                     }
                 };
-                self.heap.add_segment(units_for(memory.bytes)?, SizeClass::Large);
-                let block = self.heap.allocate(units, SizeClass::Large, true);
+                self.heap.add_segment(units_for(memory.bytes)?, LIST);
+                let block = self.heap.allocate(units, LIST, true);
                 (block.expect("a new segment has room for what it was made for"), Some(memory))
             }
         };
-        let record = self.heap.block_mut(block);
-        record.requested = bytes;
+        self.heap.note_request(block, bytes);
+        let record = self.heap.block(block);
         let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
         self.journal.log(OperationKind::Allocate, bytes, Some(placement), tag, site);
         if let Some(memory) = grown {

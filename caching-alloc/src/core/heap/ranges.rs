@@ -1,0 +1,97 @@
+//! Segments of addresses whose memory comes and goes: what is free becomes a hole, and holes become blocks.
+
+use super::{BlockId, CHUNK, Heap, List, NONE, Span, State};
+use crate::core::size::Units;
+
+impl Heap {
+    /// Adds a segment of no length, which [`extend`](Self::extend) lengthens, and returns its ordinal.
+    pub(in crate::core) fn add_range(&mut self) -> u32 {
+        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        self.segments.push(Some(Span { units: 0, first: NONE, last: NONE, firsts: Vec::new() }));
+        ordinal
+    }
+
+    /// The length of a segment.
+    pub(in crate::core) fn length(&self, segment: u32) -> Units {
+        self.segments[segment as usize].as_ref().map_or(0, |span| span.units)
+    }
+
+    /// Lengthens a segment by a hole.
+    pub(in crate::core) fn extend(&mut self, segment: u32, units: Units) {
+        let offset = self.length(segment);
+        let id = self.new_record(segment, offset, units, 0);
+        let span = self.span(segment);
+        let last = std::mem::replace(&mut span.last, id);
+        span.units += units;
+        let chunks = span.units.div_ceil(CHUNK) as usize;
+        span.firsts.resize(chunks, NONE);
+        if last == NONE {
+            span.first = id;
+        } else {
+            self.join(last, id);
+        }
+        self.enter_start(id);
+        self.records[id as usize].state = State::Used;
+        self.make_hole(id);
+    }
+
+    /// Takes a part out of a block that is free or a hole; what is left of it on either side stays what it is.
+    pub(in crate::core) fn take_part(&mut self, id: BlockId, offset: Units, units: Units) -> BlockId {
+        let was = self.records[id as usize].state;
+        if was == State::Free {
+            self.leave_index(id);
+        }
+        self.records[id as usize].state = State::Used;
+        let before = offset - self.records[id as usize].offset;
+        let mut taken = id;
+        if before > 0 {
+            taken = self.split(id, before);
+            self.put_as(id, was);
+        }
+        if self.records[taken as usize].units > units {
+            let rest = self.split(taken, units);
+            self.put_as(rest, was);
+        }
+        taken
+    }
+
+    /// Divides a used block before `offset`, unless it begins there; the block that begins there is returned.
+    pub(in crate::core) fn divide(&mut self, id: BlockId, offset: Units) -> BlockId {
+        let before = offset - self.records[id as usize].offset;
+        if before == 0 { id } else { self.split(id, before) }
+    }
+
+    /// Makes two used neighbours one.
+    pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
+        debug_assert_eq!(self.records[left as usize].next, right, "neighbours");
+        self.absorb(left, right);
+    }
+
+    /// Takes a used block back into another list than it came from.
+    pub(in crate::core) fn free_into(&mut self, id: BlockId, list: List) {
+        self.records[id as usize].list = list;
+        self.free(id);
+    }
+
+    /// A used block's memory has gone: it becomes a hole, one with the holes beside it.
+    pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
+        let super::Record { prev, next, .. } = self.records[id as usize];
+        let is_hole = |heap: &Self, id: BlockId| id != NONE && heap.records[id as usize].state == State::Hole;
+        if is_hole(self, next) {
+            self.absorb(id, next);
+        }
+        if is_hole(self, prev) {
+            self.absorb(prev, id);
+            id = prev;
+        }
+        self.records[id as usize].state = State::Hole;
+    }
+
+    /// What is left of a block after a part was taken; its other neighbours are as they were.
+    fn put_as(&mut self, id: BlockId, state: State) {
+        match state {
+            State::Free => self.put_in_index(id),
+            other => self.records[id as usize].state = other,
+        }
+    }
+}
