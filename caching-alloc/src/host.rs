@@ -2,11 +2,12 @@
 //!
 //! For tests, for replays of traces, and for examples; nothing can be read or written at these addresses.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::core::{
-    EventError, EventId, MemoryInfo, SegmentMemory, SegmentSource, SourceError, StreamEvents, StreamId,
+    EventError, EventId, MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError, StreamEvents,
+    StreamId,
 };
 
 /// Memory that is only counted.
@@ -21,9 +22,16 @@ struct HostState {
     next: u64,
     capacity: u64,
     live: HashMap<u64, u64>,
+    /// Pages, by token: length, and how often mapped.
+    pages: HashMap<u64, (u64, u32)>,
+    /// Mappings of pages, by address: length, token, and whether the device may use them.
+    mapped: BTreeMap<u64, (u64, u64, bool)>,
     calls: Calls,
     fail_allocate: Option<u64>,
     fail_release: Option<u64>,
+    fail_map: Option<u64>,
+    fail_enable: Option<u64>,
+    fail_unmap: Option<u64>,
 }
 
 /// How often a source was called.
@@ -33,6 +41,16 @@ pub struct Calls {
     pub allocate: u64,
     /// Segments given back.
     pub release: u64,
+    /// Pages made.
+    pub create: u64,
+    /// Pages taken back.
+    pub discard: u64,
+    /// Pages mapped.
+    pub map: u64,
+    /// Ranges that the device was let use.
+    pub enable: u64,
+    /// Ranges unmapped.
+    pub unmap: u64,
     /// Bytes that are out now.
     pub live_bytes: u64,
     /// The most that ever were.
@@ -53,9 +71,14 @@ impl HostSource {
             next: base,
             capacity,
             live: HashMap::new(),
+            pages: HashMap::new(),
+            mapped: BTreeMap::new(),
             calls: Calls::default(),
             fail_allocate: None,
             fail_release: None,
+            fail_map: None,
+            fail_enable: None,
+            fail_unmap: None,
         };
         Self { device: 0, state: Mutex::new(state) }
     }
@@ -77,9 +100,54 @@ impl HostSource {
         self.state().fail_release = Some(calls);
     }
 
+    /// Lets the mapping of a page after `calls` further ones fail.
+    pub fn fail_map_after(&self, calls: u64) {
+        self.state().fail_map = Some(calls);
+    }
+
+    /// Lets a range not be used by the device, after `calls` further ones.
+    pub fn fail_enable_after(&self, calls: u64) {
+        self.state().fail_enable = Some(calls);
+    }
+
+    /// Lets the unmapping of a range after `calls` further ones fail.
+    pub fn fail_unmap_after(&self, calls: u64) {
+        self.state().fail_unmap = Some(calls);
+    }
+
     /// Changes the capacity.
     pub fn set_capacity(&self, bytes: u64) {
         self.state().capacity = bytes;
+    }
+
+    /// Whether every byte of a range of pages can be used.
+    #[must_use]
+    pub fn is_usable(&self, address: u64, bytes: u64) -> bool {
+        let state = self.state();
+        let mut at = address;
+        while at < address + bytes {
+            match state.mapped.range(..=at).next_back() {
+                Some((base, (length, _, true))) if at < base + length => at = base + length,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// The physical memory at an address, as a token and an offset into it.
+    #[must_use]
+    pub fn physical(&self, address: u64) -> Option<(u64, u64)> {
+        let state = self.state();
+        let page = state.mapped.range(..=address).next_back();
+        let page = page.filter(|(base, (length, ..))| address < *base + length);
+        let segment = || {
+            let mut live = state.live.iter();
+            live.find(|(base, bytes)| (**base..**base + **bytes).contains(&address)).map(|(base, _)| *base)
+        };
+        match page {
+            Some((base, (_, token, _))) => Some((*token, address - base)),
+            None => segment().map(|base| (base, address - base)),
+        }
     }
 
     /// How often it was called.
@@ -108,7 +176,127 @@ fn due(countdown: &mut Option<u64>) -> bool {
     }
 }
 
+impl HostState {
+    fn page(&mut self, token: u64) -> Result<&mut (u64, u32), SourceError> {
+        self.pages.get_mut(&token).ok_or_else(|| wrong("page", format!("there is no page {token:#x}")))
+    }
+}
+
+/// The allocator broke the contract.
+fn wrong(call: &'static str, what: String) -> SourceError {
+    SourceError::Failed { call, source: what.into() }
+}
+
+impl PageSource for HostSource {
+    fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
+        let mut state = self.state();
+        let address = state.next;
+        state.next += bytes + (2 << 20);
+        Ok(address)
+    }
+
+    fn unreserve(&self, _address: u64, _bytes: u64) {}
+
+    fn create(&self, bytes: u64) -> Result<u64, SourceError> {
+        let mut state = self.state();
+        state.calls.create += 1;
+        let live = state.calls.live_bytes.saturating_add(bytes);
+        if due(&mut state.fail_allocate) || live > state.capacity {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        state.calls.live_bytes = live;
+        state.calls.peak_bytes = state.calls.peak_bytes.max(live);
+        let token = state.calls.create;
+        state.pages.insert(token, (bytes, 0));
+        Ok(token)
+    }
+
+    fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError> {
+        let mut state = self.state();
+        state.calls.discard += 1;
+        if due(&mut state.fail_release) {
+            return Err(wrong("discard", "told to fail".into()));
+        }
+        match state.page(token)? {
+            (length, 0) if *length == bytes => {}
+            (length, mappings) => {
+                let what =
+                    format!("page {token:#x} has {length} bytes, not {bytes}, and {mappings} mappings");
+                return Err(wrong("discard", what));
+            }
+        }
+        state.pages.remove(&token);
+        state.calls.live_bytes -= bytes;
+        Ok(())
+    }
+
+    fn map(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        let mut state = self.state();
+        state.calls.map += 1;
+        let SegmentMemory { address, bytes, token } = *memory;
+        if due(&mut state.fail_map) {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        if let Some((base, (length, ..))) = state.mapped.range(..address + bytes).next_back()
+            && base + length > address
+        {
+            let what = format!("{bytes} bytes at {address:#x} overlap {length} at {base:#x}");
+            return Err(wrong("map", what));
+        }
+        let page = state.page(token)?;
+        if page.0 != bytes {
+            let what = format!("page {token:#x} has {} bytes, not {bytes}", page.0);
+            return Err(wrong("map", what));
+        }
+        page.1 += 1;
+        state.mapped.insert(address, (bytes, token, false));
+        Ok(())
+    }
+
+    fn enable(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+        let mut state = self.state();
+        state.calls.enable += 1;
+        if due(&mut state.fail_enable) {
+            return Err(wrong("enable", "told to fail".into()));
+        }
+        let mut covered = 0;
+        for (length, _, usable) in state.mapped.range_mut(address..address + bytes).map(|(_, page)| page) {
+            *usable = true;
+            covered += *length;
+        }
+        if covered == bytes {
+            Ok(())
+        } else {
+            Err(wrong("enable", format!("{covered} of {bytes} bytes are mapped")))
+        }
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+        let mut state = self.state();
+        state.calls.unmap += 1;
+        if due(&mut state.fail_unmap) {
+            return Err(wrong("unmap", "told to fail".into()));
+        }
+        let gone: Vec<u64> = state.mapped.range(address..address + bytes).map(|(base, _)| *base).collect();
+        let mut covered = 0;
+        for base in gone {
+            let Some((length, token, _)) = state.mapped.remove(&base) else { continue };
+            covered += length;
+            state.page(token)?.1 -= 1;
+        }
+        if covered == bytes {
+            Ok(())
+        } else {
+            Err(wrong("unmap", format!("{covered} of {bytes} bytes were mapped")))
+        }
+    }
+}
+
 impl SegmentSource for HostSource {
+    fn as_pages(&self) -> Option<&dyn PageSource> {
+        Some(self)
+    }
+
     fn device(&self) -> u32 {
         self.device
     }
@@ -134,6 +322,11 @@ impl SegmentSource for HostSource {
         state.calls.release += 1;
         if due(&mut state.fail_release) {
             return Err(SourceError::Failed { call: "release", source: "told to fail".into() });
+        }
+        if state.mapped.get(&memory.address).is_some_and(|(_, token, _)| *token == memory.token) {
+            drop(state);
+            self.unmap(memory.address, memory.bytes)?;
+            return self.discard(memory.token, memory.bytes);
         }
         if state.live.remove(&memory.address) != Some(memory.bytes) {
             let source = format!("no segment of {} bytes at {:#x}", memory.bytes, memory.address).into();

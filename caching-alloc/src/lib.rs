@@ -9,7 +9,8 @@
 //! | --- | --- |
 //! | `Allocator`, `Pool`, `Block` | the handles: a device's memory, a part kept apart, memory of one owner |
 //! | `heap`, `front` | placement without addresses: best fit over merged blocks; freed blocks kept whole |
-//! | `shard` | both, for one stream of one pool, behind the one lock that a hit takes |
+//! | `fixed`, `remap` | what lies under the blocks: segments of one stream that stay; pages that all streams share and that move |
+//! | `shard`, `desk` | front and leases of one stream of one pool, behind the one lock that a hit takes; where they lie |
 //! | `miss`, `pending`, `release` | what a request does that finds nothing; blocks in use by other streams; giving back |
 //! | `device` | what all pools share: segments, trackers, the order of structural entries |
 //! | `Tracker`, `Entry`, `Snapshot` | what happened, told exactly once and in order |
@@ -21,7 +22,8 @@
 //! - Memory is handed out again only after everything that used it, in stream order, as the host has seen, or as the
 //!   device waits for it.
 //! - A segment keeps its address and its memory until no block of it is handed out, no work on it is left, and nobody
-//!   holds it; trackers are told before its first block is handed out and before it goes.
+//!   holds it; trackers are told before its first block is handed out and before it goes. A re-mappable pool's
+//!   segments are pages: one that moves is a new segment, and the old one is never under a block again.
 //! - Neither source, streams nor trackers are called with a lock held that a hit takes; a hit calls none of them
 //!   (block trackers get their batches after it, on the same thread), and after warm-up allocates nothing.
 //! - Which block serves a request never depends on an address.

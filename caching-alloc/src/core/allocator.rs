@@ -9,7 +9,7 @@ use super::entry::Action;
 use super::error::{AllocError, Fault, TrackError};
 use super::pool::Pool;
 use super::segment::{PoolId, Segment};
-use super::settings::{PoolSettings, Settings};
+use super::settings::{PoolKind, PoolSettings, Settings};
 use super::snapshot::{BlockState, Snapshot};
 use super::source::SegmentSource;
 use super::stats::Stats;
@@ -57,8 +57,25 @@ impl Allocator {
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
         let device = Device::new(source, events, settings);
-        let default = Pool::default_of(&device);
+        let default = Pool::default_of(&device, PoolKind::Cached);
         Self { device, default }
+    }
+
+    /// The same, with a default pool that is [`Remappable`](PoolKind::Remappable).
+    ///
+    /// # Errors
+    /// [`AllocError::NoPages`] if `source` has none.
+    pub fn remapping(
+        source: Arc<dyn SegmentSource>,
+        events: Arc<dyn StreamEvents>,
+        settings: Settings,
+    ) -> Result<Self, AllocError> {
+        if source.as_pages().is_none() {
+            return Err(AllocError::NoPages);
+        }
+        let device = Device::new(source, events, settings);
+        let default = Pool::default_of(&device, PoolKind::Remappable);
+        Ok(Self { device, default })
     }
 
     /// Ordinal of the device.
@@ -180,7 +197,7 @@ impl Allocator {
             for shard in self.device.shards().iter().filter(|shard| !shard.pool.is_frozen()) {
                 shard.synchronize_pending();
             }
-            self.device.release_cached(&mut growth, reserved - bytes);
+            self.device.release_cached(&mut growth, reserved - bytes, None);
         }
         Ok(before - self.stats().reserved.current)
     }
@@ -206,6 +223,7 @@ impl Allocator {
     /// The segment and block that an address lies in.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Found> {
-        self.device.shards().iter().find_map(|shard| shard.find(address))
+        let fixed = self.device.shards().iter().find_map(|shard| shard.find(address));
+        fixed.or_else(|| self.device.pools().iter().find_map(|pool| pool.find_mapped(address)))
     }
 }

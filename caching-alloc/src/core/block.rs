@@ -71,12 +71,17 @@ impl Block {
         self.desk.lock().lease_of(self.id).site
     }
 
-    /// The segment that it lies in.
+    /// The segment that it lies in; in a re-mappable pool the first of them.
     #[must_use]
     pub fn segment(&self) -> Segment {
-        let state = self.desk.lock();
-        let segment = state.fixed.segment_of(state.block(self.id)).cloned();
-        segment.expect("a block's segment stays while the block is handed out")
+        let segments = self.segments();
+        segments.into_iter().next().expect("a block's segment stays while the block is handed out")
+    }
+
+    /// All segments that it lies in, by address: one, but in a re-mappable pool, where a block may span pages.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Segment> {
+        self.desk.lock().segments_of(self.id)
     }
 
     /// Its place in its pool and stream; in a symmetric pool the same on every rank.

@@ -3,7 +3,7 @@
 //! Structure (segments and trackers) changes only under the growth lock. That lock is held while the source and
 //! trackers are called; a shard's lock never is.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Instant;
@@ -11,13 +11,15 @@ use std::time::Instant;
 use super::block::Block;
 use super::entry::{Action, Entry};
 use super::error::{AllocError, Fault, TrackError};
+use super::fixed::Tile;
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
 use super::pool::PoolCore;
+use super::remap::Ghost;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
-use super::shard::{Request, Shard};
-use super::snapshot::{BlockState, SegmentState, Snapshot, Usage};
+use super::shard::{self, Request, Shard, ShardState};
+use super::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
 use super::source::{self, SegmentSource, SourceError};
 use super::stats::Stats;
 use super::stream::{StreamEvents, StreamId};
@@ -58,15 +60,28 @@ pub(super) struct Growth {
     pub(super) quarantine: Vec<Segment>,
 }
 
-/// What a shard left behind.
-#[derive(Debug)]
+impl Growth {
+    /// The number of a new segment.
+    pub(super) fn segment_id(&mut self) -> SegmentId {
+        let id = SegmentId(self.next_segment);
+        self.next_segment += 1;
+        id
+    }
+}
+
+/// What a shard, or a re-mappable pool, left behind.
+#[derive(Debug, Default)]
 pub(super) struct Grave {
-    pub(super) stream: StreamId,
+    pub(super) streams: Vec<StreamId>,
     pub(super) segments: Vec<Segment>,
     pub(super) pending: Vec<Pending>,
     /// Block entries that trackers have still to get, and those trackers.
     pub(super) entries: Vec<Entry>,
     pub(super) slots: Slots,
+    /// Old addresses of pages, the ranges that they are in, and who made these.
+    pub(super) ghosts: Vec<Ghost>,
+    pub(super) ranges: Vec<(u64, u64)>,
+    pub(super) source: Option<Arc<dyn SegmentSource>>,
 }
 
 impl Grave {
@@ -127,6 +142,11 @@ impl Device {
     /// The most that all segments may have.
     pub(super) fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
+    }
+
+    /// Bytes that segments may still have under the limit.
+    pub(super) fn room(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed).saturating_sub(self.totals().reserved.current)
     }
 
     pub(super) fn totals(&self) -> MutexGuard<'_, Stats> {
@@ -236,7 +256,7 @@ impl Device {
         let units = super::size::units_for(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })?;
         let memory = source::allocate(&**source, bytes)?;
         let segment = Segment::new(SegmentParts {
-            id: SegmentId(growth.next_segment),
+            id: growth.segment_id(),
             device: source.device(),
             pool: shard.pool.id,
             stream: shard.stream,
@@ -244,7 +264,6 @@ impl Device {
             memory,
             source: source.clone(),
         });
-        growth.next_segment += 1;
         self.totals().reserved.add(bytes);
         self.totals().segments.add(1);
         shard.pool.reserved().add(bytes);
@@ -297,7 +316,7 @@ impl Device {
 
     /// Takes over the memory of a shard that is gone.
     pub(super) fn bury(&self, grave: Grave) {
-        if grave.segments.is_empty() {
+        if grave.segments.is_empty() && grave.entries.is_empty() && grave.ranges.is_empty() {
             return;
         }
         locked(&self.graves).push(grave);
@@ -315,19 +334,42 @@ impl Device {
             pending.waits.retain(|wait| !self.wait_for(wait));
         }
         grave.pending.retain(|pending| !pending.waits.is_empty());
-        let capturing = self.events.is_capturing(grave.stream).unwrap_or(false);
-        if capturing || !grave.pending.is_empty() {
+        let capturing = |stream: &StreamId| self.events.is_capturing(*stream).unwrap_or(false);
+        if grave.streams.iter().any(capturing) || !grave.pending.is_empty() {
             locked(&self.graves).push(grave);
             return;
         }
-        match self.drain_stream(grave.stream) {
-            Ok(()) => grave.segments.into_iter().for_each(|segment| self.remove_segment(growth, segment)),
+        let used = if grave.segments.is_empty() { &[] } else { &grave.streams[..] };
+        match used.iter().try_for_each(|stream| self.drain_stream(*stream)) {
+            Ok(()) => {
+                self.unmap_old(&grave);
+                grave.segments.into_iter().for_each(|segment| self.remove_segment(growth, segment));
+                if let Some(source) = grave.source.as_ref().and_then(|source| source.as_pages()) {
+                    grave.ranges.iter().for_each(|(base, bytes)| source.unreserve(*base, *bytes));
+                }
+            }
             Err(error) => {
                 let message = super::error::chain(&error);
                 for segment in &grave.segments {
                     self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
                 }
                 locked(&self.graves).push(grave);
+            }
+        }
+    }
+
+    /// Unmaps the old addresses of pages; nothing runs on them.
+    fn unmap_old(&self, grave: &Grave) {
+        let Some(source) = grave.source.as_ref().and_then(|source| source.as_pages()) else { return };
+        for ghost in &grave.ghosts {
+            if let Some(event) = ghost.wait.event {
+                self.events.recycle(event);
+            }
+            for place in &ghost.places {
+                if let Err(error) = source.unmap(place.address, place.bytes) {
+                    let pool = grave.segments.first().map(Segment::pool).unwrap_or_default();
+                    self.fault(Fault::Unmapped { pool, message: super::error::chain(&error) });
+                }
             }
         }
     }
@@ -348,17 +390,16 @@ impl Device {
 
     /// The state of everything; each shard's at one moment.
     pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
-        let mut segments = Vec::new();
+        let mut states = States::default();
         let mut trace: Vec<Entry> = growth.ring.iter().cloned().collect();
-        for shard in self.shards() {
-            let state = shard.state.lock();
-            segments.extend(shard.capture(&state));
-            trace.extend(state.ring.entries(shard.origin()));
+        for pool in self.pools() {
+            states.capture(&pool, |shard, state| trace.extend(state.ring.entries(shard.origin())));
         }
-        self.assemble(growth, segments, trace)
+        self.assemble(growth, states, trace)
     }
 
-    fn assemble(&self, growth: &Growth, mut segments: Vec<SegmentState>, mut trace: Vec<Entry>) -> Snapshot {
+    fn assemble(&self, growth: &Growth, states: States, mut trace: Vec<Entry>) -> Snapshot {
+        let States { mut segments, mapped } = states;
         segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
         segments.sort_by_key(|state| state.segment.address());
         // Stable: equal stamps keep their order, structure first.
@@ -368,6 +409,7 @@ impl Device {
             time_ns: self.now(),
             device: self.ordinal(),
             segments,
+            mapped,
             quarantined: growth.quarantine.clone(),
             trace,
             settings: self.settings.clone(),
@@ -384,19 +426,19 @@ impl Device {
         let shards = self.shards();
         // All deliveries wait, so that no block entry overtakes the snapshot.
         let turns: Vec<_> = shards.iter().map(|shard| shard.delivery.lock()).collect();
-        let mut segments = Vec::new();
+        let mut states = States::default();
         let mut before = Vec::new();
-        for shard in &shards {
-            let mut state = shard.state.lock();
-            before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
-            segments.extend(shard.capture(&state));
-            state.ring.subscribed = !for_blocks.is_empty();
-            state.slots = for_blocks.clone();
+        for pool in self.pools() {
+            states.capture(&pool, |shard, state| {
+                before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
+                state.ring.subscribed = !for_blocks.is_empty();
+                state.slots = for_blocks.clone();
+            });
         }
         for (slots, entries) in before {
             self.tell(&slots, &entries);
         }
-        let greeted = slot.greet(&self.assemble(&growth, segments, Vec::new()));
+        let greeted = slot.greet(&self.assemble(&growth, states, Vec::new()));
         drop(turns);
         if let Err(error) = greeted {
             slot.attached.store(false, Ordering::Release);
@@ -447,6 +489,32 @@ impl Device {
             stats.large.merge(&large);
         }
         stats
+    }
+}
+
+/// The state of pools, a pool at one moment.
+#[derive(Default)]
+struct States {
+    segments: Vec<SegmentState>,
+    mapped: Vec<MappedState>,
+}
+
+impl States {
+    /// Adds a pool; `look` is shown each of its shards at that moment. Under the growth lock.
+    fn capture(&mut self, pool: &PoolCore, mut look: impl FnMut(&Shard, &mut ShardState)) {
+        let shards = pool.shards();
+        let mut open: Vec<_> = shards.iter().map(|shard| shard.state.lock()).collect();
+        for (shard, state) in shards.iter().zip(&mut open) {
+            look(shard, state);
+            self.segments.extend(shard.capture(state));
+        }
+        if pool.arena.is_some() {
+            let leases: HashMap<_, _> = open.iter().flat_map(|state| state.by_block()).collect();
+            let state = |tile: &Tile| shard::block_state(tile, leases.get(&tile.id));
+            for (segments, tiles) in pool.arena_mut().tiles() {
+                self.mapped.push(MappedState { segments, blocks: tiles.iter().map(state).collect() });
+            }
+        }
     }
 }
 

@@ -41,20 +41,12 @@ pub enum Action {
     /// A segment is to go back to its source. Told before it goes, with no block of it handed out and no work on
     /// it left: let go of what refers to it, then of the hold.
     SegmentFree(Segment),
-    /// Physical pages were mapped into a range. (Fixed segments never have these.)
-    SegmentMap {
-        /// First byte.
-        address: u64,
-        /// Length.
-        bytes: u64,
-    },
-    /// Physical pages are to leave a range.
-    SegmentUnmap {
-        /// First byte.
-        address: u64,
-        /// Length.
-        bytes: u64,
-    },
+    /// A page was mapped, new or from elsewhere. Told before any block there is handed out. It moves, and goes, only
+    /// while nobody holds it.
+    SegmentMap(Segment),
+    /// A page leaves its address: nobody holds it, and nobody can from now on. What was enqueued before may still use
+    /// the address.
+    SegmentUnmap(Segment),
     /// A snapshot was taken; it holds everything up to this entry.
     Snapshot,
     /// A request failed for want of memory.
@@ -135,8 +127,8 @@ impl Action {
             Self::FreeCompleted(_) => ActionKind::FreeCompleted,
             Self::SegmentAlloc(_) => ActionKind::SegmentAlloc,
             Self::SegmentFree(_) => ActionKind::SegmentFree,
-            Self::SegmentMap { .. } => ActionKind::SegmentMap,
-            Self::SegmentUnmap { .. } => ActionKind::SegmentUnmap,
+            Self::SegmentMap(_) => ActionKind::SegmentMap,
+            Self::SegmentUnmap(_) => ActionKind::SegmentUnmap,
             Self::Snapshot => ActionKind::Snapshot,
             Self::OutOfMemory { .. } => ActionKind::OutOfMemory,
             Self::Annotation(_) => ActionKind::Annotation,

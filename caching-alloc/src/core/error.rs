@@ -70,6 +70,11 @@ pub enum AllocError {
         /// The source's granularity.
         granularity: u64,
     },
+    /// A re-mappable pool needs a source of pages.
+    #[error(
+        "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"
+    )]
+    NoPages,
     /// The source failed for another reason than want of memory.
     #[error("a segment of {bytes} bytes could not be made")]
     Source {
@@ -209,6 +214,13 @@ pub enum Fault {
     ReleaseFailed {
         /// The segment.
         segment: Segment,
+        /// The error, with its causes.
+        message: String,
+    },
+    /// Addresses or pages of a re-mappable pool could not be given back; they are lost to it.
+    Unmapped {
+        /// The pool.
+        pool: PoolId,
         /// The error, with its causes.
         message: String,
     },

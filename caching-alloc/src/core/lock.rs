@@ -11,6 +11,8 @@ pub(super) enum Rank {
     Delivery,
     /// A shard: what every hit takes.
     Shard,
+    /// The blocks and pages that the streams of a re-mappable pool share.
+    Arena,
 }
 
 #[derive(Debug)]
@@ -34,6 +36,10 @@ impl<T> Ranked<T> {
         let _held = held::Held::take(self.rank);
         // A panic under one of these locks is a bug of ours; what it guards stays usable all the same.
         Guard { inner: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _held }
+    }
+
+    pub(super) fn into_inner(self) -> T {
+        self.mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
@@ -105,7 +111,7 @@ mod held {
 
     thread_local! {
         /// How many locks of each rank this thread holds.
-        static HELD: Cell<[u32; 4]> = const { Cell::new([0; 4]) };
+        static HELD: Cell<[u32; 5]> = const { Cell::new([0; 5]) };
     }
 
     pub(super) struct Held(Rank);
@@ -114,8 +120,9 @@ mod held {
         pub(super) fn take(rank: Rank) -> Self {
             HELD.with(|held| {
                 let mut counts = held.get();
-                // Delivery locks of several shards are taken together, under the growth lock.
-                let from = if rank == Rank::Delivery { rank as usize + 1 } else { rank as usize };
+                // Locks of several shards are taken together only under the growth lock.
+                let together = rank != Rank::Growth && counts[Rank::Growth as usize] > 0;
+                let from = rank as usize + usize::from(together);
                 debug_assert!(
                     counts[from..].iter().all(|count| *count == 0),
                     "{rank:?} is taken under {counts:?}"

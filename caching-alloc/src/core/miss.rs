@@ -33,7 +33,11 @@ const SMALL_FACTOR: u64 = 4;
 impl Shard {
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
-        let outcome = if tracker::inside() { Err(reentrant()) } else { self.attempts(request) };
+        let outcome = match (tracker::inside(), &self.pool.arena) {
+            (true, _) => Err(reentrant()),
+            (false, None) => self.attempts(request),
+            (false, Some(_)) => self.remap(request),
+        };
         if outcome.is_err()
             && let Some(journal) = &mut self.state.lock().symmetric
         {
@@ -92,7 +96,7 @@ impl Shard {
             return Ok(block);
         }
         self.device.totals().retries += 1;
-        if self.device.release_cached(growth, u64::MAX) > 0
+        if self.device.release_cached(growth, u64::MAX, None) > 0
             && let Some(block) = self.grow(growth, request, class, least)?
         {
             return Ok(block);
@@ -105,7 +109,7 @@ impl Shard {
         {
             return Ok(block);
         }
-        if self.device.release_cached(growth, u64::MAX) > 0
+        if self.device.release_cached(growth, u64::MAX, None) > 0
             && let Some(block) = self.grow(growth, request, class, least)?
         {
             return Ok(block);
@@ -203,7 +207,7 @@ impl Shard {
 
     /// Whether work enqueued on this stream from now on comes after all that was enqueued on the other's: the host
     /// can see that it has ended, or this stream waits for it if it may.
-    fn is_ordered_after(&self, other: &Self, wait: bool) -> bool {
+    pub(super) fn is_ordered_after(&self, other: &Self, wait: bool) -> bool {
         let device = &self.device;
         let Some(event) = device.mark(other.stream) else { return false };
         if device.events.query(event).unwrap_or(false) {
@@ -232,7 +236,7 @@ impl Shard {
         }
     }
 
-    fn out_of_memory(&self, growth: &mut Growth, request: Request, least: u64) -> AllocError {
+    pub(super) fn out_of_memory(&self, growth: &mut Growth, request: Request, least: u64) -> AllocError {
         let device = &self.device;
         device.totals().out_of_memory += 1;
         let info = self.pool.source.memory_info().ok();

@@ -153,7 +153,7 @@ impl Device {
     }
 
     /// Whether the host can see that a use has ended.
-    fn has_ended(&self, wait: &mut Wait) -> bool {
+    pub(super) fn has_ended(&self, wait: &mut Wait) -> bool {
         let Some(event) = wait.event else {
             // Work that was captured runs in the order of whoever launches the graph; what follows the capture on
             // the stream is marked now.

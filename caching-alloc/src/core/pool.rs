@@ -3,9 +3,14 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
+use super::allocator::Found;
 use super::block::Block;
-use super::device::{Device, Growth, locked, reentrant};
+use super::device::{Device, Grave, Growth, locked, reentrant};
 use super::error::AllocError;
+use super::heap::List;
+use super::lock::{Guard, Rank, Ranked};
+use super::pending::Pending;
+use super::remap::Arena;
 use super::segment::PoolId;
 use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
@@ -37,7 +42,18 @@ pub(super) struct PoolCore {
     pub(super) device: Arc<Device>,
     freezes: AtomicUsize,
     shards: Mutex<Vec<Weak<Shard>>>,
+    /// What the streams of a re-mappable pool share.
+    pub(super) arena: Option<Arc<Ranked<Arena>>>,
+    /// What dead shards of such a pool left in use by other streams.
+    orphans: Mutex<Orphans>,
     reserved: Mutex<Gauge>,
+}
+
+/// What is still to be waited for when a re-mappable pool goes.
+#[derive(Debug, Default)]
+pub(super) struct Orphans {
+    pub(super) streams: Vec<StreamId>,
+    pub(super) pending: Vec<Pending>,
 }
 
 /// Keeps a pool from growing, and from asking the driver anything, while it is alive: for capture.
@@ -47,7 +63,11 @@ pub struct Freeze(Arc<PoolCore>);
 
 impl Pool {
     pub(super) fn new(device: &Arc<Device>, settings: PoolSettings) -> Result<Self, AllocError> {
-        let granularity = settings.source.as_ref().unwrap_or(&device.source).granularity();
+        let source = settings.source.as_ref().unwrap_or(&device.source);
+        if settings.kind == PoolKind::Remappable && source.as_pages().is_none() {
+            return Err(AllocError::NoPages);
+        }
+        let granularity = source.granularity();
         if matches!(settings.kind, PoolKind::Symmetric { .. })
             && (granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity))
         {
@@ -58,14 +78,16 @@ impl Pool {
     }
 
     /// The pool that a new allocator has.
-    pub(super) fn default_of(device: &Arc<Device>) -> Self {
-        let settings = PoolSettings { name: "default".into(), ..PoolSettings::default() };
+    pub(super) fn default_of(device: &Arc<Device>, kind: PoolKind) -> Self {
+        let settings = PoolSettings { name: "default".into(), source: None, kind };
         Self::add(device, &mut device.growth.lock(), settings)
     }
 
     fn add(device: &Arc<Device>, growth: &mut Growth, settings: PoolSettings) -> Self {
         let PoolSettings { name, source, kind } = settings;
         let source = source.unwrap_or_else(|| device.source.clone());
+        let arena = (kind == PoolKind::Remappable)
+            .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source.granularity()))));
         let core = device.add_pool(growth, |id| PoolCore {
             id,
             name: name.into(),
@@ -74,6 +96,8 @@ impl Pool {
             device: device.clone(),
             freezes: AtomicUsize::new(0),
             shards: Mutex::default(),
+            arena,
+            orphans: Mutex::default(),
             reserved: Mutex::default(),
         });
         Self(Arc::new(Handle { core, shards: ShardTable::default() }))
@@ -166,9 +190,7 @@ impl Drop for Handle {
 impl PoolCore {
     /// Its shards, in order of creation.
     pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
-        let mut shards = locked(&self.shards);
-        shards.retain(|shard| shard.strong_count() > 0);
-        shards.iter().filter_map(Weak::upgrade).collect()
+        locked(&self.shards).iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(super) fn is_frozen(&self) -> bool {
@@ -177,6 +199,27 @@ impl PoolCore {
 
     pub(super) fn is_symmetric(&self) -> bool {
         matches!(self.kind, PoolKind::Symmetric { .. })
+    }
+
+    /// What the streams of a re-mappable pool share.
+    pub(super) fn arena_mut(&self) -> Guard<'_, Arena> {
+        self.arena.as_ref().expect("asked of a re-mappable pool").lock()
+    }
+
+    /// The page of a re-mappable pool and the block that an address lies in.
+    pub(super) fn find_mapped(&self, address: u64) -> Option<Found> {
+        let shards = self.shards();
+        let found = self.arena.as_ref()?.lock().find(address).map(|(page, tile)| (page.clone(), tile))?;
+        let (segment, tile) = found;
+        let lease = shards.iter().find_map(|shard| shard.state.lock().by_block().get(&tile.id).copied());
+        Some(Found { segment, block: super::shard::block_state(&tile, lease.as_ref()) })
+    }
+
+    /// A shard of a re-mappable pool is gone: its memory stays until the pool is.
+    pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
+        let mut orphans = locked(&self.orphans);
+        orphans.streams.push(stream);
+        orphans.pending.extend(pending);
     }
 
     pub(super) fn reserved(&self) -> MutexGuard<'_, Gauge> {
@@ -196,9 +239,23 @@ impl PoolCore {
     }
 
     fn make_shard(self: &Arc<Self>, growth: &Growth, stream: StreamId) -> Arc<Shard> {
-        let shard = Shard::new(self.clone(), stream, Device::block_trackers(growth));
-        locked(&self.shards).push(Arc::downgrade(&shard));
+        let slots = Device::block_trackers(growth);
+        let mut shards = locked(&self.shards);
+        let list = List::try_from(shards.len()).unwrap_or(List::MAX);
+        let shard = Shard::new(self.clone(), stream, list, slots);
+        shards.push(Arc::downgrade(&shard));
         shard
+    }
+}
+
+impl Drop for PoolCore {
+    /// No stream of the pool has a block any more.
+    fn drop(&mut self) {
+        let Some(arena) = self.arena.take().and_then(Arc::into_inner) else { return };
+        let (segments, ghosts, ranges) = arena.into_inner().dissolve();
+        let Orphans { streams, pending } = std::mem::take(&mut *locked(&self.orphans));
+        let source = Some(self.source.clone());
+        self.device.bury(Grave { streams, segments, pending, ghosts, ranges, source, ..Grave::default() });
     }
 }
 

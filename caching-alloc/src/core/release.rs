@@ -1,14 +1,18 @@
 //! Giving memory back: cached segments, and what the last block of a dropped pool leaves.
 
+use std::sync::Arc;
+
 use super::device::{Device, Growth};
+use super::entry::Action;
 use super::error::{Fault, chain};
-use super::segment::SizeClass;
+use super::pool::PoolCore;
+use super::segment::{PoolId, Segment, SizeClass};
 use super::shard::Shard;
 
 impl Device {
     /// Gives back segments without blocks, newest first, until `wanted` bytes have gone or none are left; returns
     /// how many bytes went. Held ones go into quarantine and do not count.
-    pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64) -> u64 {
+    pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64, but: Option<PoolId>) -> u64 {
         let before = self.totals().reserved.current;
         let gone = |device: &Self| before - device.totals().reserved.current;
         for shard in self.shards() {
@@ -18,7 +22,72 @@ impl Device {
             }
             self.release_shard(growth, &shard, None, left);
         }
+        for pool in self.pools().iter().filter(|pool| pool.arena.is_some() && but != Some(pool.id)) {
+            let left = wanted.saturating_sub(gone(self));
+            if left == 0 {
+                break;
+            }
+            self.release_pages(growth, pool, left);
+        }
         gone(self)
+    }
+
+    /// Gives back idle pages of a re-mappable pool that nobody holds, until `wanted` bytes have gone.
+    fn release_pages(&self, growth: &mut Growth, pool: &PoolCore, wanted: u64) {
+        let shards = pool.shards();
+        let captured = |shard: &Arc<Shard>| self.events.is_capturing(shard.stream).unwrap_or(true);
+        let Some(source) = pool.source.as_pages() else { return };
+        if pool.is_frozen() || shards.iter().any(captured) {
+            return;
+        }
+        shards.iter().for_each(|shard| _ = shard.state.lock().drain());
+        // A page goes back only when nothing of it is mapped elsewhere any more.
+        if !pool.unmap_ghosts(source, true) {
+            return;
+        }
+        let idle = pool.arena_mut().detach_idle(wanted);
+        if idle.is_empty() {
+            return;
+        }
+        shards.iter().for_each(|shard| shard.settle_entries());
+        let ended = shards.iter().try_for_each(|shard| self.drain_stream(shard.stream));
+        if let Err(error) = ended {
+            let message = chain(&error);
+            for (pages, pieces) in idle {
+                for page in &pages {
+                    self.fault(Fault::Stranded { segment: page.clone(), message: message.clone() });
+                }
+                pool.arena_mut().reinstate(pages, pieces);
+            }
+            return;
+        }
+        for (pages, pieces) in idle {
+            for page in &pages {
+                self.emit(growth, pool.id, page.stream(), Action::SegmentUnmap(page.clone()));
+            }
+            let address = pages.first().map_or(0, Segment::address);
+            match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
+                Ok(()) => pool.arena_mut().vacate(&pieces),
+                Err(error) => self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) }),
+            }
+            for page in pages {
+                self.count_out(pool, page.bytes());
+                if let Err(error) = source.discard(page.memory().token, page.bytes()) {
+                    let message = chain(&error);
+                    self.fault(Fault::ReleaseFailed { segment: page, message });
+                }
+            }
+        }
+    }
+
+    /// A segment of the pool is given back.
+    fn count_out(&self, pool: &PoolCore, bytes: u64) {
+        let mut totals = self.totals();
+        totals.source_releases += 1;
+        totals.reserved.sub(bytes);
+        totals.segments.sub(1);
+        drop(totals);
+        pool.reserved().sub(bytes);
     }
 
     /// Gives back a shard's segments without blocks, of one class or of both, until `wanted` bytes have gone.

@@ -25,7 +25,8 @@ pub enum SizeClass {
     Large,
 }
 
-/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address.
+/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address. A re-mappable pool's are
+/// its pages: one that moves is a new segment at its new address.
 ///
 /// A cheap handle. It does not keep the memory; a [`Hold`] does.
 #[derive(Clone)]
@@ -169,6 +170,26 @@ impl Segment {
         let mut holds = self.holds();
         holds.fate = if holds.holders.is_empty() { Fate::Released } else { Fate::Quarantined };
         holds.fate == Fate::Released
+    }
+
+    /// Whether somebody holds it.
+    pub(super) fn is_held(&self) -> bool {
+        !self.holds().holders.is_empty()
+    }
+
+    /// Ends the page at this address, unless somebody holds it: nobody can any more.
+    pub(super) fn claim(&self) -> bool {
+        let mut holds = self.holds();
+        let free = holds.holders.is_empty();
+        if free {
+            holds.fate = Fate::Released;
+        }
+        free
+    }
+
+    /// Takes back [`claim`](Self::claim).
+    pub(super) fn revive(&self) {
+        self.holds().fate = Fate::Live;
     }
 
     fn holds(&self) -> MutexGuard<'_, Holds> {

@@ -77,6 +77,11 @@ pub enum PoolKind {
     /// Splits, merges and reuses, as the default pool does.
     #[default]
     Cached,
+    /// As [`Cached`](Self::Cached), over pages that are mapped where they are needed: what all streams of the pool
+    /// reserve stays within a few parts in a hundred of what they use. For memory of its own device alone: peers,
+    /// other processes and communicators want memory that stays. Needs a source of pages
+    /// ([`SegmentSource::as_pages`]).
+    Remappable,
     /// One block a segment: never splits, so that each block can be registered, exported or mapped by itself.
     NoSplit,
     /// Places by the sequence of requests alone (see [`symmetric`](super::symmetric)), on one stream. It is never

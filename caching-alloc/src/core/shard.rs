@@ -10,11 +10,12 @@ use super::desk::{Desk, Open};
 use super::device::{Device, Grave};
 use super::fixed::{Fixed, Tile};
 use super::front::Front;
-use super::heap::BlockId;
+use super::heap::{BlockId, List};
 use super::lease::{Lease, LeaseId, Leases, NONE, Tenancy};
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::{Pending, Uses};
 use super::pool::PoolCore;
+use super::remap::Arena;
 use super::ring::{BlockEvent, Origin, Ring};
 use super::segment::{Segment, SizeClass};
 use super::settings::PoolKind;
@@ -35,6 +36,8 @@ pub(super) struct Shard {
     pub(super) device: Arc<Device>,
     pub(super) pool: Arc<PoolCore>,
     pub(super) stream: StreamId,
+    /// Its number among the pool's shards.
+    pub(super) list: List,
     /// Held while block entries are delivered, so that they arrive in order.
     pub(super) delivery: Ranked<()>,
     pub(super) state: &'static Desk,
@@ -49,6 +52,8 @@ pub(super) struct ShardState {
     /// Keeps the shard until the last of them is back, once its pool is gone.
     keeper: Option<Arc<Shard>>,
     pub(super) fixed: Fixed,
+    /// In a re-mappable pool instead: what all streams share, and which list is this one's.
+    shared: Option<(Arc<Ranked<Arena>>, List)>,
     one_class: bool,
     front: Front,
     leases: Leases,
@@ -69,9 +74,9 @@ pub(super) struct Request {
 }
 
 impl Shard {
-    pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, slots: Slots) -> Arc<Self> {
+    pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, list: List, slots: Slots) -> Arc<Self> {
         let device = pool.device.clone();
-        let cached = matches!(pool.kind, PoolKind::Cached);
+        let cached = matches!(pool.kind, PoolKind::Cached | PoolKind::Remappable);
         let symmetric = match pool.kind {
             PoolKind::Symmetric { geometry, .. } => Some(Journal::new(geometry)),
             _ => None,
@@ -85,7 +90,8 @@ impl Shard {
             live: 0,
             keeper: None,
             fixed: Fixed::new(!matches!(pool.kind, PoolKind::NoSplit)),
-            one_class: !cached,
+            shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
+            one_class: !matches!(pool.kind, PoolKind::Cached),
             front: Front::new(if cached { device.settings.front_bytes } else { 0 }),
             leases: Leases::default(),
             uses: Uses::default(),
@@ -98,7 +104,7 @@ impl Shard {
         Arc::new_cyclic(|shard| {
             state.shard = shard.clone();
             let delivery = Ranked::new(Rank::Delivery, ());
-            Self { device, pool, stream, delivery, state: Desk::take(state) }
+            Self { device, pool, stream, list, delivery, state: Desk::take(state) }
         })
     }
 
@@ -180,20 +186,18 @@ impl Shard {
 
     /// The state of every segment.
     pub(super) fn capture(&self, state: &ShardState) -> Vec<SegmentState> {
-        let leases: HashMap<BlockId, &Lease> =
-            state.leases.iter().map(|lease| (lease.block, lease)).collect();
-        let state_of =
-            |tile: &Tile| block_state(tile, (!tile.is_free).then(|| leases.get(&tile.id).copied()).flatten());
+        let leases = state.by_block();
         let segments = state.fixed.tiles().map(|(segment, tiles)| SegmentState {
             segment: segment.clone(),
-            blocks: tiles.iter().map(state_of).collect(),
+            blocks: tiles.iter().map(|tile| block_state(tile, leases.get(&tile.id))).collect(),
         });
         segments.collect()
     }
 }
 
-fn block_state(tile: &Tile, lease: Option<&Lease>) -> BlockState {
-    let (requested, usage) = match lease {
+/// A tile of the heap, and what it is used for.
+pub(super) fn block_state(tile: &Tile, lease: Option<&Lease>) -> BlockState {
+    let (requested, usage) = match lease.filter(|_| !tile.is_free) {
         Some(Lease { tenancy: Tenancy::Owned, requested, .. }) => (*requested, Usage::Active),
         Some(Lease { tenancy: Tenancy::Pending, requested, .. }) => (*requested, Usage::PendingFree),
         _ => (0, Usage::Inactive),
@@ -243,16 +247,23 @@ fn free_used(mut state: Open<'_>, id: LeaseId) {
 }
 
 impl Drop for Shard {
-    /// Nobody has a block any more: the segments wait for the next growth or trim to go back.
+    /// Nobody has a block any more: the segments wait for the next growth or trim to go back; those of a re-mappable
+    /// pool for the pool's end.
     fn drop(&mut self) {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };
+        state.drain();
+        let mut pending: Vec<Pending> = std::mem::take(&mut state.pending).into();
+        if state.shared.is_some() {
+            self.pool.leave(self.stream, pending.drain(..));
+        }
         self.device.bury(Grave {
-            stream: self.stream,
+            streams: vec![self.stream],
             segments: state.fixed.segments.drain(..).flatten().collect(),
-            pending: std::mem::take(&mut state.pending).into(),
+            pending,
             entries: state.ring.take_outbox(origin),
             slots: state.slots.clone(),
+            ..Grave::default()
         });
     }
 }
@@ -276,13 +287,31 @@ impl ShardState {
     /// Gets a block from the heap.
     #[inline(never)]
     fn lease(&mut self, units: Units) -> Option<LeaseId> {
-        let class = self.class(units);
-        let mut found = self.fixed.allocate(units, class);
+        let mut found = self.allocate(units);
         if found.is_none() && self.drain() {
-            found = self.fixed.allocate(units, class);
+            found = self.allocate(units);
         }
         let (block, address, units) = found?;
         Some(self.leases.add(block, address, units))
+    }
+
+    fn allocate(&mut self, units: Units) -> Option<(BlockId, u64, Units)> {
+        match &self.shared {
+            Some((arena, list)) => arena.lock().allocate(units, *list),
+            None => {
+                let class = self.class(units);
+                self.fixed.allocate(units, class)
+            }
+        }
+    }
+
+    /// Ends a lease; the block is free.
+    fn end_lease(&mut self, id: LeaseId) {
+        let block = self.leases.end(id);
+        match &self.shared {
+            Some((arena, _)) => arena.lock().free(block),
+            None => self.fixed.free(block),
+        }
     }
 
     /// Puts a reserved block back.
@@ -292,15 +321,21 @@ impl ShardState {
             self.drain();
         }
         if !self.front.keep(&mut self.leases, id) {
-            self.fixed.free(self.leases.end(id));
+            self.end_lease(id);
         }
     }
 
     /// Merges all free memory. Returns whether there was any to merge.
     #[inline(never)]
     pub(super) fn drain(&mut self) -> bool {
-        let Self { front, leases, fixed, .. } = self;
-        front.drain(leases, |leases, id| fixed.free(leases.end(id)))
+        let Self { front, leases, fixed, shared, .. } = self;
+        match shared {
+            Some((arena, _)) => {
+                let mut arena = arena.lock();
+                front.drain(leases, |leases, id| arena.free(leases.end(id)))
+            }
+            None => front.drain(leases, |leases, id| fixed.free(leases.end(id))),
+        }
     }
 
     /// The journal of a symmetric pool enters the segment that its last request made, if it made one.
@@ -333,13 +368,29 @@ impl ShardState {
     /// The longest free block of the class.
     pub(super) fn longest(&mut self, class: SizeClass) -> Units {
         self.drain();
-        self.fixed.longest(class)
+        match &self.shared {
+            Some((arena, list)) => arena.lock().longest(*list),
+            None => self.fixed.longest(class),
+        }
     }
 
     /// Adds `stream` to those that use a block.
     pub(super) fn add_use(&mut self, id: LeaseId, stream: StreamId) {
         let lease = &mut self.leases[id];
         lease.uses = self.uses.add(lease.uses, stream);
+    }
+
+    /// All leases, by the heap's names for their blocks.
+    pub(super) fn by_block(&self) -> HashMap<BlockId, Lease> {
+        self.leases.iter().map(|lease| (lease.block, *lease)).collect()
+    }
+
+    /// The segments that a leased block lies in, at least one.
+    pub(super) fn segments_of(&self, id: LeaseId) -> Vec<Segment> {
+        match &self.shared {
+            Some((arena, _)) => arena.lock().pages_of(self.block(id)),
+            None => self.fixed.segment_of(self.block(id)).into_iter().cloned().collect(),
+        }
     }
 
     /// A leased block.

@@ -108,9 +108,61 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// After an error the memory is the source's to account for; the allocator reports it and forgets it.
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
 
+    /// The same source as one of pages, if it is one: for re-mappable pools.
+    fn as_pages(&self) -> Option<&dyn PageSource> {
+        None
+    }
+
     /// What the device has left; for error texts only.
     ///
     /// # Errors
     /// Whatever the driver says.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
+}
+
+/// Upstream memory whose pages can be mapped where they are needed.
+///
+/// A page is physical memory of its own; it can be mapped at two addresses at a time, of which the allocator uses one.
+/// [`SegmentSource::release`] takes back a page together with the one mapping that it has then. Sizes and addresses are
+/// multiples of [`granularity`](SegmentSource::granularity).
+pub trait PageSource: SegmentSource {
+    /// Reserves addresses without memory; returns the first.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    fn reserve(&self, bytes: u64) -> Result<u64, SourceError>;
+
+    /// Gives addresses back, at the latest when nothing is mapped there any more.
+    fn unreserve(&self, address: u64, bytes: u64);
+
+    /// Makes a page; returns the name that [`SegmentMemory::token`] has for it.
+    ///
+    /// # Errors
+    /// [`SourceError::OutOfMemory`] when a smaller page, or a later try, might succeed.
+    fn create(&self, bytes: u64) -> Result<u64, SourceError>;
+
+    /// Takes back a page that is mapped nowhere.
+    ///
+    /// # Errors
+    /// After an error the memory is the source's to account for.
+    fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError>;
+
+    /// Maps a page, whole, at reserved addresses where nothing is mapped. It cannot be used before
+    /// [`enable`](Self::enable).
+    ///
+    /// # Errors
+    /// Nothing is mapped then.
+    fn map(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
+
+    /// Lets the device use what is mapped in a range.
+    ///
+    /// # Errors
+    /// The range must be unmapped then.
+    fn enable(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
+
+    /// Unmaps a range that holds whole pages; the pages stay. No work on the device uses these addresses.
+    ///
+    /// # Errors
+    /// What was mapped is the source's to account for.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
 }

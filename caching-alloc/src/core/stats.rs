@@ -171,4 +171,6 @@ pub struct Stats {
     pub out_of_memory: u64,
     /// Blocks taken from other streams' memory.
     pub borrowed: u64,
+    /// Bytes of pages that were mapped where they were needed.
+    pub remapped: u64,
 }

@@ -35,24 +35,35 @@ pub(crate) fn s(number: u64) -> StreamId {
 /// Checks what holds for every snapshot: blocks tile their segments, segments do not overlap.
 pub(crate) fn check_tiling(snapshot: &Snapshot) {
     let mut end = 0;
-    for state in &snapshot.segments {
-        assert!(state.segment.address() >= end, "segments do not overlap");
-        let mut at = state.segment.address();
-        for block in &state.blocks {
-            assert_eq!(block.address, at, "blocks tile their segment");
+    let fixed = snapshot.segments.iter().map(|state| (std::slice::from_ref(&state.segment), &state.blocks));
+    let mapped = snapshot.mapped.iter().map(|state| (&state.segments[..], &state.blocks));
+    let mut all: Vec<_> = fixed.chain(mapped).collect();
+    all.sort_by_key(|(segments, _)| segments[0].address());
+    for (segments, blocks) in all {
+        assert!(segments[0].address() >= end, "segments do not overlap");
+        let mut at = segments[0].address();
+        for segment in segments {
+            assert_eq!(segment.address(), at, "pages are neighbours");
+            at += segment.bytes();
+        }
+        end = at;
+        at = segments[0].address();
+        for block in blocks {
+            assert_eq!(block.address, at, "blocks tile their segments");
             assert!(block.bytes > 0 && block.bytes.is_multiple_of(512));
             assert!(block.requested <= block.bytes);
             at += block.bytes;
         }
-        end = state.segment.address() + state.segment.bytes();
-        assert_eq!(at, end, "up to its end");
+        assert_eq!(at, end, "up to their end");
     }
 }
 
 /// Blocks of a snapshot that are not free: address to (bytes, pending).
 pub(crate) fn used(snapshot: &Snapshot) -> HashMap<u64, (u64, bool)> {
-    let blocks = snapshot.segments.iter().flat_map(|state| &state.blocks);
-    blocks
+    let fixed = snapshot.segments.iter().flat_map(|state| &state.blocks);
+    let mapped = snapshot.mapped.iter().flat_map(|state| &state.blocks);
+    fixed
+        .chain(mapped)
         .filter(|block| block.usage != Usage::Inactive)
         .map(|block| (block.address, (block.bytes, block.usage == Usage::PendingFree)))
         .collect()

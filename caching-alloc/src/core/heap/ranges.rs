@@ -55,12 +55,6 @@ impl Heap {
         taken
     }
 
-    /// Divides a used block before `offset`, unless it begins there; the block that begins there is returned.
-    pub(in crate::core) fn divide(&mut self, id: BlockId, offset: Units) -> BlockId {
-        let before = offset - self.records[id as usize].offset;
-        if before == 0 { id } else { self.split(id, before) }
-    }
-
     /// Makes two used neighbours one.
     pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
         debug_assert_eq!(self.records[left as usize].next, right, "neighbours");

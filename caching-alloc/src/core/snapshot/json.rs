@@ -7,9 +7,9 @@ use std::io;
 
 use serde::Serialize;
 
-use super::{SegmentState, Snapshot, Usage};
+use super::{BlockState, Snapshot, Usage};
 use crate::core::entry::{Action, Entry};
-use crate::core::segment::SizeClass;
+use crate::core::segment::{self as core, SizeClass};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -97,12 +97,16 @@ impl Snapshot {
     fn document(&self) -> Document<'_> {
         let mut device_traces: Vec<Vec<Trace>> = Vec::new();
         device_traces.resize_with(self.device as usize + 1, Vec::new);
+        let fixed = self.segments.iter();
+        let fixed =
+            fixed.filter_map(|state| segment(std::slice::from_ref(&state.segment), &state.blocks, false));
+        let mapped = self.mapped.iter().filter_map(|state| segment(&state.segments, &state.blocks, true));
         device_traces[self.device as usize] = self.trace.iter().filter_map(trace).collect();
         Document {
-            segments: self.segments.iter().map(segment).collect(),
+            segments: fixed.chain(mapped).collect(),
             device_traces,
             allocator_settings: Settings {
-                expandable_segments: false,
+                expandable_segments: !self.mapped.is_empty(),
                 max_split_size: -1,
                 large_segment_size: self.settings.large_segment,
                 memory_limit: self.settings.memory_limit,
@@ -113,25 +117,27 @@ impl Snapshot {
     }
 }
 
-fn segment(state: &SegmentState) -> Segment {
-    let segment = &state.segment;
-    Segment {
-        device: segment.device(),
-        address: segment.address(),
-        total_size: segment.bytes(),
-        allocated_size: state.allocated_bytes(),
-        active_size: state.active_bytes(),
-        requested_size: state.requested_bytes(),
-        stream: segment.stream().0,
-        segment_type: segment.class(),
-        segment_pool_id: (0, u64::from(segment.pool().0)),
-        is_expandable: false,
+/// Neighbouring segments as one; `blocks` tile them.
+fn segment(segments: &[core::Segment], blocks: &[BlockState], is_expandable: bool) -> Option<Segment> {
+    let first = segments.first()?;
+    let sum = |of: fn(&BlockState) -> u64| blocks.iter().map(of).sum();
+    Some(Segment {
+        device: first.device(),
+        address: first.address(),
+        total_size: segments.iter().map(core::Segment::bytes).sum(),
+        allocated_size: sum(BlockState::allocated_bytes),
+        active_size: sum(BlockState::active_bytes),
+        requested_size: sum(|block| block.requested),
+        stream: first.stream().0,
+        segment_type: first.class(),
+        segment_pool_id: (0, u64::from(first.pool().0)),
+        is_expandable,
         frames: [],
-        blocks: state.blocks.iter().map(block).collect(),
-    }
+        blocks: blocks.iter().map(block).collect(),
+    })
 }
 
-fn block(block: &super::BlockState) -> Block {
+fn block(block: &BlockState) -> Block {
     let state = match block.usage {
         Usage::Active => "active_allocated",
         Usage::PendingFree => "active_pending_free",
@@ -146,12 +152,10 @@ fn trace(entry: &Entry) -> Option<Trace> {
         Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
             (Some(span.address), None, span.bytes)
         }
-        Action::SegmentAlloc(segment) | Action::SegmentFree(segment) => {
-            (Some(segment.address()), None, segment.bytes())
-        }
-        Action::SegmentMap { address, bytes } | Action::SegmentUnmap { address, bytes } => {
-            (Some(*address), None, *bytes)
-        }
+        Action::SegmentAlloc(segment)
+        | Action::SegmentFree(segment)
+        | Action::SegmentMap(segment)
+        | Action::SegmentUnmap(segment) => (Some(segment.address()), None, segment.bytes()),
         Action::Snapshot => (Some(0), None, 0),
         Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
         Action::Annotation(_) => return None,

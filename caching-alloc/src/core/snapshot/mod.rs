@@ -15,8 +15,10 @@ pub struct Snapshot {
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// Live segments, by address.
+    /// Live segments, by address, but for those of re-mappable pools.
     pub segments: Vec<SegmentState>,
+    /// What re-mappable pools have mapped.
+    pub mapped: Vec<MappedState>,
     /// Segments that should have gone back to their source but are held.
     pub quarantined: Vec<Segment>,
     /// The entries that the rings still have, oldest first. Empty in the snapshot that a tracker gets.
@@ -31,6 +33,15 @@ pub struct SegmentState {
     /// The segment.
     pub segment: Segment,
     /// Its blocks by address; they tile it.
+    pub blocks: Vec<BlockState>,
+}
+
+/// Neighbouring pages of a re-mappable pool, and what they are used for.
+#[derive(Debug, Clone)]
+pub struct MappedState {
+    /// The pages, by address; at least one.
+    pub segments: Vec<Segment>,
+    /// The blocks by address; they tile all pages together.
     pub blocks: Vec<BlockState>,
 }
 
@@ -58,17 +69,31 @@ pub enum Usage {
     Inactive,
 }
 
+impl BlockState {
+    /// Its length, unless it is free.
+    #[must_use]
+    pub fn active_bytes(&self) -> u64 {
+        if self.usage == Usage::Inactive { 0 } else { self.bytes }
+    }
+
+    /// Its length, if it is handed out.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        if self.usage == Usage::Active { self.bytes } else { 0 }
+    }
+}
+
 impl SegmentState {
     /// Bytes of its blocks that are not free.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {
-        self.blocks.iter().filter(|block| block.usage != Usage::Inactive).map(|block| block.bytes).sum()
+        self.blocks.iter().map(BlockState::active_bytes).sum()
     }
 
     /// Bytes of its blocks that are handed out.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.blocks.iter().filter(|block| block.usage == Usage::Active).map(|block| block.bytes).sum()
+        self.blocks.iter().map(BlockState::allocated_bytes).sum()
     }
 
     /// Bytes that the owners of its blocks asked for.

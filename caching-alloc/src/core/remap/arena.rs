@@ -1,0 +1,303 @@
+//! Blocks, pages and addresses of a re-mappable pool.
+//!
+//! A range is a heap segment that is lengthened as memory is mapped; what is not mapped in it is a hole. A list of
+//! the heap is a stream: what was freed on it can be had there at once, and elsewhere after order has been made.
+
+use crate::core::fixed::Tile;
+use crate::core::heap::{BlockId, Heap, List, State};
+use crate::core::pending::Wait;
+use crate::core::segment::Segment;
+use crate::core::size::{UNIT, Units, bytes_of};
+
+#[derive(Debug)]
+pub(in crate::core) struct Arena {
+    pub(super) heap: Heap,
+    /// By the heap's ordinals.
+    pub(super) ranges: Vec<Range>,
+    /// Units of the smallest page.
+    pub(super) granule: Units,
+    /// Old addresses of pages that have moved.
+    ghosts: Vec<Ghost>,
+    /// Units that shards have of it.
+    leased: u64,
+    /// The most bytes that were not free when memory was looked for.
+    active_peak: u64,
+    /// Bytes beyond which the source had nothing left when it was last asked.
+    pub(super) ceiling: u64,
+}
+
+/// Addresses in which pages are mapped.
+#[derive(Debug)]
+pub(super) struct Range {
+    pub(super) base: u64,
+    pub(super) limit: Units,
+    /// For each granule the page that begins there.
+    pub(super) pages: Vec<Option<Segment>>,
+}
+
+/// Addresses at which pages are still mapped that are used elsewhere, until an event has come to pass.
+#[derive(Debug)]
+pub(in crate::core) struct Ghost {
+    pub(in crate::core) wait: Wait,
+    pub(in crate::core) places: Vec<Place>,
+}
+
+/// A place of the range.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct Place {
+    pub(in crate::core) address: u64,
+    pub(in crate::core) bytes: u64,
+    pub(in crate::core) block: BlockId,
+}
+
+/// A free block that was taken out of its list.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct Piece {
+    pub(super) block: BlockId,
+    pub(in crate::core) list: List,
+}
+
+/// Free neighbours, whatever streams they are of.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) range: u32,
+    pub(super) offset: Units,
+    pub(super) units: Units,
+}
+
+impl Run {
+    pub(super) fn end(&self) -> Units {
+        self.offset + self.units
+    }
+}
+
+impl Arena {
+    /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
+    pub(in crate::core) fn new(granularity: u64) -> Self {
+        Self {
+            heap: Heap::default(),
+            ranges: Vec::new(),
+            granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
+            ghosts: Vec::new(),
+            leased: 0,
+            active_peak: 0,
+            ceiling: u64::MAX,
+        }
+    }
+
+    /// Adds addresses that pages can be mapped at.
+    pub(in crate::core) fn add_range(&mut self, base: u64, bytes: u64) {
+        let limit = Units::try_from(bytes / UNIT).unwrap_or(Units::MAX);
+        self.heap.add_range();
+        self.ranges.push(Range { base, limit, pages: Vec::new() });
+    }
+
+    /// A block out of what is free on a stream: its name, address and length.
+    pub(in crate::core) fn allocate(&mut self, units: Units, list: List) -> Option<(BlockId, u64, Units)> {
+        let id = self.heap.allocate(units, list, true)?;
+        self.leased += u64::from(units);
+        Some((id, self.address(id), units))
+    }
+
+    /// Takes a block back, to the stream that it came from.
+    pub(in crate::core) fn free(&mut self, id: BlockId) {
+        self.leased -= u64::from(self.heap.block(id).units);
+        self.heap.free(id);
+    }
+
+    /// The longest free block of a stream.
+    pub(in crate::core) fn longest(&self, list: List) -> Units {
+        self.heap.longest_free(list)
+    }
+
+    /// Notes how much is in use while `units` more are wanted; returns the most that ever was, in bytes. No block is
+    /// kept by a shard meanwhile.
+    pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
+        self.active_peak = self.active_peak.max(self.leased * UNIT + bytes_of(units));
+        self.active_peak
+    }
+
+    /// So much could be had after all.
+    pub(super) fn raise_ceiling(&mut self, reserved: u64) {
+        if reserved > self.ceiling {
+            self.ceiling = u64::MAX;
+        }
+    }
+
+    pub(super) fn address(&self, id: BlockId) -> u64 {
+        let block = self.heap.block(id);
+        self.ranges[block.segment as usize].base + bytes_of(block.offset)
+    }
+
+    /// Free neighbours of the lists that are allowed, by place.
+    pub(super) fn runs(&self, allowed: &dyn Fn(List) -> bool) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
+            let free = self.heap.blocks(range).filter(|(_, b)| b.state == State::Free && allowed(b.list));
+            for (_, block) in free {
+                match runs.last_mut() {
+                    Some(run) if run.range == range && run.end() == block.offset => run.units += block.units,
+                    _ => runs.push(Run { range, offset: block.offset, units: block.units }),
+                }
+            }
+        }
+        runs
+    }
+
+    /// Takes free memory out of its lists.
+    pub(super) fn detach(&mut self, range: u32, mut from: Units, to: Units) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        while from < to {
+            let id = self.heap.block_over(range, from).expect("blocks tile their range");
+            let block = self.heap.block(id);
+            debug_assert_eq!(block.state, State::Free);
+            let (list, units) = (block.list, (block.offset + block.units).min(to) - from);
+            pieces.push(Piece { block: self.heap.take_part(id, from, units), list });
+            from += units;
+        }
+        pieces
+    }
+
+    /// Puts detached memory back where it was.
+    pub(in crate::core) fn restore(&mut self, pieces: Vec<Piece>) {
+        pieces.into_iter().for_each(|piece| self.heap.free_into(piece.block, piece.list));
+    }
+
+    /// Gives detached neighbours to one stream, as one free block.
+    pub(in crate::core) fn give(&mut self, pieces: &[Piece], list: List) {
+        if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
+            self.heap.free_into(block, list);
+        }
+    }
+
+    /// Makes detached neighbours one block.
+    pub(super) fn unite(&mut self, blocks: impl Iterator<Item = BlockId>) -> Option<BlockId> {
+        blocks.reduce(|left, right| {
+            self.heap.unite(left, right);
+            left
+        })
+    }
+
+    /// Takes the shortest run with at least `units` out of its lists, whatever streams it is of.
+    pub(in crate::core) fn detach_fit(
+        &mut self,
+        units: Units,
+        allowed: &dyn Fn(List) -> bool,
+    ) -> Option<Vec<Piece>> {
+        let runs = self.runs(allowed);
+        let fits = runs.into_iter().filter(|run| run.units >= units);
+        let best = fits.min_by_key(|run| (run.units, run.range, run.offset))?;
+        Some(self.detach(best.range, best.offset, best.end()))
+    }
+
+    /// Where a block is.
+    pub(super) fn place(&self, block: BlockId) -> Place {
+        Place { address: self.address(block), bytes: bytes_of(self.heap.block(block).units), block }
+    }
+
+    /// Leaves the old addresses of pages to [`take_ghosts`](Self::take_ghosts).
+    pub(super) fn leave_ghost(&mut self, wait: Wait, places: Vec<Place>) {
+        self.ghosts.push(Ghost { wait, places });
+    }
+
+    /// The old addresses of moved pages, to be looked after.
+    pub(in crate::core) fn take_ghosts(&mut self) -> Vec<Ghost> {
+        std::mem::take(&mut self.ghosts)
+    }
+
+    /// What has not come to pass yet.
+    pub(in crate::core) fn keep_ghosts(&mut self, ghosts: Vec<Ghost>) {
+        self.ghosts.extend(ghosts);
+    }
+
+    /// Nothing is mapped any more where a block was.
+    pub(in crate::core) fn vacate_block(&mut self, block: BlockId) {
+        self.heap.make_hole(block);
+    }
+
+    /// Whether there are addresses for a block.
+    pub(in crate::core) fn has_room(&self, units: Units) -> bool {
+        self.site(&mut Vec::new(), units).is_some()
+    }
+
+    /// Everything that is left when the pool goes: pages, old addresses, and the ranges as (base, bytes).
+    pub(in crate::core) fn dissolve(self) -> (Vec<Segment>, Vec<Ghost>, Vec<(u64, u64)>) {
+        let ranges = self.ranges.iter().map(|range| (range.base, bytes_of(range.limit))).collect();
+        let pages = self.ranges.into_iter().flat_map(|range| range.pages).flatten().collect();
+        (pages, self.ghosts, ranges)
+    }
+
+    /// All pages that a block lies in.
+    pub(in crate::core) fn pages_of(&self, id: BlockId) -> Vec<Segment> {
+        let block = self.heap.block(id);
+        let mut pages = Vec::new();
+        let mut at = block.offset;
+        while let Some(page) =
+            (at < block.offset + block.units).then(|| self.page_at(block.segment, at)).flatten()
+        {
+            let end = page.memory().end() - self.ranges[block.segment as usize].base;
+            pages.push(page.clone());
+            at = Units::try_from(end / UNIT).unwrap_or(Units::MAX);
+        }
+        pages
+    }
+
+    fn page_at(&self, range: u32, offset: Units) -> Option<&Segment> {
+        let range = self.ranges.get(range as usize)?;
+        let address = range.base + bytes_of(offset);
+        let pages = range.pages.get(..=(offset / self.granule) as usize)?;
+        pages.iter().rev().find_map(Option::as_ref).filter(|page| address < page.memory().end())
+    }
+
+    /// All pages, by address within each range.
+    pub(in crate::core) fn pages(&self) -> impl Iterator<Item = &Segment> {
+        self.ranges.iter().flat_map(|range| range.pages.iter().flatten())
+    }
+
+    /// The page that an address lies in, and its block there.
+    pub(in crate::core) fn find(&self, address: u64) -> Option<(&Segment, Tile)> {
+        let (ordinal, range) = (0..).zip(&self.ranges).find(|(ordinal, range)| {
+            (range.base..range.base + bytes_of(self.heap.length(*ordinal))).contains(&address)
+        })?;
+        let offset = Units::try_from((address - range.base) / UNIT).ok()?;
+        let segment = self.page_at(ordinal, offset)?;
+        Some((segment, self.tile(self.heap.block_over(ordinal, offset)?)))
+    }
+
+    /// Contiguous pages, with the blocks that tile them.
+    pub(in crate::core) fn tiles(&self) -> Vec<(Vec<Segment>, Vec<Tile>)> {
+        let mut all: Vec<(Vec<Segment>, Vec<Tile>)> = Vec::new();
+        for ordinal in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
+            let mut end = None;
+            let ghosts: Vec<_> =
+                self.ghosts.iter().flat_map(|ghost| &ghost.places).map(|place| place.block).collect();
+            for (id, block) in self.heap.blocks(ordinal) {
+                if block.state == State::Hole || ghosts.contains(&id) {
+                    continue;
+                }
+                if end != Some(block.offset) {
+                    all.push(Default::default());
+                }
+                end = Some(block.offset + block.units);
+                if let Some((_, tiles)) = all.last_mut() {
+                    tiles.push(self.tile(id));
+                }
+            }
+        }
+        for page in self.pages() {
+            let of = |tiles: &[Tile]| {
+                tiles.first().is_some_and(|tile| tile.address <= page.address())
+                    && tiles.last().is_some_and(|tile| page.address() < tile.address + bytes_of(tile.units))
+            };
+            if let Some((pages, _)) = all.iter_mut().find(|(_, tiles)| of(tiles)) {
+                pages.push(page.clone());
+            }
+        }
+        all
+    }
+
+    fn tile(&self, id: BlockId) -> Tile {
+        let block = self.heap.block(id);
+        Tile { id, address: self.address(id), units: block.units, is_free: block.state == State::Free }
+    }
+}

@@ -1,0 +1,297 @@
+//! What a request does in a re-mappable pool that finds nothing on its stream: the attempts, in order.
+//!
+//! 1. Merge what all streams of the pool keep whole; take back pending blocks that the host can see ended.
+//! 2. Take free neighbours that fit, whatever streams they are of, ordered behind those.
+//! 3. Map pages where the block fits: idle ones, or new ones.
+//! 4. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
+//! 5. Out of memory.
+
+use super::plan::{Budget, Plan};
+use crate::core::block::Block;
+use crate::core::device::Growth;
+use crate::core::entry::Action;
+use crate::core::error::{AllocError, Fault, chain};
+use crate::core::heap::List;
+use crate::core::pending::Wait;
+use crate::core::pool::PoolCore;
+use crate::core::segment::{Segment, SegmentParts, SizeClass};
+use crate::core::settings::Reuse;
+use crate::core::shard::{Request, Shard};
+use crate::core::size::bytes_of;
+use crate::core::source::{PageSource, SegmentMemory, SourceError};
+
+/// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved.
+const SLACK_SHARE: u64 = 64;
+/// Or by this many bytes (8 MiB), where that is more.
+const SLACK: u64 = 8 << 20;
+
+/// Bytes of addresses that are reserved at a time.
+const RANGE: u64 = 256 << 30;
+
+impl Shard {
+    #[cold]
+    pub(in crate::core) fn remap(&self, request: Request) -> Result<Block, AllocError> {
+        if self.pool.is_frozen() {
+            let (pool, wanted) = (self.pool.id, request.bytes);
+            return Err(AllocError::PoolWouldGrowDuringCapture {
+                pool,
+                wanted,
+                missing: bytes_of(request.units),
+            });
+        }
+        if self.poll_pending()
+            && let Some(block) = self.hit(request)
+        {
+            return Ok(block);
+        }
+        let growth = &mut *self.device.growth.lock();
+        self.device.reap(growth);
+        if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request)) {
+            return Ok(block);
+        }
+        if let Some(block) = self.map_pages(growth, request)? {
+            return Ok(block);
+        }
+        self.device.totals().retries += 1;
+        for wait in [false, true] {
+            if wait {
+                self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
+                if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request)) {
+                    return Ok(block);
+                }
+            }
+            self.device.release_cached(growth, u64::MAX, Some(self.pool.id));
+            if let Some(block) = self.map_pages(growth, request)? {
+                return Ok(block);
+            }
+        }
+        let granularity = self.pool.source.granularity().max(1);
+        Err(self.out_of_memory(growth, request, bytes_of(request.units).next_multiple_of(granularity)))
+    }
+
+    /// A block after everything that is kept whole has been merged, in all streams of the pool.
+    fn merged(&self, request: Request) -> Option<Block> {
+        self.pool.shards().iter().for_each(|shard| _ = shard.state.lock().drain());
+        self.hit(request)
+    }
+
+    /// A block out of free neighbours of several streams.
+    fn out_of_others(&self, request: Request) -> Option<Block> {
+        let mut refused: Vec<List> = Vec::new();
+        loop {
+            let allowed = |list| list == self.list || self.may_use() && !refused.contains(&list);
+            let pieces = self.pool.arena_mut().detach_fit(request.units, &allowed)?;
+            match self.order_after(pieces.iter().map(|piece| piece.list)) {
+                Ok(()) => {
+                    self.pool.arena_mut().give(&pieces, self.list);
+                    self.device.totals().borrowed += 1;
+                    return self.hit(request);
+                }
+                Err(list) => {
+                    self.pool.arena_mut().restore(pieces);
+                    refused.push(list);
+                }
+            }
+        }
+    }
+
+    /// Maps pages where the block fits. `None`: there is not enough memory.
+    fn map_pages(&self, growth: &mut Growth, request: Request) -> Result<Option<Block>, AllocError> {
+        let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
+        let Some(source) = self.pool.source.as_pages() else { return Ok(None) };
+        self.pool.unmap_ghosts(source, false);
+        let capturing = self.device.events.is_capturing(self.stream).unwrap_or(true);
+        let mut refused: Vec<List> = Vec::new();
+        loop {
+            // Nothing moves while a stream that it concerns is being captured.
+            let allowed =
+                |list| !capturing && (list == self.list || self.may_use() && !refused.contains(&list));
+            let peak = self.pool.arena_mut().note_active(request.units);
+            let reserved = self.pool.reserved().current;
+            let at_most = self.device.room();
+            let enough = self.pool.arena_mut().ceiling.min(peak + SLACK.max(peak / SLACK_SHARE));
+            let budget = Budget { peak, freely: enough.saturating_sub(reserved).min(at_most), at_most };
+            let planned = self.pool.arena_mut().plan(request.units, &allowed, budget);
+            let Some(plan) = planned else {
+                if self.pool.arena_mut().has_room(request.units) {
+                    return Ok(None);
+                }
+                self.add_range(source, request).map_err(failed)?;
+                continue;
+            };
+            if let Err(list) = self.order_after(plan.lists()) {
+                self.pool.arena_mut().abandon(plan);
+                refused.push(list);
+                continue;
+            }
+            match self.map(source, &plan) {
+                Ok(mapped) => {
+                    self.publish(growth, plan, mapped);
+                    return Ok(self.hit(request));
+                }
+                Err(error) => {
+                    self.pool.arena_mut().abandon(plan);
+                    match error {
+                        // From now on plans move what they can before they ask for more.
+                        SourceError::OutOfMemory { .. } if budget.freely > 0 => {
+                            self.pool.arena_mut().ceiling = reserved;
+                        }
+                        SourceError::OutOfMemory { .. } => return Ok(None),
+                        source => return Err(failed(source)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed.
+    fn map(&self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, SourceError> {
+        let made = self.make_pages(source, &plan.makes)?;
+        let moved = plan.moves.iter().map(|page| (page.bytes(), page.memory().token));
+        let mut address = plan.address;
+        let mut mapped = Vec::new();
+        let mut outcome = Ok(());
+        for (bytes, token) in moved.chain(made.iter().copied()) {
+            let memory = SegmentMemory { address, bytes, token };
+            outcome = source.map(&memory);
+            if outcome.is_err() {
+                break;
+            }
+            mapped.push(memory);
+            address += bytes;
+        }
+        match outcome.and_then(|()| source.enable(plan.address, plan.bytes)) {
+            Ok(()) => Ok(mapped),
+            Err(error) => {
+                self.undo(source, &mapped, &made);
+                Err(error)
+            }
+        }
+    }
+
+    /// Tells trackers of what a plan has mapped, and only then lets it be had.
+    fn publish(&self, growth: &mut Growth, mut plan: Plan, mapped: Vec<SegmentMemory>) {
+        let made = plan.makes.iter().sum();
+        let old = std::mem::take(&mut plan.moves);
+        {
+            let mut totals = self.device.totals();
+            totals.reserved.add(made);
+            totals.segments.add(plan.makes.len() as u64);
+            totals.source_allocations += plan.makes.len() as u64;
+            totals.remapped += old.iter().map(Segment::bytes).sum::<u64>();
+        }
+        let reserved = {
+            let mut reserved = self.pool.reserved();
+            reserved.add(made);
+            reserved.current
+        };
+        self.pool.arena_mut().raise_ceiling(reserved);
+        let pages: Vec<_> = mapped.into_iter().map(|memory| self.page(growth, memory)).collect();
+        let left = old.into_iter().map(Action::SegmentUnmap);
+        for action in left.chain(pages.iter().cloned().map(Action::SegmentMap)) {
+            self.device.emit(growth, self.pool.id, self.stream, action);
+        }
+        // This stream is ordered behind all that used what has moved: its own mark stands for theirs.
+        let wait =
+            (!plan.is_new()).then(|| Wait { stream: self.stream, event: self.device.mark(self.stream) });
+        self.pool.arena_mut().settle(plan, pages, self.list, wait);
+    }
+
+    /// A page at its new place.
+    fn page(&self, growth: &mut Growth, memory: SegmentMemory) -> Segment {
+        Segment::new(SegmentParts {
+            id: growth.segment_id(),
+            device: self.device.ordinal(),
+            pool: self.pool.id,
+            stream: self.stream,
+            class: SizeClass::Large,
+            memory,
+            source: self.pool.source.clone(),
+        })
+    }
+
+    /// Makes pages of these sizes, or none.
+    fn make_pages(&self, source: &dyn PageSource, sizes: &[u64]) -> Result<Vec<(u64, u64)>, SourceError> {
+        let mut made = Vec::new();
+        for bytes in sizes {
+            match source.create(*bytes) {
+                Ok(token) => made.push((*bytes, token)),
+                Err(error) => {
+                    self.undo(source, &[], &made);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Takes back what was mapped and made before something failed.
+    fn undo(&self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) {
+        let outcome = match mapped {
+            [] => Ok(()),
+            [first, ..] => source.unmap(first.address, mapped.iter().map(|memory| memory.bytes).sum()),
+        };
+        let discarded = made.iter().map(|(bytes, token)| source.discard(*token, *bytes));
+        for error in std::iter::once(outcome).chain(discarded).filter_map(Result::err) {
+            self.device.fault(Fault::Unmapped { pool: self.pool.id, message: chain(&error) });
+        }
+    }
+
+    /// Reserves further addresses, enough for the block.
+    fn add_range(&self, source: &dyn PageSource, request: Request) -> Result<(), SourceError> {
+        let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(source.granularity()));
+        let base = source.reserve(bytes)?;
+        self.pool.arena_mut().add_range(base, bytes);
+        Ok(())
+    }
+
+    /// Whether memory that another stream has freed may be used here at all.
+    fn may_use(&self) -> bool {
+        self.device.settings.reuse >= Reuse::HostSeen
+    }
+
+    /// Orders this stream behind those of the lists; which one it may not be ordered behind.
+    fn order_after(&self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
+        let wait = self.device.settings.reuse >= Reuse::DeviceWait;
+        let mut done = vec![self.list];
+        for list in lists {
+            if done.contains(&list) {
+                continue;
+            }
+            let other = self.pool.shards().into_iter().find(|shard| shard.list == list).ok_or(list)?;
+            if !self.is_ordered_after(&other, wait) {
+                return Err(list);
+            }
+            done.push(list);
+        }
+        Ok(())
+    }
+}
+
+impl PoolCore {
+    /// Unmaps the old addresses of pages whose last uses there the host has seen end, or, if it is to `wait`, sees
+    /// end. Returns whether that was all.
+    pub(in crate::core) fn unmap_ghosts(&self, source: &dyn PageSource, wait: bool) -> bool {
+        let mut left = Vec::new();
+        let ghosts = self.arena_mut().take_ghosts();
+        for mut ghost in ghosts {
+            let ended =
+                if wait { self.device.wait_for(&ghost.wait) } else { self.device.has_ended(&mut ghost.wait) };
+            if !ended {
+                left.push(ghost);
+                continue;
+            }
+            for place in &ghost.places {
+                match source.unmap(place.address, place.bytes) {
+                    Ok(()) => self.arena_mut().vacate_block(place.block),
+                    Err(error) => {
+                        self.device.fault(Fault::Unmapped { pool: self.id, message: chain(&error) });
+                    }
+                }
+            }
+        }
+        let all = left.is_empty();
+        self.arena_mut().keep_ghosts(left);
+        all
+    }
+}

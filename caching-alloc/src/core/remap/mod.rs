@@ -1,0 +1,20 @@
+//! Memory whose physical pages move: one growing range of addresses, best fit over all of it, and pages that lie idle
+//! where no block fits are mapped again where one does.
+//!
+//! - `arena`: blocks, pages and addresses; knows neither driver nor clock
+//! - `plan`: where a block that fits nowhere goes, and which pages go there
+//! - `grow`: carries a plan out, in the order that streams and trackers need
+//!
+//! Invariants:
+//! - A page under a block that is handed out, or that another stream may still use, never moves; nor does a page that
+//!   somebody holds.
+//! - A page moves to addresses at which nothing is mapped, after the stream that wants it has been ordered behind all
+//!   that used it. What was mapped at its old addresses is unmapped, and these are used again, only once the host has
+//!   seen the end of that.
+//! - The driver is called under the growth lock alone.
+
+mod arena;
+mod grow;
+mod plan;
+
+pub(super) use arena::{Arena, Ghost};
