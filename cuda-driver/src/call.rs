@@ -1,6 +1,7 @@
 //! How a function of the driver's table is called: return codes and casts live here and nowhere else.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use cuda_driver_sys::{Api, CUresult};
 
@@ -58,6 +59,21 @@ pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Erro
         name: describe(named.is_ok_and(succeeded), name).unwrap_or_else(|| "unknown code".to_owned()),
         text: describe(told.is_ok_and(succeeded), text).unwrap_or_else(|| "no description".to_owned()),
     }
+}
+
+/// Makes an import with a descriptor, whose number travels in a pointer's place. There 0 is NULL, which the driver
+/// refuses: a descriptor of this number is passed by another one.
+pub(crate) fn with_os_handle<T>(
+    descriptor: BorrowedFd<'_>,
+    import: impl FnOnce(*mut c_void) -> Result<T>,
+) -> Result<T> {
+    // Never 0 again, which is open.
+    let duplicate = match descriptor.as_raw_fd() {
+        0 => Some(descriptor.try_clone_to_owned().map_err(|source| Error::Descriptor { source })?),
+        _ => None,
+    };
+    let number = duplicate.as_ref().map_or(descriptor.as_raw_fd(), |duplicate| duplicate.as_raw_fd());
+    import(std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
 }
 
 fn succeeded(code: CUresult) -> bool {

@@ -141,6 +141,13 @@ pub enum Error {
         wanted: crate::vmm::HandleTypes,
     },
 
+    /// A descriptor of number 0, which the driver does not take, could not be given another number.
+    #[error("file descriptor 0 could not be duplicated for the driver, which does not take this number")]
+    Descriptor {
+        /// What the system said.
+        source: std::io::Error,
+    },
+
     /// A module, or something in one, could not be had.
     #[error(transparent)]
     Module(#[from] ModuleError),

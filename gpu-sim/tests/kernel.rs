@@ -117,6 +117,6 @@ rusty_fork_test! {
         let elf = cu!(cuda, cuModuleLoadData(&mut broken, c"\x7fELF".as_ptr().cast()));
         assert_eq!(elf, CUresult::CUDA_ERROR_NOT_SUPPORTED);
         let garbage = cu!(cuda, cuModuleLoadData(&mut broken, c"// nothing".as_ptr().cast()));
-        assert_eq!(garbage, CUresult::CUDA_ERROR_INVALID_PTX);
+        assert_eq!(garbage, CUresult::CUDA_ERROR_INVALID_IMAGE);
     }
 }

@@ -10,7 +10,7 @@ use crate::call::call;
 use crate::{Driver, Result, Stream, teardown};
 
 /// Which calls the driver refuses while a capture is open, since they could not be replayed (allocation of
-/// device memory, event queries). A refused call also ruins the capture. Virtual memory calls are never refused.
+/// device memory, event queries, unloading a module; loading one is not refused). A refused call also ruins the capture. Virtual memory calls are never refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
     /// Such calls of every thread of the process.

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use bitflags::bitflags;
@@ -15,7 +15,7 @@ use cuda_driver_sys::{
 };
 
 use super::StreamMemory;
-use crate::call::call;
+use crate::call::{call, with_os_handle};
 use crate::vmm::{Access, HandleTypes, location};
 use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
 
@@ -128,15 +128,16 @@ impl MemoryPool {
     /// of the exporter's ([`StreamMemory::import`]). The descriptor can be closed afterwards.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`;
+    /// [`Error::Descriptor`](crate::Error::Descriptor).
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>) -> Result<Self> {
-        let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
-        let os_handle = std::ptr::without_provenance_mut::<c_void>(number);
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
-        unsafe { call!(context.api(), cuMemPoolImportFromShareableHandle(&mut raw, os_handle, kind, 0)) }?;
+        with_os_handle(descriptor, |number| {
+            // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
+            unsafe { call!(context.api(), cuMemPoolImportFromShareableHandle(&mut raw, number, kind, 0)) }
+        })?;
         Ok(Self::from_raw(context, raw, true))
     }
 

@@ -86,8 +86,11 @@ impl ModuleError {
                 ": its PTX version is newer than this driver (CUDA {driver}) takes; generate it with a toolkit of that \
                  release or before, or install a newer driver"
             ),
+            Some(CUresult::CUDA_ERROR_INVALID_IMAGE) => {
+                ": the driver does not know it for code; PTX starts with .version".to_owned()
+            }
             Some(CUresult::CUDA_ERROR_INVALID_PTX) => {
-                ": it is not PTX, or its .target is newer than the device".to_owned()
+                ": its PTX is wrong, or its .target is newer than the device".to_owned()
             }
             Some(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU) => {
                 ": it has no code for this device; build it for the device's architecture, or with PTX".to_owned()

@@ -41,7 +41,7 @@ impl JitOptions {
         self
     }
 
-    /// From 0, none, to 4, all, which is the default.
+    /// From 0, none, to 4, all, which is the default. The driver does not refuse a larger number.
     #[doc(alias = "CU_JIT_OPTIMIZATION_LEVEL")]
     pub fn optimization_level(mut self, level: u32) -> Self {
         self.optimization_level = Some(level);

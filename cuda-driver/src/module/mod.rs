@@ -295,7 +295,8 @@ impl Module {
         let code = unsafe {
             code!(self.api(), cuModuleGetGlobal_v2(&mut start, &mut bytes, self.raw(), c_name.as_ptr()))
         }?;
-        if code == CUresult::CUDA_ERROR_NOT_FOUND {
+        // A kernel's name is answered by the second: the name is valid, and the two places to write to are.
+        if matches!(code, CUresult::CUDA_ERROR_NOT_FOUND | CUresult::CUDA_ERROR_INVALID_VALUE) {
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchGlobal { name, module }.into());
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
@@ -11,7 +11,7 @@ use cuda_driver_sys::{
 };
 
 use super::{HandleTypes, properties};
-use crate::call::call;
+use crate::call::{call, with_os_handle};
 use crate::{Context, DevicePtr, Error, Result, teardown};
 
 /// Names physical memory to the processes of an NVLink domain, on this host and others: plain bytes, to be sent by any
@@ -26,7 +26,7 @@ pub struct FabricHandle(pub [u8; 64]);
 pub struct PhysicalProperties {
     /// The ordinal of the device that the pages lie on.
     pub device: u32,
-    /// How the memory can be exported.
+    /// How the memory can be exported. Of imported memory the driver need not name the way it came.
     pub handle_types: HandleTypes,
     /// Whether other devices may read and write it.
     pub is_rdma_capable: bool,
@@ -92,15 +92,16 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
-    /// `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_INVALID_VALUE` for a descriptor of something else.
+    /// `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` for a descriptor of something else;
+    /// [`Error::Descriptor`].
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
-        let number = usize::try_from(descriptor.as_raw_fd()).unwrap_or(usize::MAX);
-        let os_handle = std::ptr::without_provenance_mut::<c_void>(number);
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut raw = 0;
-        // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
-        unsafe { call!(context.api(), cuMemImportFromShareableHandle(&mut raw, os_handle, kind)) }?;
+        with_os_handle(descriptor, |number| {
+            // SAFETY: for this kind the "pointer" is the descriptor's number; writes one handle, to a local.
+            unsafe { call!(context.api(), cuMemImportFromShareableHandle(&mut raw, number, kind)) }
+        })?;
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::POSIX_FD))
     }
 

@@ -243,8 +243,10 @@ pub(super) fn refusals(context: &Context) {
         "{absent}"
     );
     assert!(absent.contains("it has: ") && absent.contains("vector_add"), "{absent}");
-    let absent = module.global("vector_add").unwrap_err().to_string();
-    assert!(absent.contains("has no variable `vector_add`"), "{absent}");
+    for name in ["vector_add", "nowhere"] {
+        let absent = module.global(name).unwrap_err().to_string();
+        assert!(absent.contains(&format!("has no variable `{name}`")), "{absent}");
+    }
 }
 
 /// A cubin, which the driver's linker makes of the text, is loaded and launched; half of it is refused.

@@ -108,8 +108,26 @@ fn the_compiler_is_heard_when_asked() {
         assert_eq!(module.log(), "");
         let verbose = Module::load_ptx(context, PTX, &JitOptions::new().verbose()).unwrap();
         assert!(verbose.log().contains("vector_add"), "{}", verbose.log());
-        let refused = Module::load_ptx(context, PTX, &JitOptions::new().optimization_level(5)).unwrap_err();
-        assert_eq!(failed(&refused), ("cuModuleLoadDataEx", 1));
+    });
+}
+
+#[test]
+fn a_text_that_is_no_ptx_is_no_image() {
+    on_stream(|_, context, _| {
+        let refused = Module::load_ptx(context, "what is this", &JitOptions::new()).unwrap_err();
+        assert_eq!(failed(&refused), ("cuModuleLoadDataEx", 200));
+        assert!(refused.to_string().contains("PTX starts with .version"), "{refused}");
+    });
+}
+
+#[test]
+fn a_module_is_loaded_beside_a_capture() {
+    on_stream(|world, context, stream| {
+        kernels::register(world);
+        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
+        module.function("vector_add").unwrap();
+        assert_eq!(capture.end().unwrap().node_count().unwrap(), 0);
     });
 }
 

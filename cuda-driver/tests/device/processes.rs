@@ -3,6 +3,7 @@
 //! takes that part.
 
 use std::os::fd::AsFd as _;
+use std::panic::AssertUnwindSafe;
 use std::process::{Command, Stdio};
 
 use cuda_driver::memory::{DeviceMemory, ImportedMemory, IpcHandle, MemoryPool, PoolPointer, StreamMemory};
@@ -163,10 +164,17 @@ fn hardware_shares_with_another_process() {
         let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
         if !take_part(&context, &stream) {
             let test = "hardware_shares_with_another_process";
-            by_descriptor(test, &context);
-            by_legacy_handle(test, &context);
-            by_event(test, &context, &stream);
-            by_pool(test, &context, &stream);
+            let exchanges: [(&str, &dyn Fn()); 4] = [
+                ("descriptor", &|| by_descriptor(test, &context)),
+                ("legacy handle", &|| by_legacy_handle(test, &context)),
+                ("event", &|| by_event(test, &context, &stream)),
+                ("pool", &|| by_pool(test, &context, &stream)),
+            ];
+            // All of them: each failure tells of its own.
+            let fails = |exchange: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(exchange)).is_err();
+            let failed: Vec<&str> =
+                exchanges.into_iter().filter(|(_, run)| fails(run)).map(|(name, _)| name).collect();
+            assert!(failed.is_empty(), "failed (see above): {failed:?}");
         }
     }
     assert_eq!(*drops(), Vec::<String>::new());

@@ -1,7 +1,8 @@
 //! Physical memory, reservations and mappings.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 
+use cuda_driver::memory::MemoryPool;
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, DevicePtr, Error};
 use proptest::prelude::*;
@@ -115,6 +116,19 @@ fn only_what_was_made_for_it_is_exported() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let refused = PhysicalMemory::import_fd(context, file.as_fd(), PAGE).unwrap_err();
         assert_eq!(failed(&refused).0, "cuMemImportFromShareableHandle");
+    });
+}
+
+/// As a pointer its number is NULL, which the driver refuses before it looks.
+#[test]
+fn a_descriptor_numbered_zero_is_no_null_handle() {
+    on_stream(|_, context, _| {
+        let stdin = std::io::stdin();
+        assert_eq!(stdin.as_raw_fd(), 0);
+        let refused = PhysicalMemory::import_fd(context, stdin.as_fd(), PAGE).unwrap_err();
+        assert_eq!(failed(&refused), ("cuMemImportFromShareableHandle", 999), "it is something else");
+        let refused = MemoryPool::import_fd(context, stdin.as_fd()).unwrap_err();
+        assert_eq!(failed(&refused), ("cuMemPoolImportFromShareableHandle", 801), "not modelled");
     });
 }
 

@@ -67,7 +67,11 @@ abi! {
     ) {
         let (module, name) = (self::module(machine, module)?, text(name)?);
         let (address, size) = *module.variables.get(&name).ok_or_else(|| {
-            Refusal::new(CUresult::CUDA_ERROR_NOT_FOUND, format!("the module has no variable {name}"))
+            let code = match module.function(&name) {
+                Some(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
+                None => CUresult::CUDA_ERROR_NOT_FOUND,
+            };
+            Refusal::new(code, format!("the module has no variable {name}"))
         })?;
         if !start.is_null() {
             put!(start, address)?;
@@ -80,7 +84,6 @@ abi! {
 
 fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmodule> {
     let context = machine.current()?;
-    machine.streams.forbid_during_capture(machine, "cuModuleLoadData")?;
     // An ELF file or a fat binary, by its first byte, does not end at its first zero byte.
     if let 0x7f | 0x50 = get!(image.cast::<u8>())? {
         return Err(Refusal::unsupported("modules other than PTX texts are not modelled"));
@@ -89,9 +92,13 @@ fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmo
     let image = ptx::read(&image).map_err(|broken| {
         let code = match broken.why {
             ptx::Why::Version(..) => CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            ptx::Why::NoVersion => CUresult::CUDA_ERROR_INVALID_IMAGE,
             ptx::Why::Syntax(_) | ptx::Why::Target(_) => CUresult::CUDA_ERROR_INVALID_PTX,
         };
-        logs.error = broken.to_string();
+        // What does not begin as PTX never reaches the compiler, whose log it is.
+        if broken.why != ptx::Why::NoVersion {
+            logs.error = broken.to_string();
+        }
         Refusal::new(code, broken.to_string())
     })?;
     if logs.verbose {
@@ -169,7 +176,7 @@ impl Default for Buffer {
 }
 
 impl Logs {
-    /// Reads the options; those that steer a compilation only have to be in their range.
+    /// Reads the options; those that steer a compilation have no effect.
     fn of(options: &[CUjit_option], values: *mut *mut c_void) -> Answer<Self> {
         let mut logs = Self::default();
         for (i, &option) in options.iter().enumerate() {
@@ -188,9 +195,6 @@ impl Logs {
                     (logs.into[1].bytes, logs.into[1].told) = (size()?, place);
                 }
                 CUjit_option::CU_JIT_LOG_VERBOSE => logs.verbose = number != 0,
-                CUjit_option::CU_JIT_OPTIMIZATION_LEVEL if number > 4 => {
-                    return Err(Refusal::invalid(format!("optimisation level {number} of 0 to 4")));
-                }
                 CUjit_option::CU_JIT_TARGET if number != ptx::ARCHITECTURE as usize => {
                     return Err(Refusal::unsupported(format!("compiling for {number} is not modelled")));
                 }

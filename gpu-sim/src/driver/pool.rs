@@ -134,6 +134,9 @@ abi! {
     call fn cuMemPoolImportFromShareableHandle(
         machine, out: *mut CUmemoryPool, handle: *mut c_void, kind: CUmemAllocationHandleType, flags: c_ulonglong,
     ) {
+        if handle.is_null() {
+            return Err(Refusal::invalid("no handle: a descriptor's number in its place must be above 0"));
+        }
         return Err(Refusal::unsupported("pools of other processes are not modelled"));
     }
 

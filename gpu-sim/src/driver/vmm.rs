@@ -58,7 +58,9 @@ abi! {
         machine, out: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle,
     ) {
         let physical = machine.memory.handles().get(handle)?.clone();
-        let handles = if physical.is_exportable() { POSIX_FD } else { CUmemAllocationHandleType::default() };
+        // What was asked for at creation; imported memory was not created here.
+        let asked = physical.is_exportable() && !physical.is_imported();
+        let handles = if asked { POSIX_FD } else { CUmemAllocationHandleType::default() };
         put!(out, CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: handles,
@@ -135,8 +137,10 @@ abi! {
         machine, out: *mut CUmemGenericAllocationHandle, file: *mut c_void, kind: CUmemAllocationHandleType,
     ) {
         check_kind(kind)?;
-        let number = RawFd::try_from(file as i64).ok().filter(|&n| n >= 0);
-        let number = number.ok_or_else(|| Refusal::invalid(format!("{} is no file descriptor", file as i64)))?;
+        // The number of a descriptor in a pointer's place: 0 is NULL, and refused as such.
+        let number = RawFd::try_from(file as i64).ok().filter(|&n| n > 0);
+        let number = number
+            .ok_or_else(|| Refusal::invalid(format!("{} is no file descriptor above 0", file as i64)))?;
         // SAFETY: the caller passes an open descriptor and keeps it open for the call; it stays the caller's.
         let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
         let file = file.map_err(|e| Refusal::invalid(format!("file descriptor {number}: {e}")))?;

@@ -38,6 +38,8 @@ pub(crate) struct Broken {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Why {
+    /// It does not begin with `.version`, as PTX does.
+    NoVersion,
     /// The word that stands where it cannot stand; none at the text's end.
     Syntax(Option<String>),
     /// A version that is newer than [`NEWEST`].
@@ -51,6 +53,7 @@ impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "PTX text, line {}; error : ", self.line)?;
         match &self.why {
+            Why::NoVersion => write!(f, ".version is missing, with which PTX begins"),
             Why::Syntax(Some(word)) => write!(f, "syntax, near '{word}'"),
             Why::Syntax(None) => write!(f, "syntax, at the text's end"),
             Why::Version(major, minor) => {
@@ -192,7 +195,7 @@ impl Reader {
 
     /// `.version`, then `.target`, whose number it gives.
     fn header(&mut self) -> Result<u32, Broken> {
-        self.sign(".version")?;
+        self.sign(".version").map_err(|broken| Broken { why: Why::NoVersion, ..broken })?;
         let numbers = |word: &str| {
             let (major, minor) = word.split_once('.')?;
             Some((major.parse().ok()?, minor.parse().ok()?))
@@ -303,8 +306,11 @@ mod tests {
         let syntax = |line, word: &str| Broken { line, why: Why::Syntax(Some(word.to_owned())) };
         assert_eq!(broken(TEXT.replace(".entry first", ".entri first")), syntax(9, ".entri"));
         assert_eq!(broken(TEXT.replace("[3];", "[3] 5")), syntax(6, "5"));
-        assert_eq!(broken("what is this".to_owned()), syntax(1, "what"));
-        assert_eq!(broken(String::new()), Broken { line: 1, why: Why::Syntax(None) });
+        for (none, line) in
+            [("what is this".to_owned(), 1), (String::new(), 1), (TEXT.replace(".version 7.0", ""), 3)]
+        {
+            assert_eq!(broken(none), Broken { line, why: Why::NoVersion });
+        }
         assert_eq!(broken(TEXT.replace("7.0", "99.0")), Broken { line: 2, why: Why::Version(99, 0) });
         let newer = broken(TEXT.replace("sm_70", "sm_100a"));
         assert_eq!(newer, Broken { line: 3, why: Why::Target("sm_100a".to_owned()) });

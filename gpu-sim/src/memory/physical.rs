@@ -140,6 +140,11 @@ impl Physical {
         self.exportable
     }
 
+    /// Whether it came as a file descriptor.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.arena.is_none()
+    }
+
     /// Memory of another process (or of this one), by its file; `part` is the range of it, `None` the whole.
     pub(crate) fn import(file: OwnedFd, part: Option<(u64, u64)>) -> Result<Arc<Self>, MemoryError> {
         let device = device_of(&file).ok_or_else(|| {

@@ -98,7 +98,7 @@ pub(super) const ROWS: &[Row] = &[
                 changed(cuda, "", ""),
             ])
         },
-        "INVALID_PTX INVALID_PTX INVALID_PTX UNSUPPORTED_PTX_VERSION INVALID_PTX INVALID_PTX SUCCESS",
+        "INVALID_IMAGE INVALID_IMAGE INVALID_IMAGE UNSUPPORTED_PTX_VERSION INVALID_PTX INVALID_PTX SUCCESS",
     ),
     (
         "modules: options",
@@ -112,7 +112,7 @@ pub(super) const ROWS: &[Row] = &[
                 option(cuda, CUjit_option::CU_JIT_GENERATE_LINE_INFO, 1),
             ])
         },
-        "SUCCESS INVALID_VALUE SUCCESS SUCCESS SUCCESS SUCCESS",
+        "SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS",
     ),
     (
         "modules: names",
@@ -121,6 +121,7 @@ pub(super) const ROWS: &[Row] = &[
             let absent = [
                 cu!(cuda, cuModuleGetFunction(&mut f, module, c"four".as_ptr())),
                 cu!(cuda, cuModuleGetGlobal_v2(&mut 0, &mut 0, module, c"three".as_ptr())),
+                cu!(cuda, cuModuleGetGlobal_v2(&mut 0, &mut 0, module, c"four".as_ptr())),
             ];
             ok!(cuda, cuModuleGetFunctionCount(&mut count, module));
             let mut functions = vec![null(); count as usize];
@@ -135,7 +136,7 @@ pub(super) const ROWS: &[Row] = &[
             names.sort();
             format!("{}, {names:?}", codes(absent))
         },
-        "NOT_FOUND NOT_FOUND, [\"nothing\", \"three\"]",
+        "NOT_FOUND INVALID_VALUE NOT_FOUND, [\"nothing\", \"three\"]",
     ),
     (
         "modules: variables",
@@ -269,6 +270,6 @@ pub(super) const ROWS: &[Row] = &[
             ]
             .join(", ")
         },
-        "STREAM_CAPTURE_UNSUPPORTED STREAM_CAPTURE_INVALIDATED, SUCCESS SUCCESS, SUCCESS SUCCESS, SUCCESS SUCCESS, SUCCESS SUCCESS, STREAM_CAPTURE_UNSUPPORTED STREAM_CAPTURE_INVALIDATED",
+        "SUCCESS SUCCESS, SUCCESS SUCCESS, SUCCESS SUCCESS, SUCCESS SUCCESS, SUCCESS SUCCESS, STREAM_CAPTURE_UNSUPPORTED STREAM_CAPTURE_INVALIDATED",
     ),
 ];

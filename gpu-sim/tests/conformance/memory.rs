@@ -193,9 +193,30 @@ pub(super) const ROWS: &[Row] = &[
             let number = std::os::fd::AsRawFd::as_raw_fd(&file);
             let import =
                 cu!(cuda, cuMemImportFromShareableHandle(&mut handle, number as isize as *mut _, POSIX_FD));
-            codes([export, import])
+            // A descriptor's number, in a pointer's place: 0 is NULL.
+            let null_memory = cu!(cuda, cuMemImportFromShareableHandle(&mut handle, null(), POSIX_FD));
+            let null_pool = cu!(cuda, cuMemPoolImportFromShareableHandle(&mut null(), null(), POSIX_FD, 0));
+            codes([export, import, null_memory, null_pool])
         },
-        "INVALID_VALUE UNKNOWN",
+        "INVALID_VALUE UNKNOWN INVALID_VALUE INVALID_VALUE",
+    ),
+    (
+        "what imported memory says of itself",
+        |cuda| {
+            let (made, mut imported, mut descriptor) = (cuda.create(0, GRANULE), 0, -1i32);
+            ok!(cuda, cuMemExportToShareableHandle((&raw mut descriptor).cast(), made, POSIX_FD, 0));
+            let number = descriptor as isize as *mut _;
+            ok!(cuda, cuMemImportFromShareableHandle(&mut imported, number, POSIX_FD));
+            [made, imported]
+                .map(|handle| {
+                    let mut properties = CUmemAllocationProp::default();
+                    ok!(cuda, cuMemGetAllocationPropertiesFromHandle(&mut properties, handle));
+                    let kind = properties.type_.0;
+                    format!("type {kind} handles {}", properties.requestedHandleTypes.0)
+                })
+                .join(", ")
+        },
+        "type 1 handles 1, type 1 handles 0",
     ),
     (
         "frees of what is not there",
