@@ -5,16 +5,25 @@
 //! other.
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::{env, fs};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
 
 use crate::dynamic::library;
 use crate::{Api, LoadError, NAMES};
 
 /// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` put it, within a folder of packages.
 const WHEEL: &str = "nvidia/nccl/lib";
+
+/// How long an interpreter may take to say where it searches: tens of milliseconds, more from a slow disk.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often one that has said all is asked whether it has ended.
+const PACE: Duration = Duration::from_millis(1);
 
 impl Api {
     /// [`Api::load`], but before the system's loader is asked, the libraries of [`libraries`] are tried. In this order:
@@ -44,7 +53,7 @@ pub fn libraries() -> Vec<PathBuf> {
 
 /// The folders in which Python finds packages: of the environments that `VIRTUAL_ENV` and `CONDA_PREFIX` name, then
 /// those that the interpreter on the `PATH` (`python3`, else `python`) says it searches, which takes tens of
-/// milliseconds.
+/// milliseconds. An interpreter that has not answered after five seconds is killed and left out.
 pub fn package_folders() -> Vec<PathBuf> {
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(prefix);
     let mut folders = Vec::new();
@@ -76,13 +85,63 @@ fn folders_of(prefix: &Path) -> Vec<PathBuf> {
 /// What the interpreter searches.
 fn searched() -> Vec<PathBuf> {
     const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
-    let ask = |interpreter| {
-        let mut python = Command::new(interpreter);
-        let answer = python.args(["-c", ASK]).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
-        answer.status.success().then_some(answer.stdout)
-    };
+    let ask = |interpreter| said(Command::new(interpreter).args(["-c", ASK]), PATIENCE);
     let answer = ["python3", "python"].into_iter().find_map(ask).unwrap_or_default();
     let folders = answer.split(|byte| *byte == 0).map(|folder| PathBuf::from(OsStr::from_bytes(folder)));
     // The current folder stands there too, as an empty name.
     folders.filter(|folder| folder.is_absolute()).collect()
+}
+
+/// What a program prints; `None` if it fails, or has not ended within `limit`, when it is killed.
+fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
+    let deadline = Instant::now() + limit;
+    let mut child = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+    let mut stdout = child.stdout.take()?;
+    let (send, receive) = mpsc::channel();
+    let read = move || {
+        let mut text = Vec::new();
+        let whole = stdout.read_to_end(&mut text).is_ok();
+        let _ = send.send(whole.then_some(text));
+    };
+    // Threads of their own, which nobody waits for: what the program started may hold the pipe open for ever, and the
+    // kernel may take its time to end what hangs in a file system.
+    let reader = thread::Builder::new().spawn(read);
+    if let Some(text) = reader.ok().and_then(|_| receive.recv_timeout(limit).ok()).flatten() {
+        while Instant::now() < deadline {
+            if let Some(status) = child.try_wait().ok()? {
+                return status.success().then_some(text);
+            }
+            thread::sleep(PACE);
+        }
+    }
+    let _ = child.kill();
+    let _ = thread::Builder::new().spawn(move || child.wait());
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script]);
+        shell
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_not_waited_for() {
+        // Nor one that has nothing more to say, nor what holds the pipe of one that is gone.
+        for script in ["exec sleep 1000", "exec sleep 1000 >&-", "sleep 3 & sleep 3"] {
+            assert_eq!(said(&mut shell(script), Duration::from_millis(50)), None, "{script}");
+        }
+    }
+
+    #[test]
+    fn what_a_program_prints_comes_whole_if_it_succeeds() {
+        let long = said(&mut shell("head -c 300000 /dev/zero"), Duration::from_secs(60));
+        assert_eq!(long.map(|text| text.len()), Some(300_000));
+        assert_eq!(said(&mut shell("echo no; exit 3"), Duration::from_secs(60)), None);
+        assert_eq!(said(&mut Command::new("/nowhere/python3"), Duration::from_secs(60)), None);
+    }
 }
