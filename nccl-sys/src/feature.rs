@@ -44,7 +44,7 @@ features! {
         const SPLIT_SHARE = 1 << 16;
         /// Elements of 8-bit floats (2.24.3).
         const FLOAT8 = 1 << 17;
-        /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.30.3).
+        /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.31.2).
         const COPY_ENGINE = 1 << 18;
         /// Registration of buffers that span several pieces of physical memory (2.29.2).
         const MULTI_SEGMENT_REGISTER = 1 << 19;
@@ -92,7 +92,9 @@ const fn since(
     Requirement { feature, functions, since: Some(Version::new(2, minor, patch)), known_bad: &[] }
 }
 
-/// What each feature takes. The sources of `known_bad` are the release notes, or the commit that mends it.
+/// What each feature takes. The sources of `known_bad` are the release notes, or the commit that mends it. What a
+/// caller can keep clear of does not count: several symmetric windows in one allocation (wrong until 2.31.2, with
+/// one-sided transfers over the network).
 pub(crate) static REQUIREMENTS: &[Requirement] = &[
     needs(Feature::CONFIG, &["ncclCommInitRankConfig", "ncclCommFinalize"]),
     needs(Feature::SPLIT, &["ncclCommSplit"]),
@@ -142,12 +144,21 @@ pub(crate) static REQUIREMENTS: &[Requirement] = &[
     },
     since(Feature::FLOAT8, (24, 3), &[]),
     Requirement {
-        known_bad: &[KnownBad {
-            // Commit 428f0f20, first in 2.30.3: a race with an odd number of batches.
-            first: Version::new(2, 28, 3),
-            mended: Version::new(2, 30, 3),
-            fault: "all-to-all and all-gather by copy engines end before all data has come",
-        }],
+        known_bad: &[
+            KnownBad {
+                // Commit 428f0f20, first in 2.30.3: a race with an odd number of batches.
+                first: Version::new(2, 28, 3),
+                mended: Version::new(2, 30, 3),
+                fault: "all-to-all and all-gather by copy engines end before all data has come",
+            },
+            KnownBad {
+                // Release notes of 2.31.2 (issue 2241 of NCCL). They do not say since when; 2.29.7 is the first whose
+                // source leaves multicast to more than two ranks, while copy engines go on to synchronise by it.
+                first: Version::new(2, 29, 7),
+                mended: Version::new(2, 31, 2),
+                fault: "the first collective by copy engines hangs on two ranks that have multicast",
+            },
+        ],
         ..since(Feature::COPY_ENGINE, (28, 3), &["ncclCommInitRankConfig", "ncclCommWindowRegister"])
     },
     since(Feature::MULTI_SEGMENT_REGISTER, (29, 2), &["ncclCommRegister", "ncclCommDeregister"]),

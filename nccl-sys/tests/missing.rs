@@ -3,12 +3,23 @@
 use std::ffi::c_int;
 
 use nccl_sys::{
-    Api, Feature, Item, Table, Version, Why, ncclComm_t, ncclConfig_t, ncclResult_t, ncclWindow_t,
+    Api, Feature, Item, Table, Version, Why, ncclComm_t, ncclConfig_t, ncclResult_t, ncclUniqueId,
+    ncclWindow_t,
 };
 
 unsafe extern "C" fn version<const CODE: c_int>(version: *mut c_int) -> ncclResult_t {
     // SAFETY: the crate passes room for one integer.
     unsafe { *version = CODE };
+    ncclResult_t::ncclSuccess
+}
+
+unsafe extern "C" fn init(
+    _: *mut ncclComm_t,
+    _: c_int,
+    _: ncclUniqueId,
+    _: c_int,
+    _: *mut ncclConfig_t,
+) -> ncclResult_t {
     ncclResult_t::ncclSuccess
 }
 
@@ -111,6 +122,19 @@ fn every_known_fault_has_its_releases_and_its_reason() {
             assert!(bad.includes(bad.first) && !bad.includes(bad.mended));
             assert!(bad.fault.len() > 30, "{feature:?}: {}", bad.fault);
         }
+    }
+}
+
+#[test]
+fn what_is_advised_is_not_bad_itself() {
+    // One fault of 2.28.9 is mended in 2.30.3, which has another.
+    for release in [api::<22809>(), api::<22907>(), api::<23007>()] {
+        let mut table = release.table().clone();
+        table.ncclCommInitRankConfig = Some(init);
+        // SAFETY: the functions keep NCCL's declarations.
+        let missing = unsafe { Api::from_parts(table) }.unwrap().require(Feature::COPY_ENGINE).unwrap_err();
+        let Why::KnownBad { mended, .. } = missing.why else { panic!("{missing:?}") };
+        assert_eq!(mended, Version::new(2, 31, 2), "{missing}");
     }
 }
 

@@ -50,7 +50,7 @@ pub enum Why {
     KnownBad {
         /// What goes wrong.
         fault: &'static str,
-        /// The release that mends it.
+        /// The first release after it that is not known to do it wrong.
         mended: Version,
     },
 }

@@ -66,6 +66,12 @@ impl Requirement {
         functions.map(|function| function.since).chain(self.since).max().unwrap_or_default()
     }
 
+    /// The first release from `release` on that is not known to do it wrong.
+    fn mended(&self, release: Version) -> Version {
+        let bad = self.known_bad.iter().find(|bad| bad.includes(release));
+        bad.map_or(release, |bad| self.mended(bad.mended))
+    }
+
     fn check(&self, table: &Table, version: Version) -> Result<(), Fault> {
         let needed = self.needed();
         let absent = self.functions.iter().find(|name| table.address(name).is_none());
@@ -75,7 +81,7 @@ impl Requirement {
         } else if let Some(symbol) = absent {
             Why::NoSymbol(symbol)
         } else if let Some(KnownBad { fault, mended, .. }) = bad {
-            Why::KnownBad { fault, mended: *mended }
+            Why::KnownBad { fault, mended: self.mended(*mended) }
         } else {
             return Ok(());
         };

@@ -57,7 +57,10 @@ proptest! {
                     match fault.why {
                         Why::TooOld => prop_assert!(version < fault.needed),
                         Why::NoSymbol(symbol) => prop_assert!(!present.contains(symbol)),
-                        Why::KnownBad { mended, .. } => prop_assert!(version < mended),
+                        Why::KnownBad { mended, .. } => {
+                            prop_assert!(version < mended);
+                            prop_assert!(!needs.known_bad.iter().any(|bad| bad.includes(mended)));
+                        }
                     }
                 }
             }
