@@ -44,6 +44,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let all = ["all".to_owned()];
     let chosen = |releases| if options.all { &all[..] } else { releases };
+    let nothing = |releases: &[String]| releases.iter().all(|release| release == "none");
+    if !options.all && nothing(&options.releases) && nothing(&options.cuda) {
+        bail!("nothing to compare: both `--releases` and `--cuda` are `none`; leave one of them out");
+    }
     let mut faults = cuda::run(chosen(&options.cuda))?;
     faults.extend(nccl::run(chosen(&options.releases))?);
     if !faults.is_empty() {

@@ -4,7 +4,7 @@
 mod facts;
 mod header;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use comfy_table::{Table, presets};
 use cuda_driver_sys::{FUNCTIONS, Version};
 
@@ -24,13 +24,17 @@ struct Constant(&'static str, &'static [(u32, u32, i64)]);
 
 /// Compares `releases`, or all; prints a table and answers what differs.
 pub(super) fn run(releases: &[String]) -> Result<Vec<String>> {
+    let pins = pins(releases)?;
+    if pins.is_empty() {
+        return Ok(Vec::new());
+    }
     let newest = CUDA_HEADERS.last().context("a header is pinned")?;
     let newest = header::Header::read(&path(newest)?)?;
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(["cuda.h", "functions", "types", "fields", "constants", "checks"]);
     let mut faults = Vec::new();
-    for pin in pins(releases)? {
+    for pin in pins {
         let release = release(pin)?;
         let found =
             header::check(&path(pin)?, release, &newest).with_context(|| format!("cuda.h {release}"))?;
@@ -71,7 +75,7 @@ fn pins(releases: &[String]) -> Result<Vec<&'static Pin>> {
         if pins.len() == before {
             let known: Vec<_> =
                 CUDA_HEADERS.iter().map(|pin| Ok(release(pin)?.to_string())).collect::<Result<_>>()?;
-            anyhow::bail!("no cuda.h of {asked:?} is pinned; these are: {}", known.join(", "));
+            bail!("no cuda.h of {asked:?} is pinned; these are: {}", known.join(", "));
         }
     }
     Ok(pins)
