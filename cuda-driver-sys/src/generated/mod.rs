@@ -1,4 +1,4 @@
-//! Written by `cargo xtask codegen`; not edited by hand.
+//! What `cargo xtask codegen` writes, file by file; this list of them is by hand.
 
 #![allow(
     missing_docs,
