@@ -357,3 +357,90 @@ fn last(ty: &Type) -> String {
         _ => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: Release = [11, 7, 0];
+    const NEW: Release = [12, 0, 0];
+
+    /// A header's facts: a structure with fields of 4 bytes each, and constants.
+    fn facts(fields: &[&str], constants: &[(&str, i128)]) -> Facts {
+        let place = |(at, name): (usize, &&str)| ((*name).to_owned(), (4 * at as u64, 4));
+        Facts {
+            sizes: vec![("CUthing_st".into(), 64)],
+            fields: [("CUthing_st".to_owned(), fields.iter().enumerate().map(place).collect())].into(),
+            constants: constants.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        }
+    }
+
+    #[test]
+    fn a_value_is_dated_by_the_release_that_it_holds_from() {
+        let values = |values: &[(Release, Option<i128>)]| {
+            let facts = |value: Option<i128>| facts(&[], &value.map(|value| ("C", value)).into_iter().collect::<Vec<_>>());
+            let facts: Vec<_> = values.iter().map(|(release, value)| (*release, facts(*value))).collect();
+            changes(&facts, |facts| find(&facts.constants, "C"))
+        };
+        assert_eq!(values(&[(OLD, Some(1)), (NEW, Some(1))]).unwrap(), [(OLD, 1)]);
+        assert_eq!(values(&[(OLD, None), (NEW, Some(1))]).unwrap(), [(NEW, 1)]);
+        assert_eq!(values(&[(OLD, Some(1)), (NEW, Some(2))]).unwrap(), [(OLD, 1), (NEW, 2)]);
+        assert!(values(&[(OLD, Some(1)), (NEW, None)]).is_err());
+    }
+
+    #[test]
+    fn what_goes_without_a_word_is_an_error() {
+        let check = |older: Facts, newest: &Facts| gone(&[(OLD, older)], newest).map_err(|error| error.to_string());
+        let newest = facts(&["a", "b"], &[("CU_C", 1)]);
+        assert_eq!(check(facts(&["a"], &[("CU_C", 1)]), &newest), Ok(()));
+        // On record.
+        assert_eq!(check(facts(&[], &[("CU_DEV_RESOURCE_TYPE_MAX", 1)]), &newest), Ok(()));
+        assert!(check(facts(&[], &[("CU_LOST", 1)]), &newest).unwrap_err().starts_with("CU_LOST, 1 in the header"));
+        assert!(check(facts(&["a", "lost"], &[]), &newest).unwrap_err().contains("CUthing_st.lost"));
+        let renamed = Facts { sizes: vec![("CUother_st".into(), 64)], ..facts(&[], &[]) };
+        assert!(check(renamed, &newest).unwrap_err().starts_with("CUother_st, in the header"));
+    }
+
+    #[test]
+    fn a_first_revision_may_take_a_new_tag_and_no_new_shape() {
+        let under = |tag: &str, fields: &[&str]| {
+            let mut facts = facts(fields, &[]);
+            facts.sizes[0].0 = tag.to_owned();
+            facts.fields = facts.fields.into_values().map(|fields| (tag.to_owned(), fields)).collect();
+            facts
+        };
+        let newest = under("CUthing_v1_st", &["a", "b"]);
+        assert!(gone(&[(OLD, facts(&["a", "b"], &[]))], &newest).is_ok());
+        assert!(gone(&[(OLD, facts(&["b", "a"], &[]))], &newest).is_err());
+    }
+
+    #[test]
+    fn fields_of_nameless_parts_are_told_from_outside() {
+        let file: syn::File = syn::parse_quote! {
+            struct Outer { type_: c_int, __bindgen_anon_1: Outer__bindgen_ty_1, named: Outer__bindgen_ty_2 }
+            union Outer__bindgen_ty_1 { wide: c_ulonglong, narrow: [c_uint; 1usize] }
+            struct Outer__bindgen_ty_2 { last: *mut c_void }
+        };
+        let layouts = [
+            ("Size of Outer", 24),
+            ("Offset of field: Outer::type_", 0),
+            ("Offset of field: Outer::named", 16),
+            ("Size of Outer__bindgen_ty_1", 8),
+            ("Alignment of Outer__bindgen_ty_1", 8),
+            ("Size of Outer__bindgen_ty_2", 8),
+            ("Offset of field: Outer__bindgen_ty_2::last", 0),
+        ];
+        let bindings = Bindings {
+            types: file.items,
+            layouts: layouts.map(|(what, value)| (what.to_owned(), value)).into(),
+            ..Bindings::default()
+        };
+        let header = Header { release: NEW, folder: "".into(), bindings, macros: vec![("CU_M".into(), 3)] };
+        let facts = super::facts(&header).unwrap();
+        assert_eq!(facts.sizes, [("Outer".to_owned(), 24)]);
+        assert_eq!(facts.constants, [("CU_M".to_owned(), 3)]);
+        let place = |name: &str| find(&facts.fields["Outer"], name);
+        assert_eq!((place("type"), place("wide"), place("narrow")), (Some((0, 4)), Some((8, 8)), Some((8, 4))));
+        assert_eq!((place("named"), place("named.last")), (Some((16, 8)), Some((16, 8))));
+    }
+}

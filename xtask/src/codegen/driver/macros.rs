@@ -84,3 +84,67 @@ fn translate(bindings: &Bindings, name: &str, value: &str) -> Result<(Item, i128
     };
     Ok((syn::parse_str(&text)?, number))
 }
+
+#[cfg(test)]
+mod tests {
+    use quote::ToTokens;
+
+    use super::*;
+
+    /// What bindgen makes of a header with these constants.
+    fn bindings(constants: &[&str]) -> Bindings {
+        Bindings {
+            constants: constants.iter().map(|text| syn::parse_str(text).unwrap()).collect(),
+            enumerations: vec![Enumeration {
+                name: "CUflags".into(),
+                repr: "u32".into(),
+                constants: vec![("CU_FLAG_A".into(), "2".into())],
+            }],
+            ..Bindings::default()
+        }
+    }
+
+    fn added(bindings: &mut Bindings, text: &str) -> (Vec<(String, i128)>, Vec<String>) {
+        let values = complete(bindings, text).unwrap();
+        let written = |item: &Item| item.to_token_stream().to_string();
+        (values, bindings.types.iter().map(written).collect())
+    }
+
+    #[test]
+    fn a_macro_that_bindgen_passes_over_is_a_constant_of_its_type() {
+        let text = "  #define CU_OLD CU_FLAG_A /* as it was */\n#define CU_STREAM_X ((CUstream)0x2)\n\
+                    #define CU_DEVICE_NONE ((CUdevice)-1)\n#define CU_WHOLE ((void*)CU_NUMBER)\n\
+                    #define CU_NUMBER 7\n#define CU_CALL(x) x\n#define CUDAAPI __stdcall\n#define CU_EMPTY \n";
+        let (values, items) = added(&mut bindings(&["pub const CU_NUMBER: u32 = 7;"]), text);
+        let value = |name: &str, value| (name.to_owned(), value);
+        assert_eq!(
+            values,
+            [value("CU_OLD", 2), value("CU_STREAM_X", 2), value("CU_DEVICE_NONE", -1), value("CU_WHOLE", 7)]
+        );
+        assert_eq!(items[0], "pub const CU_OLD : CUflags = CUflags :: CU_FLAG_A ;");
+        assert_eq!(items[2], "pub const CU_DEVICE_NONE : CUdevice = - 1 ;");
+    }
+
+    #[test]
+    fn what_the_header_undefines_is_its_own() {
+        let mut bindings = bindings(&["pub const CU_PRIVATE: u32 = 7;"]);
+        assert!(added(&mut bindings, "#define CU_PRIVATE 7\n#undef CU_PRIVATE\n").0.is_empty());
+        assert!(bindings.constants.is_empty());
+    }
+
+    #[test]
+    fn an_unsigned_literal_is_no_negative_number() {
+        let mut bindings = bindings(&["pub const CU_ALL: i32 = -1;", "pub const CU_LESS: i32 = -1;"]);
+        complete(&mut bindings, "#define CU_ALL (~0u)\n#define CU_LESS (-1)\n").unwrap();
+        let values: Vec<_> = bindings.macros().map(|(_, value)| value.unwrap()).collect();
+        assert_eq!(values, [0xffff_ffff, -1]);
+    }
+
+    #[test]
+    fn a_macro_that_is_not_understood_is_an_error() {
+        for value in ["CU_UNKNOWN", "((CUfuture)0x1)", "((CUstream)CU_UNKNOWN)", "sizeof(int)"] {
+            let text = format!("#define CU_NEW {value}\n");
+            assert!(complete(&mut bindings(&[]), &text).is_err(), "{value}");
+        }
+    }
+}

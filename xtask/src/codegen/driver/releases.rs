@@ -129,3 +129,115 @@ pub(super) fn superseded(functions: &BTreeMap<String, String>) -> String {
     }
     text + "];\n"
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::codegen::bindings::Bindings;
+
+    fn function(name: &str) -> Function {
+        Function { name: name.into(), parameters: String::new(), result: String::new() }
+    }
+
+    fn header(release: Release, names: &[&str]) -> Header {
+        let functions = names.iter().map(|name| function(name)).collect();
+        let bindings = Bindings { functions, ..Bindings::default() };
+        Header { release, folder: "".into(), bindings, macros: Vec::new() }
+    }
+
+    /// A family's functions, named as the header does: the first without a number.
+    fn family(base: &str, revisions: usize) -> Vec<Function> {
+        let name = |revision| if revision == 1 { base.to_owned() } else { format!("{base}_v{revision}") };
+        (1..=revisions).map(|revision| function(&name(revision))).collect()
+    }
+
+    proptest! {
+        /// Whatever the versions: each revision is in the table or left out for one that every driver has.
+        #[test]
+        fn no_function_is_lost(
+            families in proptest::collection::vec(
+                proptest::collection::btree_set((2..14_u32, 0..10_u32), 1..5), 1..6,
+            )
+        ) {
+            let codes = |set: &std::collections::BTreeSet<(u32, u32)>| -> Vec<u32> {
+                set.iter().map(|(major, minor)| major * 1000 + minor * 10).collect()
+            };
+            let versions: BTreeMap<_, _> =
+                families.iter().enumerate().map(|(at, set)| (format!("cuF{at}"), codes(set))).collect();
+            let functions: Vec<_> =
+                versions.iter().flat_map(|(base, codes)| family(base, codes.len())).collect();
+            let names: Vec<_> = functions.iter().map(|function| function.name.clone()).collect();
+            let table = table(functions, &versions).unwrap();
+            prop_assert_eq!(table.entries.len() + table.superseded.len(), names.len());
+            for name in names {
+                let entry = |name: &str| table.entries.iter().find(|entry| entry.function.name == name);
+                match table.superseded.get(&name) {
+                    None => prop_assert!(entry(&name).is_some()),
+                    Some(newer) => prop_assert!(entry(newer).unwrap().since <= [11, 7, 0]),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn revisions_are_dated_in_their_order() {
+        let versions = BTreeMap::from([("cuCtxCreate".to_owned(), vec![2000, 3020, 11040, 12050])]);
+        let table = table(family("cuCtxCreate", 4), &versions).unwrap();
+        let dated: Vec<_> =
+            table.entries.iter().map(|entry| (entry.function.name.as_str(), entry.since)).collect();
+        assert_eq!(dated, [("cuCtxCreate_v3", [11, 4, 0]), ("cuCtxCreate_v4", [12, 5, 0])]);
+        let kept = "cuCtxCreate_v3".to_owned();
+        let left_out = ["cuCtxCreate", "cuCtxCreate_v2"].map(|old| (old.to_owned(), kept.clone()));
+        assert_eq!(table.superseded, BTreeMap::from(left_out));
+    }
+
+    #[test]
+    fn what_the_two_headers_say_otherwise_is_an_error() {
+        let versions = |names: &[(&str, &[u32])]| -> BTreeMap<String, Vec<u32>> {
+            names.iter().map(|(name, codes)| ((*name).to_owned(), codes.to_vec())).collect()
+        };
+        let fault = |functions: &[&str], dated: &[(&str, &[u32])]| {
+            let functions = functions.iter().map(|name| function(name)).collect();
+            table(functions, &versions(dated)).map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(fault(&["cuA"], &[]).contains("does not date cuA"));
+        assert!(fault(&["cuA"], &[("cuA", &[2000]), ("cuB", &[2000])]).contains("dates cuB"));
+        assert!(fault(&["cuA"], &[("cuA", &[2000, 3020])]).contains("revisions [\"cuA\"]"));
+        assert!(fault(&["cuA", "cuB_ptsz"], &[("cuA", &[2000])]).contains("variant of cuB"));
+    }
+
+    #[test]
+    fn versions_are_read_without_the_variants_for_threads() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "typedef CUresult (CUDAAPI *PFN_cuA_v3020)(int);\ntypedef CUresult (CUDAAPI *PFN_cuA_v2000)(int);\n\
+                    typedef CUresult (CUDAAPI *PFN_cuA_v7000_ptsz)(int);\n#define PFN_cuA PFN_cuA_v3020\n";
+        fs::write(file.path(), text).unwrap();
+        assert_eq!(versions(file.path()).unwrap(), BTreeMap::from([("cuA".to_owned(), vec![2000, 3020])]));
+    }
+
+    #[test]
+    fn declarations_are_dated_and_do_not_go_again() {
+        let entry = |since| Entry { function: function("cuA"), base: "cuA".into(), since, declared: None };
+        let date = |since, older: &[Header]| {
+            let mut entries = [entry(since)];
+            date_declarations(&mut entries, older, [13, 0, 0]).map(|()| entries[0].declared)
+        };
+        let headers = |first: &[&str], second: &[&str]| [header([11, 7, 0], first), header([12, 0, 0], second)];
+        // Due in the first header that is as new, and there.
+        assert_eq!(date([3, 2, 0], &headers(&["cuA"], &["cuA"])).unwrap(), None);
+        assert_eq!(date([11, 8, 0], &headers(&[], &["cuA"])).unwrap(), None);
+        // There only later.
+        assert_eq!(date([11, 6, 0], &headers(&[], &["cuA"])).unwrap(), Some([12, 0, 0]));
+        assert_eq!(date([11, 6, 0], &headers(&[], &[])).unwrap(), Some([13, 0, 0]));
+        // There too early, gone again, newer than all.
+        for (since, older) in [
+            ([12, 0, 0], headers(&["cuA"], &["cuA"])),
+            ([3, 2, 0], headers(&["cuA"], &[])),
+            ([13, 1, 0], headers(&[], &[])),
+        ] {
+            assert!(date(since, &older).is_err(), "{since:?}");
+        }
+    }
+}
