@@ -297,3 +297,79 @@ fn text(ty: &Type) -> String {
 pub(crate) fn shorten(text: &str) -> String {
     text.replace("::core::ffi::", "").replace("::core::option::", "")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What bindgen writes of a small header.
+    fn sorted() -> Bindings {
+        let file: syn::File = syn::parse_quote! {
+            impl mode { pub const MODE_A: mode = mode(0); pub const MODE_B: mode = mode(-1); }
+            #[repr(transparent)]
+            pub struct mode(pub ::core::ffi::c_int);
+            pub use self::mode as mode_t;
+            pub const LIMIT: u32 = 64;
+            pub struct plain_st { pub at: *mut ::core::ffi::c_void }
+            const _: () = {
+                ["Size of plain_st"][::core::mem::size_of::<plain_st>() - 8usize];
+                ["Offset of field: plain_st::at"][::core::mem::offset_of!(plain_st, at) - 0usize];
+            };
+            impl Default for plain_st {
+                fn default() -> Self { unsafe { ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1) } }
+            }
+            unsafe extern "C" {
+                pub fn call(at: *mut plain_st, back: ::core::option::Option<unsafe extern "C" fn(at: mode)>) -> mode;
+                pub fn silent();
+            }
+        };
+        sort(file.items).unwrap()
+    }
+
+    #[test]
+    fn each_item_finds_its_place() {
+        let bindings = sorted();
+        let [Enumeration { name, repr, constants }] = &bindings.enumerations[..] else {
+            panic!("one enumeration")
+        };
+        assert_eq!((name.as_str(), repr.as_str()), ("mode", "i32"));
+        let value = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(*constants, [value("MODE_A", "0"), value("MODE_B", "-1")]);
+        assert_eq!(bindings.layouts["Size of plain_st"], 8);
+        assert_eq!(bindings.layouts["Offset of field: plain_st::at"], 0);
+        assert_eq!(bindings.zeroed, ["plain_st"]);
+        assert_eq!(bindings.macros().map(|(name, _)| name).collect::<Vec<_>>(), ["LIMIT"]);
+        assert_eq!((bindings.types.len(), bindings.assertions.len()), (2, 1));
+    }
+
+    #[test]
+    fn a_function_is_written_on_one_line_without_paths() {
+        let [call, silent] = &sorted().functions[..] else { panic!("two functions") };
+        assert_eq!(call.types(), ["*mut plain_st", "Option<unsafe extern \"C\" fn(at: mode)>"]);
+        assert_eq!(call.result, " -> mode");
+        assert_eq!((silent.parameters.as_str(), silent.result.as_str()), ("", ""));
+    }
+
+    #[test]
+    fn a_tag_takes_the_name_that_people_write_everywhere() {
+        let file: syn::File = syn::parse_quote! {
+            pub use self::tag_enum as Name;
+            const _: () = { ["Size of tag_enum"][size_of::<tag_enum>() - 4usize]; };
+            pub struct other { pub tag_enum_like: tag_enum }
+        };
+        let renames = tags(&file.items);
+        let text = rename(file.into_token_stream(), &renames).to_string();
+        assert!(text.contains("\"Size of Name\"") && text.contains("tag_enum_like : Name"), "{text}");
+    }
+
+    #[test]
+    fn what_bindgen_has_not_written_so_far_is_an_error() {
+        let fails = |file: syn::File| sort(file.items).is_err();
+        assert!(fails(syn::parse_quote! { pub use self::a; }));
+        assert!(fails(syn::parse_quote! { const _: () = { assert!(true); }; }));
+        assert!(fails(syn::parse_quote! { impl a { pub const B: a = a(1); } }));
+        assert!(fails(
+            syn::parse_quote! { impl a { pub const B: a = a(1); } pub struct a(pub ::core::ffi::c_float); }
+        ));
+    }
+}

@@ -137,7 +137,11 @@ pub(crate) fn write(root: &Path, files: &Files, check: bool) -> Result<()> {
         }
     }
     if !differing.is_empty() {
-        bail!("`cargo xtask codegen` would change {}", differing.join(", "));
+        bail!(
+            "what is committed is not what the headers give: `cargo xtask codegen` would change {}; run it, and \
+             commit what it writes",
+            differing.join(", ")
+        );
     }
     Ok(())
 }
@@ -145,6 +149,37 @@ pub(crate) fn write(root: &Path, files: &Files, check: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn functions_are_written_as_the_macro_reads_them() {
+        let entry = |declared| Entry {
+            function: Function {
+                name: "f_v2".into(),
+                parameters: "at: *mut c_int".into(),
+                result: " -> R".into(),
+            },
+            base: "f".into(),
+            since: [2, 1, 0],
+            declared,
+        };
+        let text = functions(&[entry(None), entry(Some([2, 3, 4]))]);
+        let line = "\"f\" => f_v2(at: *mut c_int) -> R;";
+        assert_eq!(
+            text,
+            format!("functions! {{\n    (2, 1, 0) {line}\n    (2, 1, 0) declared (2, 3, 4) {line}\n}}\n")
+        );
+    }
+
+    #[test]
+    fn constants_that_are_combined_are_flags() {
+        let text = |name: &str| {
+            let constants = vec![("A".to_owned(), "1".to_owned())];
+            enumerations(&[Enumeration { name: name.into(), repr: "u32".into(), constants }])
+        };
+        assert!(text("CUevent_flags").contains("CUevent_flags: flags u32 {"));
+        assert!(text("CUmemAllocationHandleType").contains(": flags u32 {"));
+        assert!(text("CUresult").contains("CUresult: u32 {\n        A = 1,\n"));
+    }
 
     #[test]
     fn a_check_fails_when_one_line_is_altered_and_changes_nothing() {
@@ -162,7 +197,7 @@ mod tests {
 
         let altered = root.path().join(names[1]);
         fs::write(&altered, "first\nsecond \n").unwrap();
-        assert_eq!(check().unwrap_err(), "`cargo xtask codegen` would change two/functions.rs");
+        assert!(check().unwrap_err().contains("would change two/functions.rs; run it"));
         assert_eq!(fs::read_to_string(&altered).unwrap(), "first\nsecond \n");
     }
 }

@@ -378,7 +378,9 @@ mod tests {
     #[test]
     fn a_value_is_dated_by_the_release_that_it_holds_from() {
         let values = |values: &[(Release, Option<i128>)]| {
-            let facts = |value: Option<i128>| facts(&[], &value.map(|value| ("C", value)).into_iter().collect::<Vec<_>>());
+            let facts = |value: Option<i128>| {
+                facts(&[], &value.map(|value| ("C", value)).into_iter().collect::<Vec<_>>())
+            };
             let facts: Vec<_> = values.iter().map(|(release, value)| (*release, facts(*value))).collect();
             changes(&facts, |facts| find(&facts.constants, "C"))
         };
@@ -390,12 +392,17 @@ mod tests {
 
     #[test]
     fn what_goes_without_a_word_is_an_error() {
-        let check = |older: Facts, newest: &Facts| gone(&[(OLD, older)], newest).map_err(|error| error.to_string());
+        let check =
+            |older: Facts, newest: &Facts| gone(&[(OLD, older)], newest).map_err(|error| error.to_string());
         let newest = facts(&["a", "b"], &[("CU_C", 1)]);
         assert_eq!(check(facts(&["a"], &[("CU_C", 1)]), &newest), Ok(()));
         // On record.
         assert_eq!(check(facts(&[], &[("CU_DEV_RESOURCE_TYPE_MAX", 1)]), &newest), Ok(()));
-        assert!(check(facts(&[], &[("CU_LOST", 1)]), &newest).unwrap_err().starts_with("CU_LOST, 1 in the header"));
+        assert!(
+            check(facts(&[], &[("CU_LOST", 1)]), &newest)
+                .unwrap_err()
+                .starts_with("CU_LOST, 1 in the header")
+        );
         assert!(check(facts(&["a", "lost"], &[]), &newest).unwrap_err().contains("CUthing_st.lost"));
         let renamed = Facts { sizes: vec![("CUother_st".into(), 64)], ..facts(&[], &[]) };
         assert!(check(renamed, &newest).unwrap_err().starts_with("CUother_st, in the header"));
@@ -440,7 +447,10 @@ mod tests {
         assert_eq!(facts.sizes, [("Outer".to_owned(), 24)]);
         assert_eq!(facts.constants, [("CU_M".to_owned(), 3)]);
         let place = |name: &str| find(&facts.fields["Outer"], name);
-        assert_eq!((place("type"), place("wide"), place("narrow")), (Some((0, 4)), Some((8, 8)), Some((8, 4))));
+        assert_eq!(
+            (place("type"), place("wide"), place("narrow")),
+            (Some((0, 4)), Some((8, 8)), Some((8, 4)))
+        );
         assert_eq!((place("named"), place("named.last")), (Some((16, 8)), Some((16, 8))));
     }
 }

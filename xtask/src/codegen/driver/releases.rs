@@ -224,7 +224,8 @@ mod tests {
             let mut entries = [entry(since)];
             date_declarations(&mut entries, older, [13, 0, 0]).map(|()| entries[0].declared)
         };
-        let headers = |first: &[&str], second: &[&str]| [header([11, 7, 0], first), header([12, 0, 0], second)];
+        let headers =
+            |first: &[&str], second: &[&str]| [header([11, 7, 0], first), header([12, 0, 0], second)];
         // Due in the first header that is as new, and there.
         assert_eq!(date([3, 2, 0], &headers(&["cuA"], &["cuA"])).unwrap(), None);
         assert_eq!(date([11, 8, 0], &headers(&[], &["cuA"])).unwrap(), None);

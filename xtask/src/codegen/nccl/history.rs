@@ -111,7 +111,7 @@ impl History {
         text
     }
 
-    fn parse(text: &str) -> Result<Self> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let mut releases: Vec<([u32; 3], Facts)> = Vec::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let mut words = line.splitn(4, ' ');

@@ -119,3 +119,69 @@ fn entry(function: Function, history: &History) -> Result<Entry> {
     ensure!(declared >= since, "{name} is declared in {declared:?}, before a library exports it");
     Ok(Entry { base: name.clone(), since, declared: (declared > since).then_some(declared), function })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a function with this history.
+    fn dated(name: &str, history: &str) -> Result<([u32; 3], Option<[u32; 3]>), String> {
+        let function = Function { name: name.into(), parameters: String::new(), result: String::new() };
+        let history = History::parse(history).unwrap();
+        entry(function, &history)
+            .map(|entry| (entry.since, entry.declared))
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_function_is_of_the_first_library_that_exports_it() {
+        let both = "2.1.0\n2.2.0\n+ export ncclF\n+ function ncclF (c_int) -> c_int\n2.3.0";
+        assert_eq!(dated("ncclF", both), Ok(([2, 2, 0], None)));
+        let later = "2.1.0\n+ export ncclF\n2.2.0\n+ function ncclF (c_int) -> c_int";
+        assert_eq!(dated("ncclF", later), Ok(([2, 1, 0], Some([2, 2, 0]))));
+        // A structure and its alias are one type.
+        let alias = "2.1.0\n+ export ncclF\n+ function ncclF (S)\n2.2.0\n+ function ncclF (S_t)";
+        assert_eq!(dated("ncclF", alias), Ok(([2, 1, 0], None)));
+    }
+
+    #[test]
+    fn what_one_release_cannot_date_is_an_error() {
+        let declared = "+ function ncclF (c_int)";
+        for (history, fault) in [
+            (format!("2.1.0\n{declared}"), "exported by no library"),
+            (format!("2.1.0\n{declared}\n2.2.0\n+ export ncclF"), "before a library exports it"),
+            ("2.1.0\n+ export ncclF".to_owned(), "no header declares"),
+            (
+                format!("2.1.0\n+ export ncclF\n{declared}\n2.2.0\n- export ncclF\n2.3.0\n+ export ncclF"),
+                "and is again",
+            ),
+            (
+                format!("2.1.0\n+ export ncclF\n{declared}\n2.2.0\n+ function ncclF (c_long)"),
+                "has changed its signature",
+            ),
+        ] {
+            let error = dated("ncclF", &history).unwrap_err();
+            assert!(error.contains(fault), "{fault}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_macro_that_nobody_has_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let header = |name: &str, text: &str| {
+            let file = folder.path().join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let text = "#define NCCL_KNOWN 1\n  #define NCCL_NEW 2\n#define NCCL_CALL(x) x\n#define NCCL_H_\n\
+                    #define NCCL_COMM_NULL NULL\n#define NCCL_NEW_INITIALIZER {0}\n";
+        header("include/nccl.h", text);
+        header("include/nccl_device/host.h", "");
+        header("include/nccl_device/core.h", "#define NCCL_CORE 3\n");
+        let constants = vec![syn::parse_quote!(
+            pub const NCCL_KNOWN: u32 = 1;
+        )];
+        let bindings = Bindings { constants, ..Bindings::default() };
+        assert_eq!(unread(folder.path(), &bindings).unwrap(), ["NCCL_NEW", "NCCL_CORE"]);
+    }
+}
