@@ -47,25 +47,29 @@ impl FreeIndex {
 
     pub(super) fn remove(&mut self, key: &Key) {
         let bin = bin_of(key.units);
+        let at = self.bins[bin].partition_point(|other| other < key);
+        debug_assert_eq!(self.bins[bin].get(at), Some(key), "a free block is in the index");
+        self.remove_at(bin, at);
+    }
+
+    fn remove_at(&mut self, bin: usize, at: usize) -> Key {
         let keys = &mut self.bins[bin];
-        let at = keys.partition_point(|other| other < key);
-        debug_assert_eq!(keys.get(at), Some(key), "a free block is in the index");
-        keys.remove(at);
+        let key = keys.remove(at);
         if keys.is_empty() {
             self.occupied[bin / 64] &= !(1 << (bin % 64));
         }
+        key
     }
 
     /// Takes out the least block of at least `units`.
     pub(super) fn take(&mut self, units: Units) -> Option<Key> {
         let bin = bin_of(units);
         let at = self.bins[bin].partition_point(|key| key.units < units);
-        let key = match self.bins[bin].get(at) {
-            Some(key) => *key,
-            None => self.bins[self.next_occupied(bin + 1)?][0],
-        };
-        self.remove(&key);
-        Some(key)
+        if at < self.bins[bin].len() {
+            return Some(self.remove_at(bin, at));
+        }
+        let next = self.next_occupied(bin + 1)?;
+        Some(self.remove_at(next, 0))
     }
 
     /// Length of the longest block.
