@@ -171,6 +171,11 @@ mod tests {
             let names: Vec<_> = functions.iter().map(|function| function.name.clone()).collect();
             let table = table(functions, &versions).unwrap();
             prop_assert_eq!(table.entries.len() + table.superseded.len(), names.len());
+            // Of what every driver has, the newest alone.
+            let old: Vec<_> = table.entries.iter().filter(|entry| entry.since <= [11, 7, 0]).collect();
+            for entry in &old {
+                prop_assert_eq!(old.iter().filter(|other| other.base == entry.base).count(), 1);
+            }
             for name in names {
                 let entry = |name: &str| table.entries.iter().find(|entry| entry.function.name == name);
                 match table.superseded.get(&name) {
