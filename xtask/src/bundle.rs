@@ -11,6 +11,9 @@ use crate::shell::{self, CRATES};
 /// What a folder may come to, in bytes: lent GPU hosts take only so much.
 const LIMIT: u64 = 40_000_000;
 
+/// How test binaries differ from the release profile: they are most of the bundle, and nobody measures them.
+const SMALL: [(&str, &str); 2] = [("OPT_LEVEL", "s"), ("LTO", "fat")];
+
 const RUN: &str = include_str!("../data/run.sh");
 
 #[derive(clap::Args)]
@@ -39,10 +42,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for folder in ["tests", "benches", "traces", "peers"] {
         fs::create_dir(dir.join(folder))?;
     }
-    for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"])? {
+    for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"], &[])? {
         install(&artifact.path, &dir.join("xtask"))?;
     }
-    let tests = build(&root, &["test", "--no-run", "--workspace"])?;
+    let tests = build(&root, &["test", "--no-run", "--workspace"], &SMALL)?;
     for name in CRATES {
         let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {
@@ -50,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         };
         install(&binary.path, &dir.join("tests").join(name))?;
     }
-    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"])? {
+    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"], &[])? {
         // Without a harness of their own these are the libraries' unit tests, which are there already.
         if !CRATES.contains(&artifact.target.replace('_', "-").as_str()) {
             let name = format!("{}-{}", artifact.folder, artifact.target);
@@ -70,8 +73,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo for release binaries without symbols and without paths into the source tree.
-fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
+/// Runs cargo for release binaries without symbols and without paths into the source tree; `settings` change the
+/// release profile.
+fn build(root: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Result<Vec<Artifact>> {
     let mut command = shell::cargo(root, arguments);
     command.args(["--message-format=json-render-diagnostics", "--target-dir", "target/bundle"]);
     if arguments[0] != "bench" {
@@ -83,6 +87,9 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
     for profile in ["RELEASE", "BENCH"] {
         command.env(format!("CARGO_PROFILE_{profile}_STRIP"), "symbols");
+    }
+    for (key, value) in settings {
+        command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
     }
     command.env("RUSTFLAGS", flags).stderr(std::process::Stdio::inherit());
     eprintln!("$ {}", shell::line(&command));
