@@ -7,6 +7,7 @@ use cuda_driver_sys::{CUipcMem_flags, CUipcMemHandle};
 
 use super::DeviceMemory;
 use crate::call::call;
+use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
 /// Names an allocation to other processes of the host: plain bytes, to be sent by any means.
@@ -69,6 +70,8 @@ impl ImportedMemory {
 impl Drop for ImportedMemory {
     #[doc(alias = "cuIpcCloseMemHandle")]
     fn drop(&mut self) {
+        // Closing is no part of a capture that happens to be open, and must not ruin it.
+        let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
             // SAFETY: opened by `open` and used by nobody after this.
             unsafe { call!(self.context.api(), cuIpcCloseMemHandle(self.ptr.0)) }
