@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use cuda_driver::module::ModuleError;
 use cuda_driver::sys::{Api, Table};
 use cuda_driver::{Driver, Error, Result};
 use gpu_sim::World;
@@ -49,9 +48,6 @@ fn run(removed: &BTreeSet<&str>) -> Vec<String> {
         let mut said = std::mem::take(&mut *drops());
         match outcome {
             Ok(Ok(())) => {}
-            Ok(Err(Error::Module(ModuleError::Refused { cause, .. }))) if is_missing(&cause) => {
-                said.push(cause.to_string());
-            }
             Ok(Err(error)) if is_missing(&error) => said.push(error.to_string()),
             Ok(Err(other)) => wrong.push(format!("{name}: {other}")),
             Err(_) => wrong.push(format!("{name}: it panicked")),
