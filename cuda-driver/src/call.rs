@@ -1,7 +1,7 @@
 //! How a function of the driver's table is called: return codes and casts live here and nowhere else.
 
-use std::ffi::{CStr, c_char, c_void};
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use cuda_driver_sys::{Api, CUresult};
 
@@ -74,6 +74,21 @@ pub(crate) fn with_os_handle<T>(
     };
     let number = duplicate.as_ref().map_or(descriptor.as_raw_fd(), |duplicate| duplicate.as_raw_fd());
     import(std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
+}
+
+/// Makes an export as a descriptor, which `export` is given the place for. A driver that reports success without a
+/// descriptor is an error: an `OwnedFd` cannot be one.
+pub(crate) fn exported_fd(
+    function: &'static str,
+    export: impl FnOnce(*mut c_void) -> Result<()>,
+) -> Result<OwnedFd> {
+    let mut descriptor: c_int = -1;
+    export((&raw mut descriptor).cast())?;
+    if descriptor < 0 {
+        return Err(Error::NoDescriptor { function, found: descriptor });
+    }
+    // SAFETY: the driver made the descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 fn succeeded(code: CUresult) -> bool {

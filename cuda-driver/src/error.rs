@@ -148,6 +148,18 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// The driver reported success for an export, and gave no descriptor.
+    #[error(
+        "{function} reported success but gave {found} for a file descriptor: the driver is broken; update it, or share \
+         the memory another way"
+    )]
+    NoDescriptor {
+        /// The function that was called, by its symbol.
+        function: &'static str,
+        /// The number in the descriptor's place.
+        found: i32,
+    },
+
     /// A module, or something in one, could not be had.
     #[error(transparent)]
     Module(#[from] ModuleError),

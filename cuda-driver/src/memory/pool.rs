@@ -3,9 +3,9 @@
 //! A device has a default pool, and a current one, from which [`StreamMemory::new`] allocates. A pool keeps what is
 //! freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next allocation.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::fmt;
-use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bitflags::bitflags;
@@ -15,7 +15,7 @@ use cuda_driver_sys::{
 };
 
 use super::StreamMemory;
-use crate::call::{call, with_os_handle};
+use crate::call::{call, exported_fd, with_os_handle};
 use crate::vmm::{Access, HandleTypes, location};
 use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
 
@@ -150,17 +150,15 @@ impl MemoryPool {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` for
-    /// a pool made otherwise.
+    /// a pool made otherwise; [`Error::NoDescriptor`](crate::Error::NoDescriptor).
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
-        let mut descriptor: c_int = -1;
-        let out = (&raw mut descriptor).cast::<c_void>();
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let Inner { context, raw, .. } = &*self.inner;
-        // SAFETY: for this kind an int is written, to a local that outlives the call.
-        unsafe { call!(context.api(), cuMemPoolExportToShareableHandle(out, *raw, kind, 0)) }?;
-        // SAFETY: the driver made the descriptor for this call, so nobody else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        exported_fd("cuMemPoolExportToShareableHandle", |out| {
+            // SAFETY: for this kind an int is written, to the place for one.
+            unsafe { call!(context.api(), cuMemPoolExportToShareableHandle(out, *raw, kind, 0)) }
+        })
     }
 
     /// The driver's handle, valid while this pool lives.

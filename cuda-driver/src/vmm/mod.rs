@@ -89,10 +89,11 @@ impl Granularity {
         })
     }
 
-    /// The smallest multiple of the recommended granularity that holds `bytes` bytes.
+    /// The smallest multiple of the recommended granularity that holds `bytes` bytes; `usize::MAX`, which no driver
+    /// gives, where there is none.
     #[must_use]
     pub fn round_up(&self, bytes: usize) -> usize {
-        bytes.next_multiple_of(self.recommended.max(1))
+        bytes.checked_next_multiple_of(self.recommended.max(1)).unwrap_or(usize::MAX)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Physical memory and its handles.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::fmt;
-use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use cuda_driver_sys::{
@@ -11,7 +11,7 @@ use cuda_driver_sys::{
 };
 
 use super::{HandleTypes, properties};
-use crate::call::{call, with_os_handle};
+use crate::call::{call, exported_fd, with_os_handle};
 use crate::{Context, DevicePtr, Error, Result, teardown};
 
 /// Names physical memory to the processes of an NVLink domain, on this host and others: plain bytes, to be sent by any
@@ -154,20 +154,18 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::NotExportable`] if it was made without [`HandleTypes::POSIX_FD`]; [`Error::Driver`] from
-    /// `cuMemExportToShareableHandle`.
+    /// `cuMemExportToShareableHandle`; [`Error::NoDescriptor`].
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         let Inner { context, raw, handle_types, .. } = &*self.inner;
         if !handle_types.contains(HandleTypes::POSIX_FD) {
             return Err(Error::NotExportable { made: *handle_types, wanted: HandleTypes::POSIX_FD });
         }
-        let mut descriptor: c_int = -1;
-        let out = (&raw mut descriptor).cast::<c_void>();
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        // SAFETY: for this kind an int is written, to a local that outlives the call.
-        unsafe { call!(context.api(), cuMemExportToShareableHandle(out, *raw, kind, 0)) }?;
-        // SAFETY: the driver made the descriptor for this call, so nobody else owns it.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+        exported_fd("cuMemExportToShareableHandle", |out| {
+            // SAFETY: for this kind an int is written, to the place for one.
+            unsafe { call!(context.api(), cuMemExportToShareableHandle(out, *raw, kind, 0)) }
+        })
     }
 
     /// The memory as 64 bytes, which processes of the same NVLink domain can open. They do not keep the pages: an

@@ -1,13 +1,15 @@
 //! Physical memory, reservations and mappings.
 
+use std::ffi::{c_ulonglong, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use cuda_driver::memory::MemoryPool;
+use cuda_driver::sys::{CUmemAllocationHandleType, CUresult};
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, DevicePtr, Error};
 use proptest::prelude::*;
 
-use super::{CAPACITY, context, failed, on_devices, on_stream};
+use super::{CAPACITY, context, driver, failed, on_devices, on_stream};
 
 const PAGE: usize = 2 << 20;
 
@@ -272,5 +274,40 @@ fn pages_are_what_the_model_says_through_every_mapping() {
         });
         assert_eq!(free(), all);
         assert!(all as u64 <= CAPACITY);
+    });
+}
+
+/// An export that reports success and writes nothing.
+unsafe extern "C" fn export_nothing<T>(
+    _: *mut c_void,
+    _: T,
+    _: CUmemAllocationHandleType,
+    _: c_ulonglong,
+) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[test]
+fn an_export_without_a_descriptor_is_an_error() {
+    on_devices(1, |world, _| {
+        let mut table = world.cuda();
+        table.cuMemExportToShareableHandle = Some(export_nothing);
+        table.cuMemPoolExportToShareableHandle = Some(export_nothing);
+        let context = context(&driver(table), 0);
+        let physical = PhysicalMemory::create(&context, PAGE, HandleTypes::POSIX_FD).unwrap();
+        let pool = MemoryPool::new(&context, HandleTypes::empty(), 0).unwrap();
+        for exported in [physical.export_fd(), pool.export_fd()] {
+            assert!(matches!(exported, Err(Error::NoDescriptor { found: -1, .. })), "{exported:?}");
+        }
+    });
+}
+
+#[test]
+fn sizes_that_no_multiple_holds_are_sizes_that_no_driver_gives() {
+    on_stream(|_, context, _| {
+        let granularity = Granularity::of(context.device(), HandleTypes::POSIX_FD).unwrap();
+        let bytes = granularity.round_up(usize::MAX - 1);
+        assert_eq!(bytes, usize::MAX);
+        PhysicalMemory::create(context, bytes, HandleTypes::POSIX_FD).unwrap_err();
     });
 }
