@@ -2,6 +2,7 @@
 //!
 //! - [`demo`]: the main job, end to end, one process a rank
 //! - [`doctor`]: what this host has, and what each crate can do with it
+//! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
@@ -22,6 +23,7 @@ mod doctor;
 #[path = "../tests/doctor.rs"]
 mod doctor_end_to_end;
 mod headers;
+mod replay;
 mod run_tests;
 mod shell;
 mod trace;
@@ -46,6 +48,8 @@ enum Task {
     DemoRank(demo::RankOptions),
     /// Look at this host's libraries, GPUs and settings: what each crate can do here, and what to change
     Doctor(doctor::Options),
+    /// Replay recorded programs against the caching allocator: what it reserves, how often it calls the driver, how fast
+    Replay(replay::Options),
     /// Run all tests: unit, property, end-to-end and documentation tests
     Test(run_tests::Options),
     /// Run everything that a change has to pass
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => return demo::run(&options),
         Task::DemoRank(options) => return demo::run_rank(&options),
         Task::Doctor(options) => doctor::run(&options),
+        Task::Replay(options) => replay::run(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),

@@ -33,6 +33,7 @@ pub(crate) enum Event {
 /// A checked trace: blocks are numbered in the order of their allocation.
 #[derive(Debug)]
 pub(crate) struct Trace {
+    pub(crate) origin: Origin,
     pub(crate) events: Vec<Event>,
     /// Blocks that the trace allocates.
     pub(crate) allocations: u32,
@@ -47,6 +48,16 @@ pub(crate) struct Trace {
 pub(crate) enum Origin {
     BuiltIn,
     File(PathBuf),
+}
+
+impl Origin {
+    /// What the trace is called where no sentence is around it.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::BuiltIn => "gpt2_train".into(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -75,6 +86,11 @@ pub(crate) enum TraceError {
 }
 
 impl Trace {
+    /// Reads all traces at `path`.
+    pub(crate) fn load_all(path: &Path) -> Result<Vec<Self>, TraceError> {
+        Self::load(Some(path)).map(|trace| vec![trace])
+    }
+
     /// Reads the trace at `path`, or the built-in one.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self, TraceError> {
         match path {

@@ -46,7 +46,7 @@ fn lines(mut text: impl BufRead, origin: Origin, gzipped: bool) -> Result<Trace,
             return Err(TraceError::Line { origin, line: number, expected, found });
         }
     }
-    builder.finish().ok_or(TraceError::Empty { origin })
+    builder.finish(&origin).ok_or(TraceError::Empty { origin })
 }
 
 /// A block between its `a` and its `f`.
@@ -124,9 +124,9 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(self) -> Option<Trace> {
+    fn finish(self, origin: &Origin) -> Option<Trace> {
         let Self { events, allocations, streams, peak_active, .. } = self;
-        (allocations > 0).then_some(Trace { events, allocations, streams, peak_active })
+        (allocations > 0).then(|| Trace { origin: origin.clone(), events, allocations, streams, peak_active })
     }
 }
 

@@ -1,0 +1,138 @@
+//! What is measured of a replay, and how it is printed.
+
+use std::fmt;
+use std::time::Duration;
+
+use caching_alloc::host::Calls;
+use serde::Serialize;
+
+use super::Policy;
+use super::host::{self, ReplayError, driver_calls};
+use super::program::{Call, Program};
+
+/// The time per operation is that of the fastest of so many replays: what the others took longer was the machine's.
+const ROUNDS: u32 = 7;
+/// Capacities are looked for in steps of so many bytes.
+const STEP: u64 = 2 << 20;
+
+/// The figures of one trace. Sizes in bytes.
+#[derive(Debug, Serialize)]
+pub(super) struct Figures {
+    pub(super) trace: String,
+    pub(super) policy: Policy,
+    /// Allocations and frees.
+    pub(super) operations: u64,
+    pub(super) ns_per_op: f64,
+    /// The most that the program had in use, as its trace defines it.
+    pub(super) peak_active: u64,
+    /// The most that the allocator had from the driver.
+    pub(super) peak_reserved: u64,
+    /// Reserved by active, at their peaks.
+    pub(super) ratio: f64,
+    pub(super) driver_calls: u64,
+    pub(super) driver_calls_steady: u64,
+    /// The least memory with which no request failed.
+    pub(super) min_capacity: u64,
+    #[serde(skip)]
+    by_kind: Calls,
+}
+
+impl Figures {
+    /// Replays a program a few times with so much memory, and with less and less.
+    pub(super) fn measure(program: &Program, policy: Policy, capacity: u64) -> Result<Self, ReplayError> {
+        let (calls, blocks) = (&program.calls[..], program.blocks);
+        let outcome = host::watched(calls, blocks, policy, capacity, |_, _, _| ())?;
+        let time = fastest(calls, blocks, policy, capacity)?;
+        let peak_reserved = outcome.calls.peak_bytes;
+        Ok(Self {
+            trace: program.name.clone(),
+            policy,
+            operations: program.operations,
+            ns_per_op: nanoseconds(time, program.operations),
+            peak_active: program.peak_active,
+            peak_reserved,
+            ratio: share(peak_reserved, program.peak_active),
+            driver_calls: driver_calls(&outcome.calls),
+            driver_calls_steady: outcome.steady,
+            min_capacity: least_capacity(calls, blocks, policy, peak_reserved)?,
+            by_kind: outcome.calls,
+        })
+    }
+}
+
+pub(super) fn fastest(
+    calls: &[Call],
+    blocks: usize,
+    policy: Policy,
+    capacity: u64,
+) -> Result<Duration, ReplayError> {
+    let mut best = Duration::MAX;
+    for _ in 0..ROUNDS {
+        best = best.min(host::timed(calls, blocks, policy, capacity)?);
+    }
+    Ok(best)
+}
+
+pub(super) fn nanoseconds(time: Duration, operations: u64) -> f64 {
+    let nanoseconds = time.as_nanos() as f64 / operations.max(1) as f64;
+    (nanoseconds * 10.0).round() / 10.0
+}
+
+fn share(part: u64, whole: u64) -> f64 {
+    let share = part as f64 / whole.max(1) as f64;
+    (share * 1e5).round() / 1e5
+}
+
+/// The least capacity, in steps of 2 MiB, with which no request fails, given one that is `enough`.
+pub(super) fn least_capacity(
+    calls: &[Call],
+    blocks: usize,
+    policy: Policy,
+    enough: u64,
+) -> Result<u64, ReplayError> {
+    let (mut too_little, mut enough) = (0, enough.div_ceil(STEP));
+    while enough > too_little + 1 {
+        let middle = too_little + (enough - too_little) / 2;
+        if host::fits(calls, blocks, policy, middle * STEP)? {
+            enough = middle;
+        } else {
+            too_little = middle;
+        }
+    }
+    Ok(enough * STEP)
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of_peak =
+            |bytes: u64| format!("{bytes:>16} bytes  {:.4} of peak active", share(bytes, self.peak_active));
+        let Calls { allocate, release, create, discard, map, enable, unmap, .. } = self.by_kind;
+        let kinds = [
+            ("segments allocated", allocate),
+            ("released", release),
+            ("pages created", create),
+            ("discarded", discard),
+            ("mapped", map),
+            ("access set", enable),
+            ("unmapped", unmap),
+        ];
+        let kinds: Vec<_> =
+            kinds.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {n}")).collect();
+        writeln!(f, "{} ({:?} policy)", self.trace, self.policy)?;
+        writeln!(f, "  operations      {:>16}", self.operations)?;
+        writeln!(f, "  time            {:>16} ns per operation, the driver's own left out", self.ns_per_op)?;
+        writeln!(f, "  peak active     {:>16} bytes", self.peak_active)?;
+        writeln!(f, "  peak reserved   {}", of_peak(self.peak_reserved))?;
+        writeln!(f, "  least capacity  {}", of_peak(self.min_capacity))?;
+        writeln!(f, "  driver calls    {:>16} ({})", self.driver_calls, kinds.join(", "))?;
+        write!(f, "  steady          {:>16} ", self.driver_calls_steady)?;
+        match self.driver_calls_steady {
+            0 => write!(f, "(after the first tenth, peaks left out)"),
+            calls => write!(
+                f,
+                "(one in {} operations; after the first tenth, peaks left out)",
+                self.operations / calls
+            ),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `cargo xtask replay`: recorded programs against the caching allocator, and what it made of them.
+//!
+//! - [`program`]: a trace as the calls that its program makes
+//! - [`host`]: those calls over memory that is only counted
+//! - [`figures`]: what is measured, and how it is printed
+//! - [`curves`]: how reserved memory, least capacity and driver calls depend on each other
+//!
+//! What is counted belongs to the trace wherever it can: peak active is the trace's, so that all that an allocator
+//! adds (rounding, remainders, caches, pages) shows in the ratio.
+
+mod curves;
+mod figures;
+mod host;
+mod program;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use crate::trace::Trace;
+use figures::Figures;
+use program::Program;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Recorded programs: traces in text form, snapshots of PyTorch (pickle or JSON), CSV of minimalloc; gzipped or not
+    #[arg(required = true, value_name = "TRACE")]
+    traces: Vec<PathBuf>,
+    /// What the allocator does with memory that fits no request
+    #[arg(long, value_enum, default_value_t = Policy::Fixed)]
+    policy: Policy,
+    /// Let the device have only so many bytes
+    #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true)]
+    capacity: u64,
+    /// Also write the curves behind the figures, as JSON, to this file
+    #[arg(long, value_name = "FILE")]
+    curves: Option<PathBuf>,
+    /// Print one JSON object a trace, each on its line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the allocator does with memory that fits no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Policy {
+    /// Segments stay where they are, and go back when others are needed
+    Fixed,
+    /// Pages are mapped again where they are needed
+    Remap,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    // All are read before the first is replayed: a broken one costs nothing.
+    let mut traces = Vec::new();
+    for path in &options.traces {
+        traces.extend(Trace::load_all(path)?);
+    }
+    if cfg!(debug_assertions) {
+        eprintln!(
+            "note: not built for speed; for times that mean something: cargo run --release -p xtask -- replay"
+        );
+    }
+    let mut curves = Vec::new();
+    for trace in &traces {
+        let program = Program::of(trace);
+        let figures = Figures::measure(&program, options.policy, options.capacity)
+            .with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
+        if options.json {
+            println!("{}", serde_json::to_string(&figures)?);
+        } else {
+            println!("{figures}");
+        }
+        if options.curves.is_some() {
+            curves.push(curves::of(&program, options.policy, &figures)?);
+        }
+    }
+    if let Some(path) = &options.curves {
+        let text = serde_json::to_string_pretty(&curves)?;
+        fs::write(path, text + "\n")
+            .with_context(|| format!("cannot write the curves to {}", path.display()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(path: &str, policy: Policy) -> Figures {
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data").join(path);
+        let [trace] = &Trace::load_all(&path).unwrap()[..] else { panic!("one trace is expected") };
+        Figures::measure(&Program::of(trace), policy, u64::MAX).unwrap()
+    }
+
+    #[test]
+    fn pages_that_move_leave_little_idle() {
+        for (trace, operations, peak_active, most) in [
+            ("gpt2_train.trace.gz", 34_567, 13_064_811_520, 1.02),
+            ("resnet_train.trace.gz", 14_633, 7_529_035_776, 1.02),
+            ("two_stream.trace.gz", 12_000, 91_402_240, 1.10),
+        ] {
+            let figures = figures(trace, Policy::Remap);
+            assert_eq!((figures.operations, figures.peak_active), (operations, peak_active), "{figures}");
+            let capacity = figures.min_capacity as f64 / peak_active as f64;
+            assert!(figures.ratio <= most && capacity <= most, "{figures}");
+            assert!(figures.driver_calls_steady * 50 <= operations, "{figures}");
+        }
+    }
+
+    #[test]
+    fn segments_that_stay_waste_less_than_pytorch_does() {
+        for (trace, native) in
+            [("gpt2_train.trace.gz", 1.458), ("resnet_train.trace.gz", 1.318), ("two_stream.trace.gz", 2.226)]
+        {
+            let figures = figures(trace, Policy::Fixed);
+            assert!(figures.ratio <= native, "{figures}");
+        }
+    }
+}
