@@ -13,6 +13,7 @@
 //! | `shard`, `desk` | front and leases of one stream of one pool, behind the one lock that a hit takes; where they lie |
 //! | `miss`, `pending`, `release` | what a request does that finds nothing; blocks in use by other streams; giving back |
 //! | `device` | what all pools share: segments, trackers, the order of structural entries |
+//! | `route`, `graph` | which pool a request goes to; pools whose memory is baked into graphs |
 //! | `Tracker`, `Entry`, `Snapshot` | what happened, told exactly once and in order |
 //! | [`symmetric`](core::symmetric) | placement that is a function of the requests alone |
 //!

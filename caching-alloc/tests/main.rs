@@ -5,6 +5,7 @@ mod driver;
 mod hits;
 mod model;
 mod pools;
+mod routing;
 mod scarcity;
 mod snapshot;
 mod trackers;

@@ -4,20 +4,27 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{
-    AllocError, Block, Freeze, Pool, PoolKind, PoolSettings, Reuse, Segment, Settings, StreamId,
+    AllocError, Block, Freeze, Pool, PoolKind, PoolSettings, Reuse, Segment, Settings, StreamId, ThreadRoute,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Allocate { bytes: u64, stream: u64, pool: usize },
+    /// From a pool, or from whichever this thread uses.
+    Allocate {
+        bytes: u64,
+        stream: u64,
+        pool: Option<usize>,
+    },
     Free(Index),
     Record(Index, u64),
     Complete(u64),
     Capture(u64, bool),
     Freeze(usize, bool),
     Trim(u64),
+    Route(usize),
+    Unroute(Index),
 }
 
 /// Stream 3 carries collectives.
@@ -27,13 +34,14 @@ const COLLECTIVE: StreamId = StreamId(3);
 const NOBODY: StreamId = StreamId(u64::MAX);
 /// The default pool, one more, one that never splits, and one whose pages move.
 const POOLS: usize = 4;
+const PRIVATE: usize = 1;
 const WHOLE: usize = 2;
 const REMAPPED: usize = 3;
 
 fn step() -> impl Strategy<Value = Step> {
     let bytes = prop_oneof![1..4096u64, 1..MIB, MIB..5 * MIB, Just(2 * MIB)];
     prop_oneof![
-        12 => (bytes, 0..STREAMS, 0..POOLS)
+        12 => (bytes, 0..STREAMS, prop::option::weighted(0.7, 0..POOLS))
             .prop_map(|(bytes, stream, pool)| Step::Allocate { bytes, stream, pool }),
         11 => any::<Index>().prop_map(Step::Free),
         4 => (any::<Index>(), 0..STREAMS).prop_map(|(index, stream)| Step::Record(index, stream)),
@@ -41,6 +49,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..STREAMS, any::<bool>()).prop_map(|(stream, on)| Step::Capture(stream, on)),
         1 => (0..POOLS, any::<bool>()).prop_map(|(pool, on)| Step::Freeze(pool, on)),
         1 => (0..64u64).prop_map(|mib| Step::Trim(mib * MIB)),
+        1 => (0..POOLS).prop_map(Step::Route),
+        1 => any::<Index>().prop_map(Step::Unroute),
     ]
 }
 
@@ -53,6 +63,10 @@ struct Model {
     bench: Bench,
     pools: Vec<Pool>,
     freezes: Vec<Option<Freeze>>,
+    /// The pools that this thread uses, the last one first.
+    routes: Vec<(usize, ThreadRoute)>,
+    lends: bool,
+    borrows: bool,
     capturing: [bool; STREAMS as usize],
     live: Vec<Live>,
     /// Who used each unit of physical memory last: what has to come before its next use.
@@ -69,10 +83,10 @@ struct Model {
 type Uses = Vec<(StreamId, u64)>;
 
 impl Model {
-    fn new(settings: Settings, capacity: u64) -> Self {
+    fn new(settings: Settings, capacity: u64, lends: bool, borrows: bool) -> Self {
         let bench = bench(capacity, settings);
         bench.allocator.mark_collective(COLLECTIVE);
-        let private = PoolSettings { name: "private".into(), ..PoolSettings::default() };
+        let private = PoolSettings { name: "private".into(), lends, borrows, ..PoolSettings::default() };
         let whole = PoolSettings { name: "whole".into(), kind: PoolKind::NoSplit, ..PoolSettings::default() };
         let remapped = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
         let pools = vec![
@@ -85,6 +99,9 @@ impl Model {
             bench,
             pools,
             freezes: (0..POOLS).map(|_| None).collect(),
+            routes: Vec::new(),
+            lends,
+            borrows,
             capturing: [false; STREAMS as usize],
             live: Vec::new(),
             last_uses: HashMap::new(),
@@ -117,6 +134,12 @@ impl Model {
                 self.bench.streams.set_capturing(s(*stream), *on);
                 self.capturing[*stream as usize] = *on;
             }
+            Step::Route(pool) => self.routes.push((*pool, self.pools[*pool].use_on_this_thread())),
+            Step::Unroute(index) => {
+                if !self.routes.is_empty() {
+                    drop(self.routes.remove(index.index(self.routes.len())));
+                }
+            }
             Step::Freeze(pool, on) => self.freezes[*pool] = on.then(|| self.pools[*pool].freeze()),
             Step::Trim(bytes) => {
                 let reserved = self.bench.allocator.stats().reserved.current;
@@ -133,10 +156,15 @@ impl Model {
         self.check();
     }
 
-    fn allocate(&mut self, bytes: u64, stream: StreamId, pool: usize) {
+    fn allocate(&mut self, bytes: u64, stream: StreamId, by_name: Option<usize>) {
+        let pool = by_name.unwrap_or_else(|| self.routes.last().map_or(0, |(pool, _)| *pool));
         let frozen = self.freezes[pool].is_some();
         let calls = self.bench.source.calls();
-        let block = match self.pools[pool].allocate(bytes, stream) {
+        let got = match by_name {
+            Some(pool) => self.pools[pool].allocate(bytes, stream),
+            None => self.bench.allocator.allocate(bytes, stream),
+        };
+        let block = match got {
             Ok(block) => block,
             Err(AllocError::OutOfMemory(error)) => {
                 assert!(!frozen);
@@ -169,10 +197,13 @@ impl Model {
                 assert!(ordered, "{block:?} is used on {stream} before {user} is done with it");
             }
         }
+        let of = self.pools.iter().position(|pool| pool.id() == block.pool()).expect("one of the pools");
+        let lent = (pool, of) == (0, PRIVATE) && self.lends || (pool, of) == (PRIVATE, 0) && self.borrows;
+        assert!(of == pool || lent, "{block:?} was asked of pool {pool}");
         let segments = block.segments();
         assert!(segments.len() == 1 || pool == REMAPPED);
         for segment in segments {
-            let now = (segment.id().0, segment.bytes(), pool);
+            let now = (segment.id().0, segment.bytes(), of);
             let owner = self.owners.entry(segment.address()).or_insert(now);
             assert_eq!(*owner, now, "a segment serves one pool");
         }
@@ -277,10 +308,11 @@ proptest! {
         steps in prop::collection::vec(step(), 1..250),
         reuse in reuse(),
         replace_idle in any::<bool>(),
+        (lends, borrows) in any::<(bool, bool)>(),
         // From ample to scarce.
         capacity in prop_oneof![Just(1u64 << 40), (16..64u64).prop_map(|mib| mib * MIB)],
     ) {
-        let mut model = Model::new(Settings { reuse, replace_idle, ..tight() }, capacity);
+        let mut model = Model::new(Settings { reuse, replace_idle, ..tight() }, capacity, lends, borrows);
         for step in &steps {
             model.apply(step);
         }

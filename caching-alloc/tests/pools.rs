@@ -15,7 +15,7 @@ use proptest::sample::Index;
 fn a_private_pool_has_its_own_source_and_gives_all_back() {
     let bench = bench(u64::MAX, tight());
     let own = Arc::new(HostSource::at(0x10_0000_0000, 64 * MIB));
-    let settings = PoolSettings { name: "own".into(), source: Some(own.clone()), kind: PoolKind::Cached };
+    let settings = PoolSettings { name: "own".into(), source: Some(own.clone()), ..PoolSettings::default() };
     let pool = bench.allocator.pool(settings).unwrap();
     let block = pool.allocate(3 * MIB, s(1)).unwrap();
     assert!(block.address() < 0x20_0000_0000);
@@ -106,7 +106,7 @@ const NARROW: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 16 
 
 fn symmetric(allocator: &Allocator, stream: StreamId) -> Pool {
     let kind = PoolKind::Symmetric { stream, geometry: NARROW };
-    allocator.pool(PoolSettings { name: "symmetric".into(), source: None, kind }).unwrap()
+    allocator.pool(PoolSettings { name: "symmetric".into(), kind, ..PoolSettings::default() }).unwrap()
 }
 
 #[test]

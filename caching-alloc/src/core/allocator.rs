@@ -90,17 +90,29 @@ impl Allocator {
         &self.device.settings
     }
 
-    /// A block of at least `bytes` from the default pool, for use on `stream` from now on.
+    /// A block of at least `bytes`, for use on `stream` from now on: from the default pool, or from the one that this
+    /// thread ([`Pool::use_on_this_thread`]) or a capture of the stream ([`GraphPool::capture`](super::GraphPool::capture))
+    /// has put in its place.
     ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
+        if self.device.routes.any() {
+            return self.pool_for(stream).allocate(bytes, stream);
+        }
         self.default.allocate(bytes, stream)
     }
 
-    /// The pool that [`allocate`](Self::allocate) uses.
+    /// The pool that [`allocate`](Self::allocate) uses for `stream` on this thread now.
+    #[cold]
+    #[must_use]
+    pub fn pool_for(&self, stream: StreamId) -> Pool {
+        self.device.routes.find(&self.device, stream).unwrap_or_else(|| self.default.clone())
+    }
+
+    /// The pool that [`allocate`](Self::allocate) uses where no other has been put in its place.
     #[must_use]
     pub fn default_pool(&self) -> &Pool {
         &self.default
@@ -109,7 +121,8 @@ impl Allocator {
     /// A new private pool.
     ///
     /// # Errors
-    /// [`AllocError::ReentrantTracker`] inside a tracker; [`AllocError::Granularity`] if a symmetric pool's source does
+    /// [`AllocError::ReentrantTracker`] inside a tracker; [`AllocError::PoolSettings`] if they contradict each other;
+    /// [`AllocError::NoPages`] and [`AllocError::Granularity`] if the source cannot serve the kind: for example if a symmetric pool's source does
     /// not make segments in steps that divide 2 MiB.
     pub fn pool(&self, settings: PoolSettings) -> Result<Pool, AllocError> {
         Pool::new(&self.device, settings)
@@ -194,7 +207,7 @@ impl Allocator {
         self.device.reap(&mut growth);
         let reserved = self.stats().reserved.current;
         if reserved > bytes {
-            for shard in self.device.shards().iter().filter(|shard| !shard.pool.is_frozen()) {
+            for shard in self.device.shards().iter().filter(|shard| !shard.pool.is_kept()) {
                 shard.synchronize_pending();
             }
             self.device.release_cached(&mut growth, reserved - bytes, None);

@@ -16,6 +16,7 @@ use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
 use super::pool::PoolCore;
 use super::remap::Ghost;
+use super::route::Routes;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
 use super::shard::{self, Request, Shard, ShardState};
@@ -38,6 +39,7 @@ pub(super) struct Device {
     pub(super) growth: Ranked<Growth>,
     /// Number of the last structural entry.
     generation: AtomicU64,
+    pub(super) routes: Routes,
     pools: Mutex<Vec<Weak<PoolCore>>>,
     collective: RwLock<Vec<StreamId>>,
     faults: Mutex<VecDeque<Fault>>,
@@ -118,6 +120,7 @@ impl Device {
             settings,
             growth: Ranked::new(Rank::Growth, growth),
             generation: AtomicU64::new(0),
+            routes: Routes::default(),
             pools: Mutex::default(),
             collective: RwLock::default(),
             faults: Mutex::default(),

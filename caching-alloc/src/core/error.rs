@@ -70,6 +70,14 @@ pub enum AllocError {
         /// The source's granularity.
         granularity: u64,
     },
+    /// Settings of a pool that contradict each other.
+    #[error("pool {pool:?} cannot be made so: {what}")]
+    PoolSettings {
+        /// The name that was given.
+        pool: String,
+        /// What cannot be, and why.
+        what: &'static str,
+    },
     /// A re-mappable pool needs a source of pages.
     #[error(
         "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"

@@ -5,11 +5,12 @@
 //! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
 //! 4. Make a segment: generously, then as small as will do. Idle segments that are too short make way for it.
 //! 5. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
-//! 6. Release what is cached, everywhere, and make a segment.
-//! 7. Wait on the host for pending blocks; release; make a segment.
-//! 8. Out of memory.
+//! 6. Borrow a block of a pool that lends to this one.
+//! 7. Release what is cached, everywhere, and make a segment.
+//! 8. Wait on the host for pending blocks; release; make a segment.
+//! 9. Out of memory.
 //!
-//! From 2 on under the growth lock. A symmetric pool does only 4, and 6 and 7 for what other pools have cached:
+//! From 2 on under the growth lock. A symmetric pool does only 4, and 7 and 8 for what other pools have cached:
 //! nothing there can change its placement.
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use super::device::{Growth, reentrant};
 use super::entry::Action;
 use super::error::{AllocError, OutOfMemory};
 use super::lease::LeaseId;
+use super::pool::PoolCore;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
 use super::shard::{Request, Shard};
@@ -93,6 +95,9 @@ impl Shard {
             return Ok(block);
         }
         if let Some(block) = reuse.and_then(|reuse| self.take_from_others(class, request, reuse)) {
+            return Ok(block);
+        }
+        if let Some(block) = self.borrow_from_pools(request) {
             return Ok(block);
         }
         self.device.totals().retries += 1;
@@ -184,13 +189,19 @@ impl Shard {
         {
             return Some(block);
         }
-        self.borrow(request, false).or_else(|| wait.then(|| self.borrow(request, true)).flatten())
+        let ready = self.borrow(request, false, self.others());
+        ready.or_else(|| wait.then(|| self.borrow(request, true, self.others())).flatten())
     }
 
-    /// Hands out a block of another stream's memory. When it is freed it goes back there, once its uses here have
-    /// ended.
-    fn borrow(&self, request: Request, wait: bool) -> Option<Block> {
-        for other in self.others() {
+    /// Hands out a block of another stream's memory, or of another pool's. When it is freed it goes back there, once its
+    /// uses here have ended.
+    fn borrow(
+        &self,
+        request: Request,
+        wait: bool,
+        others: impl IntoIterator<Item = Arc<Self>>,
+    ) -> Option<Block> {
+        for other in others {
             other.poll_pending();
             let reserved: Option<LeaseId> = other.state.lock().reserve(request.units);
             let Some(id) = reserved else { continue };
@@ -205,10 +216,26 @@ impl Shard {
         None
     }
 
+    /// A free block of a pool that lends to this one. None for what is being captured: it would go back to the lender
+    /// and be used there while the graph uses it.
+    pub(super) fn borrow_from_pools(&self, request: Request) -> Option<Block> {
+        if self.device.events.is_capturing(self.stream).unwrap_or(true) {
+            return None;
+        }
+        let lends = |pool: &Arc<PoolCore>| self.pool.may_borrow_from(pool);
+        let lenders = || self.device.pools().into_iter().filter(lends).flat_map(|pool| pool.shards());
+        let wait = self.device.settings.reuse >= Reuse::DeviceWait;
+        let ready = self.borrow(request, false, lenders());
+        ready.or_else(|| wait.then(|| self.borrow(request, true, lenders())).flatten())
+    }
+
     /// Whether work enqueued on this stream from now on comes after all that was enqueued on the other's: the host
     /// can see that it has ended, or this stream waits for it if it may.
     pub(super) fn is_ordered_after(&self, other: &Self, wait: bool) -> bool {
         let device = &self.device;
+        if other.stream == self.stream {
+            return true;
+        }
         let Some(event) = device.mark(other.stream) else { return false };
         if device.events.query(event).unwrap_or(false) {
             device.events.recycle(event);

@@ -11,7 +11,7 @@ use super::heap::List;
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
 use super::remap::Arena;
-use super::segment::PoolId;
+use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
 use super::size::units_for;
@@ -40,7 +40,10 @@ pub(super) struct PoolCore {
     pub(super) kind: PoolKind,
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) device: Arc<Device>,
+    lends: bool,
+    borrows: bool,
     freezes: AtomicUsize,
+    keeps: AtomicUsize,
     shards: Mutex<Vec<Weak<Shard>>>,
     /// What the streams of a re-mappable pool share.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
@@ -56,6 +59,10 @@ pub(super) struct Orphans {
     pub(super) pending: Vec<Pending>,
 }
 
+/// Keeps a pool from giving memory back, and from lending it, while it is alive.
+#[derive(Debug)]
+pub(super) struct Keep(Arc<PoolCore>);
+
 /// Keeps a pool from growing, and from asking the driver anything, while it is alive: for capture.
 #[derive(Debug)]
 #[must_use = "the pool thaws when this is dropped"]
@@ -64,6 +71,9 @@ pub struct Freeze(Arc<PoolCore>);
 impl Pool {
     pub(super) fn new(device: &Arc<Device>, settings: PoolSettings) -> Result<Self, AllocError> {
         let source = settings.source.as_ref().unwrap_or(&device.source);
+        if let Some(what) = settings.contradiction() {
+            return Err(AllocError::PoolSettings { pool: settings.name, what });
+        }
         if settings.kind == PoolKind::Remappable && source.as_pages().is_none() {
             return Err(AllocError::NoPages);
         }
@@ -79,12 +89,12 @@ impl Pool {
 
     /// The pool that a new allocator has.
     pub(super) fn default_of(device: &Arc<Device>, kind: PoolKind) -> Self {
-        let settings = PoolSettings { name: "default".into(), source: None, kind };
+        let settings = PoolSettings { name: "default".into(), kind, ..PoolSettings::default() };
         Self::add(device, &mut device.growth.lock(), settings)
     }
 
     fn add(device: &Arc<Device>, growth: &mut Growth, settings: PoolSettings) -> Self {
-        let PoolSettings { name, source, kind } = settings;
+        let PoolSettings { name, source, kind, lends, borrows } = settings;
         let source = source.unwrap_or_else(|| device.source.clone());
         let arena = (kind == PoolKind::Remappable)
             .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source.granularity()))));
@@ -94,7 +104,10 @@ impl Pool {
             kind,
             source,
             device: device.clone(),
+            lends,
+            borrows,
             freezes: AtomicUsize::new(0),
+            keeps: AtomicUsize::new(0),
             shards: Mutex::default(),
             arena,
             orphans: Mutex::default(),
@@ -147,6 +160,25 @@ impl Pool {
         Freeze(self.0.core.clone())
     }
 
+    /// Nothing of the pool is given back or lent until the guard is dropped.
+    pub(super) fn keep(&self) -> Keep {
+        self.0.core.keeps.fetch_add(1, Ordering::AcqRel);
+        Keep(self.0.core.clone())
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.0.core.device
+    }
+
+    /// Its segments now, but for those of a re-mappable pool.
+    pub(super) fn segments(&self) -> Vec<Segment> {
+        let shards = self.0.core.shards();
+        let of = |shard: &Arc<Shard>| {
+            shard.state.lock().fixed.segments.iter().flatten().cloned().collect::<Vec<_>>()
+        };
+        shards.iter().flat_map(of).collect()
+    }
+
     /// The pool's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -195,6 +227,20 @@ impl PoolCore {
 
     pub(super) fn is_frozen(&self) -> bool {
         self.freezes.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether nothing of it may be given back or lent: it is frozen, or its memory is a graph's.
+    pub(super) fn is_kept(&self) -> bool {
+        self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether this pool may have free blocks of the other before it is out of memory.
+    pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
+        let is_default = |pool: &Self| pool.id == PoolId::default();
+        let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
+        // What moves is for its own device alone: it is no substitute for what stays.
+        let stays = self.arena.is_some() || other.arena.is_none();
+        agreed && stays && !other.is_kept() && self.source.device() == other.source.device()
     }
 
     pub(super) fn is_symmetric(&self) -> bool {
@@ -256,6 +302,19 @@ impl Drop for PoolCore {
         let Orphans { streams, pending } = std::mem::take(&mut *locked(&self.orphans));
         let source = Some(self.source.clone());
         self.device.bury(Grave { streams, segments, pending, ghosts, ranges, source, ..Grave::default() });
+    }
+}
+
+impl Clone for Keep {
+    fn clone(&self) -> Self {
+        self.0.keeps.fetch_add(1, Ordering::AcqRel);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        self.0.keeps.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -37,7 +37,7 @@ impl Device {
         let shards = pool.shards();
         let captured = |shard: &Arc<Shard>| self.events.is_capturing(shard.stream).unwrap_or(true);
         let Some(source) = pool.source.as_pages() else { return };
-        if pool.is_frozen() || shards.iter().any(captured) {
+        if pool.is_kept() || shards.iter().any(captured) {
             return;
         }
         shards.iter().for_each(|shard| _ = shard.state.lock().drain());
@@ -98,7 +98,7 @@ impl Device {
         class: Option<SizeClass>,
         wanted: u64,
     ) {
-        let stays = shard.pool.is_symmetric() || shard.pool.is_frozen();
+        let stays = shard.pool.is_symmetric() || shard.pool.is_kept();
         if stays || self.events.is_capturing(shard.stream).unwrap_or(false) {
             return;
         }

@@ -68,6 +68,27 @@ pub struct PoolSettings {
     pub source: Option<Arc<dyn SegmentSource>>,
     /// What it is for.
     pub kind: PoolKind,
+    /// Whether the default pool may have free blocks of it before a request there is out of memory.
+    #[doc(alias = "use_on_oom")]
+    pub lends: bool,
+    /// Whether it may have free blocks of the default pool before a request of it is out of memory. Its own source made
+    /// none of those; of re-mappable memory only a re-mappable pool borrows.
+    pub borrows: bool,
+}
+
+impl PoolSettings {
+    /// What in it cannot be.
+    pub(super) fn contradiction(&self) -> Option<&'static str> {
+        match self.kind {
+            PoolKind::Symmetric { .. } if self.lends || self.borrows => Some(
+                "a symmetric pool neither lends nor borrows: its placement is a function of its own requests",
+            ),
+            PoolKind::NoSplit if self.borrows => {
+                Some("a pool that does not split cannot borrow blocks: they are parts of segments")
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What a pool does with its segments.

@@ -3,8 +3,9 @@
 //! 1. Merge what all streams of the pool keep whole; take back pending blocks that the host can see ended.
 //! 2. Take free neighbours that fit, whatever streams they are of, ordered behind those.
 //! 3. Map pages where the block fits: idle ones, or new ones.
-//! 4. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
-//! 5. Out of memory.
+//! 4. Borrow a block of a pool that lends to this one.
+//! 5. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
+//! 6. Out of memory.
 
 use super::plan::{Budget, Plan};
 use crate::core::block::Block;
@@ -50,6 +51,9 @@ impl Shard {
             return Ok(block);
         }
         if let Some(block) = self.map_pages(growth, request)? {
+            return Ok(block);
+        }
+        if let Some(block) = self.borrow_from_pools(request) {
             return Ok(block);
         }
         self.device.totals().retries += 1;

@@ -1,0 +1,229 @@
+//! Which pool a request goes to: by thread, by capture, and, before memory runs out, to a pool that lends.
+
+use std::sync::Arc;
+use std::thread;
+
+use super::common::{Bench, MIB, bench, s, tight};
+use caching_alloc::core::symmetric::Geometry;
+use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings, Settings};
+use caching_alloc::host::HostSource;
+
+fn pool(allocator: &Allocator) -> Pool {
+    allocator.pool(PoolSettings::default()).unwrap()
+}
+
+fn graph_pool(allocator: &Allocator) -> GraphPool {
+    allocator.graph_pool(PoolSettings { name: "graphs".into(), ..PoolSettings::default() }).unwrap()
+}
+
+#[test]
+fn guards_nest_on_their_thread_alone() {
+    let here = bench(u64::MAX, tight());
+    let elsewhere = bench(u64::MAX, tight());
+    let (outer, inner) = (pool(&here.allocator), pool(&here.allocator));
+    let asked = |allocator: &Allocator| allocator.allocate(1, s(1)).unwrap().pool();
+    let default = here.allocator.default_pool().id();
+    let first = outer.use_on_this_thread();
+    assert_eq!(asked(&here.allocator), outer.id());
+    let second = inner.use_on_this_thread();
+    assert_eq!(asked(&here.allocator), inner.id());
+    assert_eq!(here.allocator.pool_for(s(9)).id(), inner.id());
+    assert_eq!(asked(&elsewhere.allocator), elsewhere.allocator.default_pool().id(), "another allocator");
+    thread::scope(|scope| {
+        let other = scope.spawn(|| asked(&here.allocator)).join().unwrap();
+        assert_eq!(other, default, "another thread");
+    });
+    assert_eq!(here.allocator.default_pool().allocate(1, s(1)).unwrap().pool(), default, "by name");
+    // Whatever the order in which they go.
+    drop(first);
+    assert_eq!(asked(&here.allocator), inner.id());
+    drop(second);
+    assert_eq!(asked(&here.allocator), default);
+}
+
+#[test]
+fn a_guard_keeps_its_pool_and_gives_it_up() {
+    let Bench { source, allocator, .. } = bench(u64::MAX, tight());
+    let guard = pool(&allocator).use_on_this_thread();
+    let block = allocator.allocate(3 * MIB, s(1)).unwrap();
+    assert_ne!(block.pool(), allocator.default_pool().id());
+    drop(block);
+    drop(guard);
+    assert_eq!(source.calls().live_bytes, 0, "nobody has the pool any more");
+}
+
+#[test]
+fn a_capture_takes_its_streams_on_every_thread() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let (graphs, private) = (graph_pool(&allocator), pool(&allocator));
+    let asked = |stream| allocator.allocate(1, s(stream)).unwrap().pool();
+    let default = allocator.default_pool().id();
+    let _private = private.use_on_this_thread();
+    let capture = graphs.capture(&[s(1)]);
+    assert_eq!([asked(1), asked(2)], [graphs.id(), private.id()]);
+    thread::scope(|scope| {
+        let other = scope.spawn(|| [asked(1), asked(2)]).join().unwrap();
+        assert_eq!(other, [graphs.id(), default]);
+    });
+    capture.add_stream(s(2));
+    assert_eq!(asked(2), graphs.id());
+    // The guard made last counts.
+    let inner = pool(&allocator);
+    let guard = inner.use_on_this_thread();
+    assert_eq!(asked(1), inner.id());
+    drop(guard);
+    let memory = capture.end();
+    assert_eq!([asked(1), asked(2)], [private.id(); 2]);
+    assert_eq!(memory.pool().id(), graphs.id());
+}
+
+#[test]
+fn what_a_graph_has_stays_as_long_as_the_graph() {
+    let bench = bench(64 * MIB, tight());
+    let Bench { source, allocator, streams } = &bench;
+    let graphs = graph_pool(allocator);
+    let record = |bytes: u64| {
+        let capture = graphs.capture(&[s(1)]);
+        streams.set_capturing(s(1), true);
+        let block = allocator.allocate(bytes, s(1)).unwrap();
+        let address = block.address();
+        drop(block);
+        assert_eq!(allocator.allocate(bytes, s(1)).unwrap().address(), address, "within the capture");
+        streams.set_capturing(s(1), false);
+        (address, capture.end())
+    };
+    let (first, one) = record(30 * MIB);
+    let (second, two) = record(20 * MIB);
+    assert_eq!(first, second, "captures that share a pool share its memory");
+    let held = one.segments().next().unwrap().clone();
+    assert_eq!(held.holders().len(), 2);
+    assert!(held.holders()[0].contains("graphs"));
+
+    // Neither trimming nor want of memory takes it, on whatever stream.
+    assert_eq!(allocator.empty_cache().unwrap(), 0);
+    for stream in [1, 2] {
+        assert!(matches!(allocator.allocate(50 * MIB, s(stream)), Err(AllocError::OutOfMemory(_))));
+    }
+    let other = allocator.allocate(30 * MIB, s(1)).unwrap();
+    assert_ne!(other.segment(), held);
+    drop(other);
+    drop(one);
+    allocator.empty_cache().unwrap();
+    assert_eq!(graphs.stats().reserved.current, held.bytes(), "the other graph still has it");
+    drop(graphs);
+    assert!(held.hold("still there").is_ok());
+    drop(two);
+    allocator.empty_cache().unwrap();
+    assert_eq!(source.calls().live_bytes, 0);
+    assert!(allocator.faults().is_empty(), "{:?}", allocator.faults());
+}
+
+#[test]
+fn a_capture_that_is_dropped_keeps_nothing() {
+    let Bench { source, allocator, .. } = bench(u64::MAX, tight());
+    let graphs = graph_pool(&allocator);
+    let capture = graphs.capture(&[s(1)]);
+    drop(allocator.allocate(3 * MIB, s(1)).unwrap());
+    drop(capture);
+    // What it has warmed up is enough for the capture that follows.
+    let _freeze = graphs.freeze();
+    let capture = graphs.capture(&[s(1)]);
+    drop(allocator.allocate(3 * MIB, s(1)).unwrap());
+    let error = allocator.allocate(30 * MIB, s(1)).unwrap_err();
+    assert!(matches!(error, AllocError::PoolWouldGrowDuringCapture { .. }), "{error}");
+    drop((capture, _freeze));
+    allocator.empty_cache().unwrap();
+    assert_eq!(source.calls().live_bytes, 0);
+}
+
+#[test]
+fn graphs_have_pools_of_segments_that_stay() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let symmetric = PoolKind::Symmetric { stream: s(1), geometry: Geometry::default() };
+    for settings in [
+        PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() },
+        PoolSettings { kind: symmetric, ..PoolSettings::default() },
+        PoolSettings { lends: true, ..PoolSettings::default() },
+        PoolSettings { borrows: true, ..PoolSettings::default() },
+    ] {
+        let error = allocator.graph_pool(settings).unwrap_err();
+        assert!(matches!(error, AllocError::PoolSettings { .. }), "{error}");
+    }
+    let whole = PoolSettings { kind: PoolKind::NoSplit, ..PoolSettings::default() };
+    assert!(allocator.graph_pool(whole).is_ok());
+}
+
+/// A pool with 12 of 16 MiB, of which 8 are free on stream 1, where their last use has not ended; the default pool has
+/// nothing.
+fn poor(lends: bool) -> (Bench, Pool, Block) {
+    let bench = bench(16 * MIB, tight());
+    let pool = bench.allocator.pool(PoolSettings { lends, ..PoolSettings::default() }).unwrap();
+    let keep = pool.allocate(4 * MIB, s(1)).unwrap();
+    drop(pool.allocate(8 * MIB, s(1)).unwrap());
+    bench.streams.enqueue(s(1));
+    (bench, pool, keep)
+}
+
+#[test]
+fn a_pool_lends_before_the_default_pool_is_out_of_memory() {
+    for lends in [true, false] {
+        let (bench, pool, _keep) = poor(lends);
+        let before = bench.source.calls();
+        let block = bench.allocator.allocate(7 * MIB, s(1)).unwrap();
+        assert_eq!(block.pool() == pool.id(), lends);
+        // What is not lent has to be released and made again.
+        assert_eq!(bench.source.calls().release - before.release, u64::from(!lends));
+        assert_eq!(bench.allocator.stats().borrowed, u64::from(lends));
+        let address = block.address();
+        drop(block);
+        if lends {
+            assert_eq!(pool.allocate(7 * MIB, s(1)).unwrap().address(), address, "it goes home");
+        }
+    }
+}
+
+#[test]
+fn what_is_lent_to_another_stream_is_ordered() {
+    let (bench, pool, _keep) = poor(true);
+    let block = bench.allocator.allocate(7 * MIB, s(2)).unwrap();
+    assert_eq!((block.pool(), block.stream()), (pool.id(), s(2)));
+    assert_eq!(bench.streams.waits(), [(s(2), s(1))]);
+    bench.streams.enqueue(s(2));
+    let address = block.address();
+    drop(block);
+    let again = pool.allocate(7 * MIB, s(1)).unwrap();
+    assert_eq!(again.address(), address);
+    assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
+}
+
+#[test]
+fn a_pool_borrows_only_if_it_is_to() {
+    for borrows in [true, false] {
+        let bench = bench(16 * MIB, Settings { large_segment: 16 * MIB, ..tight() });
+        let keep = bench.allocator.allocate(4 * MIB, s(1)).unwrap();
+        let own = Arc::new(HostSource::at(0x10_0000_0000, 4 * MIB));
+        let settings = PoolSettings { source: Some(own.clone()), borrows, ..PoolSettings::default() };
+        let pool = bench.allocator.pool(settings).unwrap();
+        let got = pool.allocate(8 * MIB, s(2));
+        assert_eq!(got.is_ok(), borrows, "{got:?}");
+        if let Ok(block) = got {
+            assert_eq!((block.pool(), block.segment()), (keep.pool(), keep.segment()));
+        }
+        // What a capture gets would be used elsewhere while the graph uses it.
+        bench.streams.set_capturing(s(2), true);
+        assert!(matches!(pool.allocate(8 * MIB, s(2)), Err(AllocError::OutOfMemory(_))));
+    }
+}
+
+#[test]
+fn symmetric_pools_neither_lend_nor_borrow() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let symmetric = PoolKind::Symmetric { stream: s(1), geometry: Geometry::default() };
+    for (kind, lends, borrows) in
+        [(symmetric, true, false), (symmetric, false, true), (PoolKind::NoSplit, false, true)]
+    {
+        let name = "of two minds".to_owned();
+        let error = allocator.pool(PoolSettings { name, kind, lends, borrows, source: None }).unwrap_err();
+        assert!(error.to_string().contains("of two minds"), "{error}");
+    }
+}
