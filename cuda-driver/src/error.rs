@@ -108,6 +108,23 @@ pub enum Error {
         size: usize,
     },
 
+    /// A range of addresses is not filled by whole pages.
+    #[error(
+        "{bytes} bytes at offset {offset} of the addresses from {start} are not whole pages: pages fill them up to \
+         offset {up_to}"
+    )]
+    NotPages {
+        /// The first address.
+        start: crate::DevicePtr,
+        /// Where the range starts, in bytes from there.
+        offset: usize,
+        /// The range's length in bytes.
+        bytes: usize,
+        /// Where the last page ends that begins in the range and has no hole before it, in bytes from the first
+        /// address.
+        up_to: usize,
+    },
+
     /// Two objects of different contexts were brought together where the driver wants one.
     #[error("{what} belongs to device {found}, but {user} belongs to device {wanted}")]
     DifferentDevices {

@@ -31,7 +31,7 @@
 //! | [`graph`] | stream capture as a guard, graphs and their executables |
 //! | [`memory`] | [`DevicePtr`], device, pinned, registered and stream-ordered memory, pools, legacy inter-process handles, pointer queries |
 //! | [`module`] | device code: PTX and binaries with the driver's log, kernels, their launches |
-//! | [`vmm`] | physical memory, address reservations, mappings, shareable handles |
+//! | [`vmm`] | physical memory, address reservations, mappings, tables of pages that move, shareable handles |
 //! | [`vmm::multicast`] | memory of several devices behind one address; off unless a program asks for it by name |
 //!
 //! # Invariants

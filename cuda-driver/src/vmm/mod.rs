@@ -3,7 +3,7 @@
 //!
 //! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone, and a [`Mapping`] holds one of each: the
 //! address range cannot be freed under a mapping, nor the handle released by accident (the driver itself keeps
-//! pages while they are mapped). After `unmap` there is no mapping left to use:
+//! pages while they are mapped). A [`PageTable`] does the same for many pages that come and go in one range. After `unmap` there is no mapping left to use:
 //! ```compile_fail,E0382
 //! fn misuse(mapping: cuda_driver::vmm::Mapping) {
 //!     mapping.unmap().unwrap();
@@ -31,6 +31,7 @@
 //! ```
 
 pub mod multicast;
+mod page_table;
 mod physical;
 mod reservation;
 
@@ -40,6 +41,7 @@ use cuda_driver_sys::{
     CUmemLocation, CUmemLocationType,
 };
 
+pub use self::page_table::PageTable;
 pub use self::physical::{FabricHandle, PhysicalMemory, PhysicalProperties};
 pub use self::reservation::{Access, Mapping, Reservation};
 use crate::call::call;

@@ -140,7 +140,7 @@ impl Reservation {
         Ok(Access::from_raw(CUmemAccess_flags(u32::try_from(flags).unwrap_or(u32::MAX))))
     }
 
-    fn api(&self) -> &Api {
+    pub(super) fn api(&self) -> &Api {
         self.inner.driver.api()
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cuda_driver::vmm::{HandleTypes, PhysicalMemory, Reservation};
+use cuda_driver::vmm::{HandleTypes, PageTable, PhysicalMemory, Reservation};
 use cuda_driver::{Event, EventFlags, Result};
 use gpu_sim::{Action, Injection, World};
 
@@ -123,4 +123,40 @@ fn a_mapping_that_cannot_be_unmapped_keeps_its_parents() {
     }
     assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (0, 0));
     world.finish().expect_err("what the failed call held is left behind");
+}
+
+#[test]
+fn a_table_unmaps_once_more_what_it_could_not_and_keeps_what_it_cannot() {
+    const PAGE: usize = 2 << 20;
+    let _turn = turn();
+    let world = start(1);
+    let driver = driver(world.cuda());
+    let context = super::context(&driver, 0);
+    let reservation = || Reservation::new(&driver, 4 * PAGE, 0).unwrap();
+    let [mut once, mut for_ever] = [(); 2].map(|()| PageTable::new(reservation()));
+    for table in [&mut once, &mut for_ever] {
+        for at in 0..3 {
+            let page = PhysicalMemory::create(&context, PAGE, HandleTypes::empty()).unwrap();
+            table.map(at * PAGE, &page).unwrap();
+        }
+    }
+    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+    assert_eq!(failed(&once.unmap(0, 2 * PAGE).unwrap_err()), ("cuMemUnmap", INJECTED));
+    assert_eq!(once.pages().len(), 1);
+    once.unmap(0, 2 * PAGE).expect_err("they are no pages of the table any more");
+    assert_eq!((world.calls("cuMemUnmap"), world.calls("cuMemRelease")), (1, 0));
+    drop(once);
+    assert_eq!(*drops(), Vec::<String>::new());
+    assert_eq!(
+        ["cuMemUnmap", "cuMemRelease", "cuMemAddressFree"].map(|function| world.calls(function)),
+        [3, 3, 1]
+    );
+
+    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)).forever());
+    for_ever.unmap(0, PAGE).unwrap_err();
+    drop(for_ever);
+    assert_eq!(drops().len(), 2, "two ranges were left");
+    assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (3, 1));
+    drop((context, driver));
+    world.finish().expect_err("what is mapped is left behind");
 }

@@ -11,6 +11,7 @@ mod memory;
 mod missing;
 mod modules;
 mod multicast;
+mod page_tables;
 mod processes;
 mod streams;
 mod virtual_memory;

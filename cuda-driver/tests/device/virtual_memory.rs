@@ -11,22 +11,22 @@ use proptest::prelude::*;
 
 use super::{CAPACITY, context, driver, failed, on_devices, on_stream};
 
-const PAGE: usize = 2 << 20;
+pub(super) const PAGE: usize = 2 << 20;
 
 /// Writes, or reads, the word at an address.
-fn write(context: &Context, at: DevicePtr, word: u32) {
+pub(super) fn write(context: &Context, at: DevicePtr, word: u32) {
     // SAFETY: every test passes an address that is mapped with access.
     unsafe { context.copy_from_host(at, &[word]) }.unwrap();
 }
 
-fn read(context: &Context, at: DevicePtr) -> u32 {
+pub(super) fn read(context: &Context, at: DevicePtr) -> u32 {
     let mut word = [0];
     // SAFETY: as `write`.
     unsafe { context.copy_to_host(&mut word, at) }.unwrap();
     word[0]
 }
 
-fn map_whole(context: &Context, memory: &PhysicalMemory) -> Mapping {
+pub(super) fn map_whole(context: &Context, memory: &PhysicalMemory) -> Mapping {
     let mapping = Reservation::new(context.driver(), memory.bytes(), 0)
         .unwrap()
         .map(0, memory, 0, memory.bytes())

@@ -38,6 +38,7 @@ pub(crate) const SECTIONS: &[(&str, Section)] = &[
     ("pools", pools::pools),
     ("shared pools", pools::shared),
     ("virtual memory", virtual_memory::mappings),
+    ("page tables", virtual_memory::page_tables),
     ("file descriptors", virtual_memory::file_descriptors),
     ("fabric handles", virtual_memory::fabric_handles),
     ("kernels", kernels),

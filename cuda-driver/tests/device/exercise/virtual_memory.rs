@@ -2,7 +2,9 @@
 
 use std::os::fd::AsFd as _;
 
-use cuda_driver::vmm::{Access, FabricHandle, Granularity, HandleTypes, PhysicalMemory, Reservation};
+use cuda_driver::vmm::{
+    Access, FabricHandle, Granularity, HandleTypes, PageTable, PhysicalMemory, Reservation,
+};
 use cuda_driver::{Context, Driver, Error, Result};
 
 use super::{attempt, note};
@@ -49,6 +51,35 @@ pub(super) fn mappings(driver: &Driver) -> Result<()> {
     first.unmap()?;
     assert!(attempt(reservation.access(0, device))?.is_none(), "nothing is mapped");
     assert!(attempt(PhysicalMemory::retain(&context, reservation.ptr(), bytes))?.is_none());
+    Ok(())
+}
+
+/// One page at three addresses of a range far larger than any device, and another between them.
+pub(super) fn page_tables(driver: &Driver) -> Result<()> {
+    let (context, page, bytes) = physical(driver, HandleTypes::empty())?;
+    let other = PhysicalMemory::create(&context, 2 * bytes, HandleTypes::empty())?;
+    let mut table = PageTable::new(Reservation::new(driver, 256 << 30, bytes)?);
+    for (at, memory) in [(0, &page), (1, &page), (2, &other), (4, &page)] {
+        assert_eq!(table.map(at * bytes, memory)?, table.reservation().ptr() + at * bytes);
+    }
+    table.set_access(0, 5 * bytes, &[(context.device(), Access::ReadWrite)])?;
+    let start = table.reservation().ptr();
+    // SAFETY: the addresses are mapped, and nobody else uses the memory.
+    unsafe {
+        context.copy_from_host(start + 8usize, &[5u64])?;
+        context.copy_from_host(start + (2 * bytes + 8), &[6u64])?;
+        let mut found = [0u64];
+        context.copy_to_host(&mut found, start + (4 * bytes + 8))?;
+        assert_eq!(found, [5], "the same page");
+    }
+    assert_eq!(
+        table.page_at(3 * bytes).map(|(at, memory)| (at, memory.raw())),
+        Some((2 * bytes, other.raw()))
+    );
+    let refused = table.unmap(bytes, 2 * bytes);
+    assert!(matches!(refused, Err(Error::NotPages { up_to, .. }) if up_to == 4 * bytes), "{refused:?}");
+    table.unmap(bytes, 3 * bytes)?;
+    assert_eq!(table.pages().map(|(at, _)| at / bytes).collect::<Vec<_>>(), [0, 4]);
     Ok(())
 }
 
