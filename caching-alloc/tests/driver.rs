@@ -13,13 +13,25 @@ use cuda_driver::vmm::PhysicalMemory;
 use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
 
-const CAPACITY: u64 = 64 << 20;
+pub(super) const CAPACITY: u64 = 64 << 20;
 const MIB: u64 = 1 << 20;
 
 static TURN: Mutex<()> = Mutex::new(());
 
 /// Runs `test` in a fresh world, where nothing may leak and no `Drop` may fail.
-fn on_devices(devices: usize, test: impl FnOnce(&World, Vec<Context>)) {
+pub(super) fn on_devices(devices: usize, test: impl FnOnce(&World, Vec<Context>)) {
+    in_a_world(devices, test, |drops, world| {
+        assert_eq!(drops, Vec::<String>::new());
+        world.finish().expect("the test leaves nothing behind");
+    });
+}
+
+/// Runs `test` in a fresh world, and `after` over what drops could not do and the world that is left.
+pub(super) fn in_a_world(
+    devices: usize,
+    test: impl FnOnce(&World, Vec<Context>),
+    after: impl FnOnce(Vec<String>, World),
+) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
     set_drop_error_hook(|error| DROPS.lock().unwrap().push(error.to_string()));
@@ -30,8 +42,8 @@ fn on_devices(devices: usize, test: impl FnOnce(&World, Vec<Context>)) {
     let contexts = driver.devices().unwrap().iter().map(|device| device.retain_primary().unwrap()).collect();
     drop(driver);
     test(&world, contexts);
-    assert_eq!(*DROPS.lock().unwrap(), Vec::<String>::new());
-    world.finish().expect("the test leaves nothing behind");
+    let drops = std::mem::take(&mut *DROPS.lock().unwrap());
+    after(drops, world);
 }
 
 fn sources(context: &Context) -> [Box<dyn SegmentSource>; 2] {

@@ -5,6 +5,7 @@ mod driver;
 mod hits;
 mod model;
 mod pools;
+mod remapping;
 mod routing;
 mod scarcity;
 mod snapshot;

@@ -3,16 +3,18 @@
 //! | type | serves |
 //! | --- | --- |
 //! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`: for memory that stays in the process |
-//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments: for memory that peers, communicators and other processes reach |
+//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments: for memory that peers, communicators and other processes reach; and [`PageSource`](crate::core::PageSource): pages that move, for one device alone |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
 //! Everything here may be called while a stream captures: the thread's capture mode is relaxed for the calls that a
 //! capture would refuse, since memory and events of the allocator are no part of what is captured.
 //!
 //! Invariants: a segment is given back to the driver exactly once, through the source that made it; a failure on the
-//! way to a segment leaves nothing behind; no lock is held while the driver is called.
+//! way to a segment leaves nothing behind; no lock is held while the driver is called, but that of the range of
+//! addresses in which pages are mapped.
 
 mod events;
+mod pages;
 mod plain;
 mod virtual_memory;
 

@@ -3,8 +3,9 @@
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, Device};
 
+use super::pages::Pages;
 use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
-use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+use crate::core::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError};
 
 /// Who else may reach the segments of a [`VirtualMemorySource`].
 #[derive(Clone, Debug, Default)]
@@ -41,12 +42,15 @@ impl Sharing {
 /// Segments that never move or change: each is one physical handle, mapped once into one reservation, whole. This is
 /// what communicators can register, peers can map and other processes can import. Bases and sizes are multiples of
 /// 2 MiB, and of the driver's granularity if that is larger.
+///
+/// Without peers it also makes pages for [re-mappable](crate::core::PoolKind::Remappable) pools.
 #[derive(Debug)]
 pub struct VirtualMemorySource {
-    context: Context,
-    sharing: Sharing,
+    pub(super) context: Context,
+    pub(super) sharing: Sharing,
     granularity: u64,
     segments: Segments<Mapping>,
+    pub(super) pages: Pages,
 }
 
 impl VirtualMemorySource {
@@ -59,14 +63,28 @@ impl VirtualMemorySource {
         let granularity = Granularity::of(context.device(), sharing.handle_types)
             .map_err(failed("cuMemGetAllocationGranularity"))?;
         let granularity = SEGMENT_GRANULARITY.max(granularity.recommended as u64);
-        Ok(Self { context: context.clone(), sharing, granularity, segments: Segments::default() })
+        Ok(Self {
+            context: context.clone(),
+            sharing,
+            granularity,
+            segments: Segments::default(),
+            pages: Pages::default(),
+        })
     }
 
-    /// The physical memory of the live segment that starts at `address`: to be exported, or mapped once more. A clone
-    /// of the handle keeps the pages beyond the segment's end; see that nobody uses the address then.
+    /// The physical memory of the live segment, or of the page, that starts at `address`: to be exported, or mapped
+    /// once more. A clone of the handle keeps the memory beyond the segment's end; see that nobody uses the address
+    /// then, and that whoever exports a page holds it.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
-        self.segments.with(address, |mapping| mapping.memory().clone())
+        self.segments
+            .with(address, |mapping| mapping.memory().clone())
+            .or_else(|| self.pages.physical(address))
+    }
+
+    /// Devices besides the memory's own that may reach it.
+    fn peers(&self) -> impl Iterator<Item = &Device> {
+        self.sharing.peers.iter().filter(|peer| *peer != self.context.device())
     }
 
     fn map(&self, bytes: u64) -> Result<Mapping, SourceError> {
@@ -79,9 +97,8 @@ impl VirtualMemorySource {
             .map_err(failed("cuMemAddressReserve"))?;
         let mapping =
             reservation.map(0, &memory, 0, size).map_err(|error| source_error("cuMemMap", bytes, error))?;
-        let own = self.context.device();
-        let devices: Vec<_> = std::iter::once(own)
-            .chain(self.sharing.peers.iter().filter(|peer| *peer != own))
+        let devices: Vec<_> = std::iter::once(self.context.device())
+            .chain(self.peers())
             .map(|device| (device, Access::ReadWrite))
             .collect();
         mapping.set_access(&devices).map_err(|error| source_error("cuMemSetAccess", bytes, error))?;
@@ -107,7 +124,14 @@ impl SegmentSource for VirtualMemorySource {
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        if self.pages.has(memory) {
+            return self.pages.release(memory);
+        }
         self.segments.remove(memory)?.unmap().map_err(failed("cuMemUnmap"))
+    }
+
+    fn as_pages(&self) -> Option<&dyn PageSource> {
+        self.peers().next().is_none().then_some(self)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {

@@ -19,13 +19,10 @@ fn a_table_shows_the_pages_that_the_model_has() {
             let mut table = PageTable::new(Reservation::new(context.driver(), SLOTS * PAGE, 0).unwrap());
             // Slot by slot: the page, and which part of it; and each page's words.
             let mut model = [None::<(usize, usize)>; SLOTS];
-            let mut words = [0; 4].map(|word| vec![word; 3]);
-            for (page, memory) in pages.iter().enumerate() {
-                for part in 0..memory.bytes() / PAGE {
-                    let mapping = map_whole(context, memory);
-                    write(context, mapping.ptr() + part * PAGE, 0);
-                    words[page][part] = 0;
-                }
+            let mut words = [[0; 3]; 4];
+            for memory in &pages {
+                let mapping = map_whole(context, memory);
+                (0..memory.bytes()).step_by(PAGE).for_each(|at| write(context, mapping.ptr() + at, 0));
             }
             for (maps, at, number, word) in steps {
                 if maps {

@@ -1,0 +1,202 @@
+//! Pages of virtual memory that are mapped where they are needed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cuda_driver::vmm::{Access, PageTable, PhysicalMemory, Reservation};
+
+use super::virtual_memory::VirtualMemorySource;
+use super::{failed, host_size, source_error};
+use crate::core::{PageSource, SegmentMemory, SegmentSource as _, SourceError};
+
+/// The pages and ranges of a source that are out.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    /// By the driver's handle, which is their token.
+    pages: Mutex<HashMap<u64, Page>>,
+    /// By first address.
+    ranges: Mutex<BTreeMap<u64, Arc<Mutex<Range>>>>,
+}
+
+#[derive(Debug)]
+struct Page {
+    memory: PhysicalMemory,
+    /// Places where it is mapped, as far as anybody knows.
+    mappings: u32,
+}
+
+#[derive(Debug)]
+struct Range {
+    table: PageTable,
+    /// Nothing comes here any more, and the addresses go with the last page.
+    is_closing: bool,
+}
+
+/// The allocator named what this source does not have.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+enum PageError {
+    #[error("page {token:#x} is none of this source's, or has been taken back already")]
+    NoPage { token: u64 },
+    #[error("page {token:#x} has {found} bytes, not {bytes}")]
+    Length { token: u64, bytes: u64, found: usize },
+    #[error("{bytes} bytes at {address:#x} lie in no range that was reserved here")]
+    NoRange { address: u64, bytes: u64 },
+    #[error("page {token:#x} is still mapped {mappings} times: it goes when its addresses do")]
+    Mapped { token: u64, mappings: u32 },
+}
+
+fn wrong(call: &'static str) -> impl FnOnce(PageError) -> SourceError {
+    move |error| SourceError::Failed { call, source: Box::new(error) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pages {
+    /// The physical memory that is mapped at an address, if a page begins there.
+    pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
+        let (base, range) = self.range(address, 1).ok()?;
+        let range = lock(&range);
+        let (start, memory) = range.table.page_at(usize::try_from(address - base).ok()?)?;
+        (base + start as u64 == address).then(|| memory.clone())
+    }
+
+    /// Whether a page with this token is mapped at this address.
+    pub(super) fn has(&self, memory: &SegmentMemory) -> bool {
+        self.physical(memory.address).is_some_and(|page| page.raw() == memory.token)
+    }
+
+    /// The range around some addresses, and where it begins.
+    fn range(&self, address: u64, bytes: u64) -> Result<(u64, Arc<Mutex<Range>>), PageError> {
+        let found =
+            lock(&self.ranges).range(..=address).next_back().map(|(base, range)| (*base, range.clone()));
+        let fits = |(base, range): &(u64, Arc<Mutex<Range>>)| {
+            let end = address.checked_add(bytes);
+            let limit = base + lock(range).table.reservation().bytes() as u64;
+            end.is_some_and(|end| end <= limit)
+        };
+        found.filter(fits).ok_or(PageError::NoRange { address, bytes })
+    }
+
+    /// The physical memory of a page, if it has this length.
+    fn page(&self, token: u64, bytes: u64) -> Result<PhysicalMemory, PageError> {
+        let pages = lock(&self.pages);
+        let Page { memory, .. } = pages.get(&token).ok_or(PageError::NoPage { token })?;
+        let found = memory.bytes();
+        if found as u64 == bytes {
+            Ok(memory.clone())
+        } else {
+            Err(PageError::Length { token, bytes, found })
+        }
+    }
+
+    fn count(&self, token: u64, change: impl FnOnce(u32) -> u32) {
+        if let Some(page) = lock(&self.pages).get_mut(&token) {
+            page.mappings = change(page.mappings);
+        }
+    }
+
+    /// Unmaps whole pages by one call. The range goes with its last page, if it is to go.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+        const CALL: &str = "cuMemUnmap";
+        let (base, range) = self.range(address, bytes).map_err(wrong(CALL))?;
+        let (offset, size) = (host_size(address - base)?, host_size(bytes)?);
+        let mut open = lock(&range);
+        let inside = |at: &usize| (offset..offset + size).contains(at);
+        let tokens: Vec<u64> =
+            open.table.pages().filter(|(at, _)| inside(at)).map(|(_, memory)| memory.raw()).collect();
+        open.table.unmap(offset, size).map_err(failed(CALL))?;
+        tokens.into_iter().for_each(|token| self.count(token, |mappings| mappings.saturating_sub(1)));
+        let is_over = open.is_closing && open.table.pages().len() == 0;
+        drop(open);
+        if is_over {
+            lock(&self.ranges).remove(&base);
+        }
+        Ok(())
+    }
+
+    fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError> {
+        const CALL: &str = "cuMemRelease";
+        self.page(token, bytes).map_err(wrong(CALL))?;
+        let page = lock(&self.pages).remove(&token);
+        match page {
+            // What is mapped keeps it until it is unmapped.
+            Some(Page { mappings, .. }) if mappings > 0 => {
+                Err(wrong(CALL)(PageError::Mapped { token, mappings }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes back a page with the one mapping that it has.
+    pub(super) fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        let unmapped = self.unmap(memory.address, memory.bytes);
+        let discarded = self.discard(memory.token, memory.bytes);
+        unmapped.and(discarded)
+    }
+}
+
+/// Pages are for the device alone that they are of: no peer reaches them, since each would make every move slower by
+/// orders of magnitude. Addresses are kept together with what could not be unmapped there, and given back with it.
+impl PageSource for VirtualMemorySource {
+    fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
+        let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);
+        let reservation = Reservation::new(self.context.driver(), size, alignment)
+            .map_err(failed("cuMemAddressReserve"))?;
+        let base = reservation.ptr().0;
+        let range = Range { table: PageTable::new(reservation), is_closing: false };
+        lock(&self.pages.ranges).insert(base, Arc::new(Mutex::new(range)));
+        Ok(base)
+    }
+
+    fn unreserve(&self, address: u64, _bytes: u64) {
+        let mut ranges = lock(&self.pages.ranges);
+        let Some(range) = ranges.get(&address).cloned() else { return };
+        let is_empty = {
+            let mut range = lock(&range);
+            range.is_closing = true;
+            range.table.pages().len() == 0
+        };
+        let gone = if is_empty { ranges.remove(&address) } else { None };
+        // Dropped, and with it the addresses given back, while no lock is held.
+        drop(ranges);
+        drop((range, gone));
+    }
+
+    fn create(&self, bytes: u64) -> Result<u64, SourceError> {
+        let memory = PhysicalMemory::create(&self.context, host_size(bytes)?, self.sharing.handle_types)
+            .map_err(|error| source_error("cuMemCreate", bytes, error))?;
+        let token = memory.raw();
+        lock(&self.pages.pages).insert(token, Page { memory, mappings: 0 });
+        Ok(token)
+    }
+
+    fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError> {
+        self.pages.discard(token, bytes)
+    }
+
+    fn map(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        const CALL: &str = "cuMemMap";
+        let SegmentMemory { address, bytes, token } = *memory;
+        let page = self.pages.page(token, bytes).map_err(wrong(CALL))?;
+        let (base, range) = self.pages.range(address, bytes).map_err(wrong(CALL))?;
+        let mapped = lock(&range).table.map(host_size(address - base)?, &page);
+        mapped.map_err(|error| source_error(CALL, bytes, error))?;
+        self.pages.count(token, |mappings| mappings + 1);
+        Ok(())
+    }
+
+    fn enable(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+        const CALL: &str = "cuMemSetAccess";
+        let (base, range) = self.pages.range(address, bytes).map_err(wrong(CALL))?;
+        let own = [(self.context.device(), Access::ReadWrite)];
+        let enabled = lock(&range).table.set_access(host_size(address - base)?, host_size(bytes)?, &own);
+        enabled.map_err(|error| source_error(CALL, bytes, error))
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+        self.pages.unmap(address, bytes)
+    }
+}

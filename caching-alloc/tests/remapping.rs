@@ -1,0 +1,238 @@
+//! Re-mappable pools over the driver's virtual memory, on the embedded device. One world lives in a process at a time:
+//! tests take turns.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use caching_alloc::core::{
+    AllocError, Allocator, Block, PageSource, SegmentMemory, SegmentSource, Settings, SourceError, StreamId,
+};
+use caching_alloc::driver::{DriverEvents, Sharing, VirtualMemorySource};
+use cuda_driver::graph::CaptureMode;
+use cuda_driver::{Context, DevicePtr, Stream, StreamFlags};
+use gpu_sim::{Action, Injection};
+
+use super::common::{MIB, check_tiling};
+use super::driver::{CAPACITY, on_devices};
+
+/// A code that no driver has.
+const INJECTED: u32 = 99_999;
+
+fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap()
+}
+
+/// An allocator over pages, with streams, whose every block is filled when it is handed out and looked at before it is
+/// let go, in stream order.
+struct Bench {
+    context: Context,
+    streams: Vec<(Stream, StreamId)>,
+    allocator: Allocator,
+    next: u8,
+}
+
+/// A block, the place in [`Bench::streams`] of its stream, and what it was filled with.
+struct Filled {
+    block: Block,
+    stream: usize,
+    byte: u8,
+}
+
+impl Bench {
+    fn new(context: &Context) -> Result<Self, Box<dyn std::error::Error>> {
+        let events = DriverEvents::new(context);
+        let streams = (0..3)
+            .map(|_| {
+                let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+                let id = events.introduce(&stream);
+                Ok((stream, id))
+            })
+            .collect::<cuda_driver::Result<_>>()?;
+        let source = VirtualMemorySource::new(context, Sharing::none())?;
+        let settings = Settings { front_bytes: MIB, ..Settings::default() };
+        let allocator = Allocator::remapping(Arc::new(source), Arc::new(events), settings)?;
+        Ok(Self { context: context.clone(), streams, allocator, next: 0 })
+    }
+
+    /// Asks for a block and fills it, in the order of its stream.
+    fn fill(&mut self, bytes: u64, stream: usize) -> Result<Filled, Box<dyn std::error::Error>> {
+        let (queue, id) = &self.streams[stream];
+        let block = self.allocator.allocate(bytes, *id)?;
+        self.next = self.next % 250 + 1;
+        // SAFETY: the block is let go in the order of the same stream.
+        unsafe { queue.fill_u8(DevicePtr(block.address()), self.next, size(block.bytes()))? };
+        Ok(Filled { block, stream, byte: self.next })
+    }
+
+    /// Waits for a block's stream, looks whether every byte is what was put there, and lets go of it.
+    fn check(&self, filled: Filled) -> cuda_driver::Result<()> {
+        let Filled { block, stream, byte } = filled;
+        self.streams[stream].0.synchronize()?;
+        let mut bytes = vec![0u8; size(block.bytes())];
+        // SAFETY: the block is alive, and its work is done.
+        unsafe { self.context.copy_to_host(&mut bytes, DevicePtr(block.address()))? };
+        let wrong = bytes.iter().position(|found| *found != byte);
+        assert_eq!(wrong, None, "the first wrong byte of {block:?}, which should hold {byte}");
+        Ok(())
+    }
+}
+
+/// Blocks of rising sizes, which no freed one fits, over three streams: what is idle has to move.
+fn rise(bench: &mut Bench) -> Result<(), Box<dyn std::error::Error>> {
+    let mut live = VecDeque::new();
+    for step in 0..24u64 {
+        let bytes = (2 + step / 2) * MIB - step * 4096;
+        live.push_back(bench.fill(bytes, usize::try_from(step % 3)?)?);
+        if live.len() > 3 {
+            bench.check(live.remove(usize::try_from(step)? % 2).ok_or("there are three")?)?;
+        }
+    }
+    live.into_iter().try_for_each(|filled| bench.check(filled))?;
+    Ok(())
+}
+
+#[test]
+fn blocks_keep_what_was_put_there_while_pages_move() {
+    on_devices(1, |world, contexts| {
+        let mut bench = Bench::new(&contexts[0]).unwrap();
+        for _ in 0..3 {
+            rise(&mut bench).unwrap();
+        }
+        check_tiling(&bench.allocator.snapshot().unwrap());
+        let stats = bench.allocator.stats();
+        assert!(stats.remapped > 0, "something moved: {stats:?}");
+        assert!(stats.reserved.peak <= CAPACITY && stats.all.allocated.current == 0, "{stats:?}");
+        // A run of several pages is enabled, and unmapped, by one call.
+        let calls = ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"].map(|function| world.calls(function));
+        assert!(calls[1] < calls[0] && calls[2] < calls[0], "{calls:?}");
+        assert_eq!(bench.allocator.empty_cache().unwrap(), stats.reserved.current);
+        let faults = bench.allocator.faults();
+        assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(contexts[0].memory_info().unwrap().0 as u64, CAPACITY);
+    });
+}
+
+/// Pages of 2 MiB in neighbouring places from `base` on, enabled.
+fn map_pages(source: &dyn PageSource, base: u64, count: u64) -> Vec<SegmentMemory> {
+    let pages = (0..count).map(|at| SegmentMemory {
+        address: base + at * 2 * MIB,
+        bytes: 2 * MIB,
+        token: source.create(2 * MIB).unwrap(),
+    });
+    let pages: Vec<SegmentMemory> = pages.collect();
+    pages.iter().for_each(|page| source.map(page).unwrap());
+    source.enable(base, count * 2 * MIB).unwrap();
+    pages
+}
+
+#[test]
+fn a_page_is_the_same_at_its_old_addresses_and_its_new_ones() {
+    on_devices(1, |world, contexts| {
+        let source = VirtualMemorySource::new(&contexts[0], Sharing::none()).unwrap();
+        let pages = source.as_pages().unwrap();
+        let base = pages.reserve(256 << 30).unwrap();
+        let old = map_pages(pages, base, 3);
+        // The other way round, behind the old ones.
+        let moved = old
+            .iter()
+            .rev()
+            .zip(3..)
+            .map(|(page, at)| SegmentMemory { address: base + at * 2 * MIB, ..*page });
+        let moved: Vec<SegmentMemory> = moved.collect();
+        moved.iter().for_each(|page| pages.map(page).unwrap());
+        pages.enable(base + 6 * MIB, 6 * MIB).unwrap();
+        let words: Vec<u32> = (0..3 * 2 * MIB as u32 / 4).collect();
+        let mut found = vec![0u32; words.len()];
+        // SAFETY: six pages are mapped, and nobody else uses them.
+        unsafe {
+            contexts[0].copy_from_host(DevicePtr(base), &words).unwrap();
+            contexts[0].copy_to_host(&mut found, DevicePtr(base + 6 * MIB)).unwrap();
+        }
+        let turned: Vec<u32> = words.rchunks(words.len() / 3).flatten().copied().collect();
+        assert!(found == turned);
+
+        pages.unmap(base, 6 * MIB).unwrap();
+        assert_eq!(["cuMemSetAccess", "cuMemUnmap"].map(|function| world.calls(function)), [2, 1]);
+        assert!(source.physical(base).is_none());
+        assert_eq!(source.physical(base + 6 * MIB).unwrap().raw(), moved[0].token);
+        // The addresses go with the last page.
+        pages.unreserve(base, 256 << 30);
+        for page in moved {
+            assert_eq!(world.calls("cuMemAddressFree"), 0);
+            source.release(&page).unwrap();
+        }
+        assert_eq!(["cuMemRelease", "cuMemAddressFree"].map(|function| world.calls(function)), [3, 1]);
+    });
+}
+
+#[test]
+fn what_is_no_page_of_the_source_is_a_typed_error() {
+    on_devices(2, |_, contexts| {
+        let source = VirtualMemorySource::new(&contexts[0], Sharing::none()).unwrap();
+        let pages = source.as_pages().unwrap();
+        let base = pages.reserve(16 * MIB).unwrap();
+        let page = map_pages(pages, base, 1)[0];
+        let refused: [(&str, Result<(), SourceError>); 9] = [
+            ("a page that is not there", pages.map(&SegmentMemory { token: 0xbad, ..page })),
+            ("another length", pages.map(&SegmentMemory { bytes: 4 * MIB, ..page })),
+            ("addresses of nobody", pages.map(&SegmentMemory { address: 2 * MIB, ..page })),
+            ("past the end", pages.enable(base + 14 * MIB, 4 * MIB)),
+            ("wrapping around", pages.enable(base, u64::MAX)),
+            ("what is mapped", pages.map(&page)),
+            ("what is not mapped", pages.unmap(base + 2 * MIB, 2 * MIB)),
+            ("more than is mapped", pages.unmap(base, 4 * MIB)),
+            ("a segment that never was", source.release(&SegmentMemory { token: 0xbad, ..page })),
+        ];
+        for (what, outcome) in refused {
+            assert!(matches!(outcome, Err(SourceError::Failed { .. })), "{what}: {outcome:?}");
+        }
+        match pages.create(2 * CAPACITY) {
+            Err(SourceError::OutOfMemory { wanted }) => assert_eq!(wanted, 2 * CAPACITY),
+            other => panic!("{other:?}"),
+        }
+        source.release(&page).unwrap();
+        source.release(&page).expect_err("it was taken back");
+        pages.unreserve(base, 16 * MIB);
+        pages.enable(base, 2 * MIB).expect_err("the addresses are gone");
+
+        // What peers reach does not move.
+        let shared = Sharing::none().with_peers([contexts[1].device().clone()]);
+        let shared = Arc::new(VirtualMemorySource::new(&contexts[0], shared).unwrap());
+        let events = Arc::new(DriverEvents::new(&contexts[0]));
+        let refused = Allocator::remapping(shared, events, Settings::default()).unwrap_err();
+        assert!(matches!(refused, AllocError::NoPages), "{refused}");
+    });
+}
+
+#[test]
+fn pages_come_and_go_while_a_stream_captures() {
+    on_devices(1, |_, contexts| {
+        let mut bench = Bench::new(&contexts[0]).unwrap();
+        let captured = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
+        let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+        let first = bench.fill(6 * MIB, 0).unwrap();
+        bench.allocator.empty_cache().unwrap();
+        drop(first);
+        let moved = bench.fill(8 * MIB, 1).unwrap();
+        bench.allocator.trim_to(8 * MIB).unwrap();
+        capture.end().expect("the capture is whole");
+        bench.check(moved).unwrap();
+    });
+}
+
+#[test]
+fn a_page_whose_unmapping_failed_goes_with_its_addresses() {
+    on_devices(1, |world, contexts| {
+        let source = VirtualMemorySource::new(&contexts[0], Sharing::none()).unwrap();
+        let pages = source.as_pages().unwrap();
+        let base = pages.reserve(16 * MIB).unwrap();
+        let [first, second] = map_pages(pages, base, 2)[..] else { panic!("two were made") };
+        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+        source.release(&first).unwrap_err();
+        assert_eq!(world.calls("cuMemRelease"), 0);
+        source.release(&second).unwrap();
+        assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (1, 0));
+        pages.unreserve(base, 16 * MIB);
+        assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (2, 1));
+    });
+}
