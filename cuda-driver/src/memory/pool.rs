@@ -66,7 +66,8 @@ unsafe impl Sync for Inner {}
 
 impl MemoryPool {
     /// Makes a pool of the device's memory that can be handed to other processes in the given ways
-    /// ([`Device::pool_handle_types`]). `max_bytes` limits it; 0: the system's limit.
+    /// ([`Device::pool_handle_types`]). `max_bytes` limits it, from CUDA 12.2 on; 0: the system's limit. In older
+    /// releases its place is reserved, and must be 0.
     ///
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) below CUDA 11.2; [`Error::Driver`](crate::Error::Driver) from
