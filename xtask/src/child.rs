@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,31 +52,34 @@ pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Result<Ou
     let mut child = command.spawn().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     let (stdout, stderr) = (reader(child.stdout.take()), reader(child.stderr.take()));
     let deadline = Instant::now() + limit;
-    let status = loop {
-        match child.try_wait()? {
-            Some(status) => break Some(status),
-            None if Instant::now() >= deadline => break None,
-            None => thread::sleep(PACE),
+    let left = || deadline.saturating_duration_since(Instant::now());
+    // The pipes first: what the process started may hold them open when it has ended itself.
+    if let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(left()), stderr.recv_timeout(left())) {
+        loop {
+            match child.try_wait()? {
+                Some(status) => return Ok(Output { status, stdout, stderr }),
+                None if left().is_zero() => break,
+                None => thread::sleep(PACE),
+            }
         }
-    };
-    let Some(status) = status else {
-        // Not waited for yet, so the number is still its own.
-        let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-        child.wait()?;
-        bail!("no answer within {} s; it was killed", limit.as_secs_f64());
-    };
-    let collect = |reader: thread::JoinHandle<Vec<u8>>| reader.join().unwrap_or_default();
-    Ok(Output { status, stdout: collect(stdout), stderr: collect(stderr) })
+    }
+    // Not waited for yet, so the number is still its own.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    child.wait()?;
+    bail!("no answer within {} s; it was killed", limit.as_secs_f64());
 }
 
 /// Reads a pipe to its end, so that the writer never waits for room.
-fn reader(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         // What came before an error is all there is.
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
-        bytes
-    })
+        // Nobody listens after the deadline.
+        let _ = sender.send(bytes);
+    });
+    receiver
 }
 
 #[cfg(test)]
@@ -88,6 +92,14 @@ mod tests {
         hanging.args(["-c", "sleep 1000 & sleep 1000"]);
         let error = output_within(&mut hanging, Duration::from_millis(50)).unwrap_err();
         assert!(error.to_string().contains("no answer within 0.05 s"), "{error:#}");
+    }
+
+    #[test]
+    fn what_ends_and_leaves_a_process_with_its_pipes_is_not_waited_for() {
+        let mut leaving = Command::new("sh");
+        leaving.args(["-c", "sleep 1000 & exit 0"]);
+        let error = output_within(&mut leaving, Duration::from_millis(200)).unwrap_err();
+        assert!(error.to_string().contains("no answer within 0.2 s"), "{error:#}");
     }
 
     #[test]
