@@ -325,11 +325,12 @@ impl StreamMemory {
         Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, Some(pool.clone())))
     }
 
-    /// Names this memory, which must be of a pool made for sharing, to the processes that have imported the pool. It
-    /// must stay until all of them have freed theirs.
+    /// Names this memory to the processes that have imported its pool. It must stay until all of them have freed
+    /// theirs.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportPointer`: `CUDA_ERROR_INVALID_VALUE` unless the
+    /// pool was made for sharing and [exported](MemoryPool::export_fd) before.
     #[doc(alias = "cuMemPoolExportPointer")]
     pub fn export_pointer(&self) -> Result<PoolPointer> {
         let mut data = CUmemPoolPtrExportData::default();
