@@ -7,7 +7,7 @@ use super::desk::Desk;
 use super::error::AllocError;
 use super::lease::LeaseId;
 use super::segment::{PoolId, Segment};
-
+use super::size::{Units, bytes_of};
 use super::stream::StreamId;
 use super::symmetric::Placement;
 
@@ -18,15 +18,21 @@ use super::symmetric::Placement;
 pub struct Block {
     desk: &'static Desk,
     address: u64,
-    bytes: u64,
     stream: StreamId,
+    units: Units,
     id: LeaseId,
 }
 
 impl Block {
     #[inline]
-    pub(super) fn new(desk: &'static Desk, id: LeaseId, address: u64, bytes: u64, stream: StreamId) -> Self {
-        Self { desk, address, bytes, stream, id }
+    pub(super) fn new(
+        desk: &'static Desk,
+        id: LeaseId,
+        address: u64,
+        units: Units,
+        stream: StreamId,
+    ) -> Self {
+        Self { desk, address, stream, units, id }
     }
 
     /// First byte, a device address; a multiple of 512.
@@ -38,7 +44,7 @@ impl Block {
     /// Its length in bytes, at least what was asked for.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        bytes_of(self.units)
     }
 
     /// What was asked for, in bytes.
@@ -124,7 +130,7 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
             .field("address", &format_args!("{:#x}", self.address))
-            .field("bytes", &self.bytes)
+            .field("bytes", &self.bytes())
             .field("requested", &self.requested())
             .field("stream", &self.stream)
             .field("pool", &self.pool().0)

@@ -5,7 +5,7 @@
 //! lengths kept are those in use. Long blocks are not kept at all: they are few, and whole.
 
 use super::lease::{LeaseId, Leases, NONE, Tenancy};
-use super::size::{Units, bytes_of};
+use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
 
@@ -25,6 +25,8 @@ pub(super) struct Front {
     touched: [u64; SLOTS / 64],
     kept: u64,
     limit: u64,
+    /// The longest blocks that are kept.
+    longest: Units,
 }
 
 impl Front {
@@ -35,6 +37,7 @@ impl Front {
             touched: [0; SLOTS / 64],
             kept: 0,
             limit,
+            longest: Units::try_from(limit / SHARE / UNIT).unwrap_or(Units::MAX),
         }
     }
 
@@ -78,8 +81,15 @@ impl Front {
         let slot = &mut self.slots[place];
         lease.link = slot.head;
         lease.tenancy = Tenancy::Kept;
-        *slot = Slot { units, head: id };
-        self.touched[place / 64] |= 1 << (place % 64);
+        slot.head = id;
+        if slot.units != units {
+            slot.units = units;
+        }
+        // The next lock waits for what is stored.
+        let (touched, bit) = (&mut self.touched[place / 64], 1 << (place % 64));
+        if *touched & bit == 0 {
+            *touched |= bit;
+        }
         self.kept += bytes_of(units);
         true
     }
@@ -106,7 +116,7 @@ impl Front {
 
     #[inline]
     fn is_short(&self, units: Units) -> bool {
-        bytes_of(units) <= self.limit / SHARE
+        units <= self.longest
     }
 }
 

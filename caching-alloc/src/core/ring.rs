@@ -53,8 +53,8 @@ pub(super) struct Ring {
     entries: Box<[RawEntry]>,
     /// Raw entries so far.
     pushed: u64,
-    /// Entries so far, a free counting twice.
-    pub(super) number: u64,
+    /// Raw entries so far that stand for two.
+    doubled: u64,
     /// When the allocator was made, and the time of the entries now made.
     born: Instant,
     pub(super) clock: u64,
@@ -69,7 +69,7 @@ impl Ring {
         Self {
             entries: vec![RawEntry::default(); capacity].into_boxed_slice(),
             pushed: 0,
-            number: 0,
+            doubled: 0,
             born,
             clock: nanoseconds_since(born),
             outbox: VecDeque::new(),
@@ -84,7 +84,9 @@ impl Ring {
         let at = self.pushed as usize & (self.entries.len() - 1);
         self.entries[at] = entry;
         self.pushed += 1;
-        self.number += event.count();
+        if event == BlockEvent::Free {
+            self.doubled += 1;
+        }
         if self.subscribed {
             self.outbox.push_back(entry);
         }
@@ -98,6 +100,11 @@ impl Ring {
         self.clock = nanoseconds_since(self.born);
     }
 
+    /// Entries so far, a free counting twice.
+    pub(super) fn number(&self) -> u64 {
+        self.pushed + self.doubled
+    }
+
     pub(super) fn waiting(&self) -> usize {
         self.outbox.len()
     }
@@ -106,7 +113,7 @@ impl Ring {
     pub(super) fn take_outbox(&mut self, origin: Origin) -> Vec<Entry> {
         let raw = std::mem::take(&mut self.outbox);
         let count: u64 = raw.iter().map(|entry| entry.event.count()).sum();
-        expand(raw.iter(), self.number - count, origin)
+        expand(raw.iter(), self.number() - count, origin)
     }
 
     /// Everything that the ring still has, oldest first.
@@ -115,7 +122,7 @@ impl Ring {
         let (newer, older) = self.entries.split_at(next);
         let older = if self.pushed < self.entries.len() as u64 { &[] } else { older };
         let count: u64 = older.iter().chain(newer).map(|entry| entry.event.count()).sum();
-        expand(older.iter().chain(newer), self.number - count, origin)
+        expand(older.iter().chain(newer), self.number() - count, origin)
     }
 }
 

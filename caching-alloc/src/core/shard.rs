@@ -47,8 +47,6 @@ pub(super) struct Shard {
 pub(super) struct ShardState {
     pub(super) origin: Origin,
     shard: Weak<Shard>,
-    /// Blocks that are handed out.
-    live: usize,
     /// Keeps the shard until the last of them is back, once its pool is gone.
     keeper: Option<Arc<Shard>>,
     pub(super) fixed: Fixed,
@@ -87,7 +85,6 @@ impl Shard {
         let mut state = ShardState {
             origin,
             shard: Weak::new(),
-            live: 0,
             keeper: None,
             fixed: Fixed::new(!matches!(pool.kind, PoolKind::NoSplit)),
             shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
@@ -125,7 +122,7 @@ impl Shard {
         request: Request,
         stream: StreamId,
     ) -> Block {
-        let (address, bytes) = state.hand_out(id, request);
+        let (address, units) = state.hand_out(id, request);
         if stream != self.stream {
             // Lent: whoever frees it says so, and this stream has to see the end of that.
             state.add_use(id, stream);
@@ -135,13 +132,13 @@ impl Shard {
         if waiting >= BATCH {
             self.deliver(waiting);
         }
-        Block::new(self.state, id, address, bytes, stream)
+        Block::new(self.state, id, address, units, stream)
     }
 
     /// Its pool is gone: it goes with the last block.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        if state.live > 0 {
+        if state.tallies.live() > 0 {
             state.keeper = Some(self.clone());
         }
     }
@@ -210,7 +207,6 @@ impl Desk {
     #[inline]
     pub(super) fn free(&self, id: LeaseId) {
         let mut state = self.lock();
-        state.live -= 1;
         if state.leases[id].uses != NONE && state.symmetric.is_none() {
             free_used(state, id);
             return;
@@ -226,7 +222,7 @@ impl Desk {
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let waiting = state.ring.waiting();
-    let keeper = if state.live == 0 { state.keeper.take() } else { None };
+    let keeper = if state.tallies.live() == 0 { state.keeper.take() } else { None };
     let shard = keeper.or_else(|| state.shard.upgrade());
     drop(state);
     if let Some(shard) = shard.filter(|_| waiting >= BATCH) {
@@ -238,7 +234,7 @@ fn after_free(mut state: Open<'_>) {
 #[cold]
 fn free_used(mut state: Open<'_>, id: LeaseId) {
     let streams = state.let_go(id);
-    let keeper = if state.live == 0 { state.keeper.take() } else { None };
+    let keeper = if state.tallies.live() == 0 { state.keeper.take() } else { None };
     let shard = keeper.or_else(|| state.shard.upgrade());
     drop(state);
     if let Some(shard) = shard {
@@ -414,19 +410,18 @@ impl ShardState {
     }
 
     #[inline]
-    fn hand_out(&mut self, id: LeaseId, request: Request) -> (u64, u64) {
+    fn hand_out(&mut self, id: LeaseId, request: Request) -> (u64, Units) {
         let lease = &mut self.leases[id];
         lease.requested = request.bytes;
         lease.site = request.site;
         let (address, units) = (lease.address, lease.units);
-        self.live += 1;
         self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
         self.tallies.hand_out(class_of(units), bytes_of(units), request.bytes);
         if self.symmetric.is_some() {
             self.log(OperationKind::Allocate, id);
             self.enter_segment();
         }
-        (address, bytes_of(units))
+        (address, units)
     }
 
     /// The owner lets go, others do not yet: they are returned.

@@ -61,7 +61,7 @@ impl Usages {
 }
 
 /// What a shard counts, on every hit: each class for itself, and of their sums only the peaks, which cannot be had
-/// later.
+/// later. Few stores: the next lock waits for them.
 #[derive(Debug, Default)]
 pub(super) struct Tallies {
     classes: [Tally; 2],
@@ -70,12 +70,30 @@ pub(super) struct Tallies {
 
 #[derive(Debug, Default)]
 struct Tally {
-    blocks: Gauge,
-    allocated: Gauge,
-    requested: Gauge,
+    blocks: Flow,
+    allocated: Flow,
+    requested: Flow,
     /// Bytes of blocks that were let go but not taken back.
     pending: u64,
-    active_peak: u64,
+    peaks: Peaks,
+}
+
+/// What came and what went.
+#[derive(Debug, Default)]
+struct Flow {
+    added: u64,
+    removed: u64,
+}
+
+impl Flow {
+    #[inline]
+    fn current(&self) -> u64 {
+        self.added - self.removed
+    }
+
+    fn gauge(&self, peak: u64) -> Gauge {
+        Gauge { current: self.current(), peak, total: self.added }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,31 +104,52 @@ struct Peaks {
     active: u64,
 }
 
+impl Peaks {
+    #[inline]
+    fn raise(&mut self, [blocks, allocated, requested, active]: [u64; 4]) {
+        let raise = |peak: &mut u64, now: u64| {
+            if now > *peak {
+                *peak = now;
+            }
+        };
+        raise(&mut self.blocks, blocks);
+        raise(&mut self.allocated, allocated);
+        raise(&mut self.requested, requested);
+        raise(&mut self.active, active);
+    }
+}
+
+impl Tally {
+    /// Blocks, bytes allocated, requested and active.
+    #[inline]
+    fn now(&self) -> [u64; 4] {
+        let allocated = self.allocated.current();
+        [self.blocks.current(), allocated, self.requested.current(), allocated + self.pending]
+    }
+}
+
 impl Tallies {
     /// A block is handed out.
     #[inline]
     pub(super) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         let [small, large] = &mut self.classes;
         let (tally, other) = if class == SizeClass::Small { (small, large) } else { (large, small) };
-        tally.blocks.add(1);
-        tally.allocated.add(bytes);
-        tally.requested.add(requested);
-        let active = tally.allocated.current + tally.pending;
-        tally.active_peak = tally.active_peak.max(active);
-        let peaks = &mut self.peaks;
-        peaks.blocks = peaks.blocks.max(tally.blocks.current + other.blocks.current);
-        peaks.allocated = peaks.allocated.max(tally.allocated.current + other.allocated.current);
-        peaks.requested = peaks.requested.max(tally.requested.current + other.requested.current);
-        peaks.active = peaks.active.max(active + other.allocated.current + other.pending);
+        tally.blocks.added += 1;
+        tally.allocated.added += bytes;
+        tally.requested.added += requested;
+        let (mut now, others) = (tally.now(), other.now());
+        tally.peaks.raise(now);
+        now.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
+        self.peaks.raise(now);
     }
 
     /// Its owner lets go.
     #[inline]
     pub(super) fn let_go(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         let tally = &mut self.classes[class as usize];
-        tally.blocks.sub(1);
-        tally.allocated.sub(bytes);
-        tally.requested.sub(requested);
+        tally.blocks.removed += 1;
+        tally.allocated.removed += bytes;
+        tally.requested.removed += requested;
     }
 
     /// It stays in use elsewhere, or does so no longer.
@@ -119,15 +158,20 @@ impl Tallies {
         *sum = if pending { *sum + bytes } else { *sum - bytes };
     }
 
+    /// Blocks that are handed out.
+    pub(super) fn live(&self) -> u64 {
+        self.classes.iter().map(|tally| tally.blocks.current()).sum()
+    }
+
     /// The sum, and of which small and large.
     pub(super) fn usages(&self) -> (Usages, [Usages; 2]) {
         let classes = self.classes.each_ref().map(|tally| {
-            let active = Gauge { current: tally.allocated.current + tally.pending, ..tally.allocated };
+            let [.., active] = tally.now();
             Usages {
-                blocks: tally.blocks,
-                allocated: tally.allocated,
-                requested: tally.requested,
-                active: active.peaking(tally.active_peak),
+                blocks: tally.blocks.gauge(tally.peaks.blocks),
+                allocated: tally.allocated.gauge(tally.peaks.allocated),
+                requested: tally.requested.gauge(tally.peaks.requested),
+                active: Gauge { current: active, peak: tally.peaks.active, total: tally.allocated.added },
             }
         });
         let mut all = Usages::default();

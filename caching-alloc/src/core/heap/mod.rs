@@ -57,6 +57,16 @@ pub(super) struct Record {
     pub(super) requested: u64,
 }
 
+impl Record {
+    fn new(segment: u32, offset: Units, units: Units, list: List) -> Self {
+        Self { segment, offset, units, state: State::Free, list, prev: NONE, next: NONE, requested: 0 }
+    }
+
+    fn key(&self, id: BlockId) -> Key {
+        Key::new(self.units, self.segment, self.offset, id)
+    }
+}
+
 #[derive(Debug)]
 struct Span {
     units: Units,
@@ -89,7 +99,7 @@ impl Heap {
     /// Adds a segment, one free block, and returns its ordinal: 0, 1, 2… and never one twice.
     pub(super) fn add_segment(&mut self, units: Units, list: List) -> u32 {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        let id = self.new_record(ordinal, 0, units, list);
+        let id = self.new_record(Record::new(ordinal, 0, units, list));
         let mut firsts = vec![NONE; units.div_ceil(CHUNK) as usize];
         firsts[0] = id;
         self.segments.push(Some(Span { units, first: id, last: id, firsts }));
@@ -119,11 +129,14 @@ impl Heap {
     /// Hands out the least free block of the list with at least `units`, split to that length if `split`. Among
     /// equals the one of the oldest segment, and there the first.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
-        let Key { id, units: found, .. } = self.free.get_mut(list as usize)?.take(units)?;
+        let key = self.free.get_mut(list as usize)?.take(units)?;
+        let id = key.id();
         self.records[id as usize].state = State::Used;
-        if split && found > units {
+        if split && key.units() > units {
             let rest = self.split(id, units);
-            self.put_in_index(rest);
+            self.records[rest as usize].state = State::Free;
+            let rest = Key::new(key.units() - units, key.segment(), key.offset() + units, rest);
+            self.free[list as usize].insert(rest);
         }
         Some(id)
     }
@@ -189,17 +202,12 @@ impl Heap {
         self.segments[segment as usize].as_mut().expect("a block's segment is there: blocks go with it")
     }
 
-    fn key(&self, id: BlockId) -> Key {
-        let Record { segment, offset, units, .. } = self.records[id as usize];
-        Key { units, segment, offset, id }
-    }
-
     fn put_in_index(&mut self, id: BlockId) {
-        let key = self.key(id);
         let record = &mut self.records[id as usize];
         record.state = State::Free;
         record.requested = 0;
         let list = record.list as usize;
+        let key = record.key(id);
         if list >= self.free.len() {
             self.free.resize_with(list + 1, FreeIndex::default);
         }
@@ -207,55 +215,53 @@ impl Heap {
     }
 
     fn leave_index(&mut self, id: BlockId) {
-        let key = self.key(id);
-        let list = self.records[id as usize].list;
-        self.free[list as usize].remove(&key);
+        let record = &self.records[id as usize];
+        self.free[record.list as usize].remove(record.key(id));
     }
 
     /// Shortens a block that is not free to `units`; what it loses is a block of the same kind, in no index.
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
-        let Record { segment, offset, units: all, state, list, next, .. } = self.records[id as usize];
-        let rest = self.new_record(segment, offset + units, all - units, list);
-        self.records[rest as usize].state = state;
-        self.records[id as usize].units = units;
-        self.join(id, rest);
-        self.join(rest, next);
+        let record = &mut self.records[id as usize];
+        let (chunk, next) = (record.offset / CHUNK, record.next);
+        let rest = Record {
+            offset: record.offset + units,
+            units: record.units - units,
+            prev: id,
+            requested: 0,
+            ..*record
+        };
+        record.units = units;
+        let at = self.new_record(rest);
+        self.records[id as usize].next = at;
         if next == NONE {
-            self.span(segment).last = rest;
+            self.span(rest.segment).last = at;
+        } else {
+            self.records[next as usize].prev = at;
         }
-        self.enter_start(rest);
-        rest
+        // What is cut off is the first of every chunk but that of the block before it.
+        if rest.offset / CHUNK != chunk {
+            self.span(rest.segment).firsts[(rest.offset / CHUNK) as usize] = at;
+        }
+        at
     }
 
-    /// Makes `right` part of `left`.
+    /// Makes `right` part of `left`, the block before it.
     fn absorb(&mut self, left: BlockId, right: BlockId) {
-        let Record { segment, units, next, .. } = self.records[right as usize];
-        self.leave_start(right);
-        self.records[left as usize].units += units;
-        self.join(left, next);
+        let Record { segment, offset, units, next, .. } = self.records[right as usize];
+        self.drop_record(right);
+        let record = &mut self.records[left as usize];
+        let chunk = record.offset / CHUNK;
+        record.units += units;
+        record.next = next;
         if next == NONE {
             self.span(segment).last = left;
+        } else {
+            self.records[next as usize].prev = left;
         }
-        self.drop_record(right);
-    }
-
-    /// Enters a new block into the side table.
-    fn enter_start(&mut self, id: BlockId) {
-        let Record { segment, offset, .. } = self.records[id as usize];
-        let chunk = (offset / CHUNK) as usize;
-        let first = self.span(segment).firsts[chunk];
-        if first == NONE || self.records[first as usize].offset > offset {
-            self.span(segment).firsts[chunk] = id;
-        }
-    }
-
-    /// Takes a block out of the side table; the one behind it takes its place if it begins in the same chunk.
-    fn leave_start(&mut self, id: BlockId) {
-        let Record { segment, offset, next, .. } = self.records[id as usize];
-        let chunk = offset / CHUNK;
-        if self.span(segment).firsts[chunk as usize] == id {
-            let heir = next != NONE && self.records[next as usize].offset / CHUNK == chunk;
-            self.span(segment).firsts[chunk as usize] = if heir { next } else { NONE };
+        // It was the first of its chunk unless the left one begins there too. Now the next is, if it begins there.
+        if offset / CHUNK != chunk {
+            let heir = if next != NONE && (offset + units) / CHUNK == offset / CHUNK { next } else { NONE };
+            self.span(segment).firsts[(offset / CHUNK) as usize] = heir;
         }
     }
 
@@ -266,16 +272,15 @@ impl Heap {
         }
     }
 
-    fn new_record(&mut self, segment: u32, offset: Units, units: Units, list: List) -> BlockId {
-        let record =
-            Record { segment, offset, units, state: State::Free, list, prev: NONE, next: NONE, requested: 0 };
+    fn new_record(&mut self, record: Record) -> BlockId {
         if self.spare == NONE {
             self.records.push(record);
             u32::try_from(self.records.len() - 1).unwrap_or(NONE)
         } else {
             let id = self.spare;
-            self.spare = self.records[id as usize].prev;
-            self.records[id as usize] = record;
+            let place = &mut self.records[id as usize];
+            self.spare = place.prev;
+            *place = record;
             id
         }
     }

@@ -1,6 +1,6 @@
 //! Segments of addresses whose memory comes and goes: what is free becomes a hole, and holes become blocks.
 
-use super::{BlockId, CHUNK, Heap, List, NONE, Span, State};
+use super::{BlockId, CHUNK, Heap, List, NONE, Record, Span, State};
 use crate::core::size::Units;
 
 impl Heap {
@@ -19,7 +19,7 @@ impl Heap {
     /// Lengthens a segment by a hole.
     pub(in crate::core) fn extend(&mut self, segment: u32, units: Units) {
         let offset = self.length(segment);
-        let id = self.new_record(segment, offset, units, 0);
+        let id = self.new_record(Record::new(segment, offset, units, 0));
         let span = self.span(segment);
         let last = std::mem::replace(&mut span.last, id);
         span.units += units;
@@ -30,7 +30,10 @@ impl Heap {
         } else {
             self.join(last, id);
         }
-        self.enter_start(id);
+        let first = &mut self.span(segment).firsts[(offset / CHUNK) as usize];
+        if *first == NONE {
+            *first = id;
+        }
         self.records[id as usize].state = State::Used;
         self.make_hole(id);
     }
@@ -69,7 +72,7 @@ impl Heap {
 
     /// A used block's memory has gone: it becomes a hole, one with the holes beside it.
     pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
-        let super::Record { prev, next, .. } = self.records[id as usize];
+        let Record { prev, next, .. } = self.records[id as usize];
         let is_hole = |heap: &Self, id: BlockId| id != NONE && heap.records[id as usize].state == State::Hole;
         if is_hole(self, next) {
             self.absorb(id, next);
