@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::run_tests;
 use crate::shell::{self, CRATES};
+use crate::viz;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -58,11 +59,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     call_raw(&root)?;
     if options.offline {
-        println!("left out, --offline: the pinned headers, the real NCCL libraries, packaging");
+        println!(
+            "left out, --offline: the pinned headers, the real NCCL libraries, PyTorch's viewer, packaging"
+        );
         return Ok(());
     }
     shell::run(&mut shell::cargo(&root, &["xtask", "codegen", "--check"]))?;
     shell::run(&mut shell::cargo(&root, &["xtask", "abi"]))?;
+    viz::check_torch()?;
     let [driver, nccl] = RAW.map(shell::package);
     let publish =
         ["publish", "--quiet", "--dry-run", "--allow-dirty", "--package", &driver, "--package", &nccl];

@@ -4,6 +4,7 @@
 //! - [`doctor`]: what this host has, and what each crate can do with it
 //! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
+//! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
@@ -27,6 +28,7 @@ mod replay;
 mod run_tests;
 mod shell;
 mod trace;
+mod viz;
 
 use std::process::ExitCode;
 
@@ -59,6 +61,9 @@ enum Task {
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
     Codegen(codegen::Args),
     /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
+    /// Draw a snapshot or an allocation trace: one HTML page with everything in it
+    Viz(viz::Options),
+    /// Compare nccl-sys with real releases of NCCL, without a GPU
     Abi(abi::Options),
 }
 
@@ -72,6 +77,7 @@ fn main() -> ExitCode {
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
         Task::Abi(options) => abi::run(&options),
+        Task::Viz(options) => viz::run(&options),
         Task::Codegen(options) => codegen::run(&options),
     };
     match outcome {

@@ -91,8 +91,8 @@ impl Grave {
     fn capture(&self) -> impl Iterator<Item = SegmentState> {
         let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
         self.segments.iter().map(move |segment| {
-            let whole =
-                BlockState { address: segment.address(), bytes: segment.bytes(), requested: 0, usage };
+            let (address, bytes) = (segment.address(), segment.bytes());
+            let whole = BlockState { address, bytes, requested: 0, usage, call_site: None };
             SegmentState { segment: segment.clone(), blocks: vec![whole] }
         })
     }

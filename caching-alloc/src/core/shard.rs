@@ -194,12 +194,16 @@ impl Shard {
 
 /// A tile of the heap, and what it is used for.
 pub(super) fn block_state(tile: &Tile, lease: Option<&Lease>) -> BlockState {
-    let (requested, usage) = match lease.filter(|_| !tile.is_free) {
-        Some(Lease { tenancy: Tenancy::Owned, requested, .. }) => (*requested, Usage::Active),
-        Some(Lease { tenancy: Tenancy::Pending, requested, .. }) => (*requested, Usage::PendingFree),
-        _ => (0, Usage::Inactive),
+    let (requested, usage, call_site) = match lease.filter(|_| !tile.is_free) {
+        Some(Lease { tenancy: Tenancy::Owned, requested, site, .. }) => {
+            (*requested, Usage::Active, Some(*site))
+        }
+        Some(Lease { tenancy: Tenancy::Pending, requested, site, .. }) => {
+            (*requested, Usage::PendingFree, Some(*site))
+        }
+        _ => (0, Usage::Inactive, None),
     };
-    BlockState { address: tile.address, bytes: bytes_of(tile.units), requested, usage }
+    BlockState { address: tile.address, bytes: bytes_of(tile.units), requested, usage, call_site }
 }
 
 impl Desk {

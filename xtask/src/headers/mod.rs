@@ -15,18 +15,23 @@ use sha2::{Digest, Sha256};
 
 #[cfg(feature = "codegen")]
 pub(crate) use pins::LIBCLANG;
-pub(crate) use pins::{CUDA_HEADERS, NCCL, Pin};
+pub(crate) use pins::{CUDA_HEADERS, NCCL, Pin, TORCH};
 
 use crate::shell;
 
 /// Platforms that the pinned wheels were built for.
-const PLATFORMS: [&str; 5] = [
+const PLATFORMS: [&str; 6] = [
     "manylinux2014_x86_64",
     "manylinux_2_17_x86_64",
     "manylinux_2_18_x86_64",
     "manylinux_2_27_x86_64",
     "manylinux2010_x86_64",
+    // PyTorch's smallest; the Python files are the same in all.
+    "macosx_14_0_arm64",
 ];
+
+/// The Python that wheels are for which are for one only.
+const PYTHON: &str = "3.12";
 
 /// How often a download is attempted.
 const ATTEMPTS: u32 = 3;
@@ -52,6 +57,8 @@ pub(crate) enum Part {
     Headers,
     /// Shared libraries.
     Library,
+    /// PyTorch's viewer of memory snapshots.
+    MemoryViewer,
 }
 
 impl Part {
@@ -59,6 +66,7 @@ impl Part {
         match self {
             Self::Headers => "headers",
             Self::Library => "library",
+            Self::MemoryViewer => "memory-viewer",
         }
     }
 
@@ -68,6 +76,7 @@ impl Part {
         match self {
             Self::Headers => folder("include") && name.ends_with(".h"),
             Self::Library => name.ends_with(".so") || name.contains(".so."),
+            Self::MemoryViewer => file.ends_with("torch/cuda/_memory_viz.py"),
         }
     }
 }
@@ -190,7 +199,7 @@ fn download(pin: &Pin, folder: &Path) -> Result<PathBuf> {
     eprintln!("fetching {wanted}");
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-    pip.args(["--no-cache-dir", "--only-binary=:all:", "--dest"]).arg(folder);
+    pip.args(["--no-cache-dir", "--only-binary=:all:", "--python-version", PYTHON, "--dest"]).arg(folder);
     for platform in PLATFORMS {
         pip.args(["--platform", platform]);
     }
@@ -257,5 +266,7 @@ mod tests {
         assert!(holds(Part::Library, "nvidia/nccl/lib/libnccl.so.2"));
         assert!(holds(Part::Library, "clang/native/libclang.so"));
         assert!(!holds(Part::Library, "nvidia/nccl/lib/libnccl.so.2.txt/readme"));
+        assert!(holds(Part::MemoryViewer, "torch/cuda/_memory_viz.py"));
+        assert!(!holds(Part::MemoryViewer, "torch/cuda/memory.py"));
     }
 }

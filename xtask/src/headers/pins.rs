@@ -17,6 +17,10 @@ const fn pin(package: &'static str, version: &'static str, sha256: &'static str)
 pub(crate) const LIBCLANG: Pin =
     pin("libclang", "18.1.1", "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b");
 
+/// PyTorch, for its viewer of memory snapshots.
+pub(crate) const TORCH: Pin =
+    pin("torch", "2.15.0", "593e5fd0c204284890d1c3dff643be34e549e1d24523e13402510f960d4da438");
+
 /// `cuda.h` and `cudaTypedefs.h`, one wheel a release, oldest first.
 pub(crate) const CUDA_HEADERS: &[Pin] = &[
     pin(

@@ -10,11 +10,17 @@
 //! A trace is read whole and checked before anything is replayed, so that a broken one costs nothing.
 
 mod parse;
+mod program;
+pub(crate) mod snapshot;
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use flate2::bufread::MultiGzDecoder;
 use thiserror::Error;
+
+use snapshot::{Format, Snapshot};
 
 /// The recorded training run that the demo replays when no other is named.
 pub(crate) const GPT2_TRAIN: &[u8] = include_bytes!("../../data/gpt2_train.trace.gz");
@@ -41,6 +47,13 @@ pub(crate) struct Trace {
     pub(crate) streams: u32,
     /// The sum, at its highest, of the requests between `a` and `f`, each rounded up to 512 bytes.
     pub(crate) peak_active: u64,
+}
+
+/// What a file of either kind holds.
+#[derive(Debug)]
+pub(crate) enum Recording {
+    Trace(Trace),
+    Snapshot(Snapshot),
 }
 
 /// Where a trace came from, as errors name it.
@@ -81,14 +94,19 @@ pub(crate) enum TraceError {
          (a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U)"
     )]
     Line { origin: Origin, line: u64, expected: &'static str, found: String },
+    #[error("{origin}, a snapshot as {format}, at {place}: {problem}")]
+    Snapshot { origin: Origin, format: Format, place: String, problem: String },
     #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
     Empty { origin: Origin },
 }
 
 impl Trace {
-    /// Reads all traces at `path`.
+    /// Reads all traces at `path`: of a snapshot, one a device.
     pub(crate) fn load_all(path: &Path) -> Result<Vec<Self>, TraceError> {
-        Self::load(Some(path)).map(|trace| vec![trace])
+        match Recording::load(path)? {
+            Recording::Trace(trace) => Ok(vec![trace]),
+            Recording::Snapshot(snapshot) => snapshot.traces(&Origin::File(path.to_owned())),
+        }
     }
 
     /// Reads the trace at `path`, or the built-in one.
@@ -101,6 +119,26 @@ impl Trace {
                     .map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
                 parse::read(file, origin)
             }
+        }
+    }
+}
+
+impl Recording {
+    /// Reads the file at `path`, gzipped or not: a trace in text, or a snapshot as a pickle or as JSON.
+    pub(crate) fn load(path: &Path) -> Result<Self, TraceError> {
+        let origin = Origin::File(path.to_owned());
+        let mut bytes =
+            std::fs::read(path).map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
+        if bytes.starts_with(&parse::GZIP_MAGIC) {
+            let mut unpacked = Vec::new();
+            if let Err(source) = MultiGzDecoder::new(&bytes[..]).read_to_end(&mut unpacked) {
+                return Err(TraceError::Gzip { origin, read: unpacked.len() as u64, source });
+            }
+            bytes = unpacked;
+        }
+        match Format::of(&bytes) {
+            Some(format) => Snapshot::read(&bytes, format, &origin).map(Self::Snapshot),
+            None => parse::read(&bytes[..], origin).map(Self::Trace),
         }
     }
 }

@@ -7,7 +7,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::{Event, Origin, Trace, TraceError};
 
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// The recorder counted memory in this unit, and so does "peak active".
 const ROUNDING: u64 = 512;
 /// A line of the format has four short fields; more than this is not a trace.
@@ -57,7 +57,7 @@ struct Live {
 }
 
 #[derive(Default)]
-struct Builder {
+pub(super) struct Builder {
     events: Vec<Event>,
     live: HashMap<u64, Live>,
     allocations: u32,
@@ -87,7 +87,7 @@ impl Builder {
         }
     }
 
-    fn allocate(&mut self, address: u64, bytes: u64, stream: u32) -> Result<(), &'static str> {
+    pub(super) fn allocate(&mut self, address: u64, bytes: u64, stream: u32) -> Result<(), &'static str> {
         if stream >= 1024 {
             return Err("a stream number below 1024");
         }
@@ -105,7 +105,7 @@ impl Builder {
         Ok(())
     }
 
-    fn request_free(&mut self, address: u64) -> Result<(), &'static str> {
+    pub(super) fn request_free(&mut self, address: u64) -> Result<(), &'static str> {
         let live = self.live.get_mut(&address).ok_or("an address that is allocated")?;
         if std::mem::replace(&mut live.free_requested, true) {
             return Err("an address whose free was not requested already");
@@ -114,7 +114,7 @@ impl Builder {
         Ok(())
     }
 
-    fn complete_free(&mut self, address: u64) -> Result<(), &'static str> {
+    pub(super) fn complete_free(&mut self, address: u64) -> Result<(), &'static str> {
         let live = self.live.remove(&address).ok_or("an address that is allocated")?;
         if !live.free_requested {
             return Err("an address whose free was requested");
@@ -124,7 +124,7 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(self, origin: &Origin) -> Option<Trace> {
+    pub(super) fn finish(self, origin: &Origin) -> Option<Trace> {
         let Self { events, allocations, streams, peak_active, .. } = self;
         (allocations > 0).then(|| Trace { origin: origin.clone(), events, allocations, streams, peak_active })
     }

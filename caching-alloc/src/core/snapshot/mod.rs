@@ -1,6 +1,8 @@
 //! The state of an allocator at one moment.
 
-mod json;
+mod document;
+
+use std::panic::Location;
 
 use super::entry::Entry;
 use super::segment::Segment;
@@ -56,6 +58,8 @@ pub struct BlockState {
     pub requested: u64,
     /// What it is used for.
     pub usage: Usage,
+    /// Where its owner asked for it; of a free block: nothing.
+    pub call_site: Option<&'static Location<'static>>,
 }
 
 /// What a block is used for.

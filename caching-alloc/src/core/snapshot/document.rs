@@ -1,0 +1,272 @@
+//! A snapshot as PyTorch's tools read it: the layout that `torch.cuda.memory._snapshot()` has, as JSON or as a pickle.
+//!
+//! The browser viewer computes a block's address by adding lengths from its segment's, so blocks tile their segments.
+//! It replays the trace backwards from the final state, so both are of one moment, and what one ring has forgotten
+//! the others leave out too. Neighbouring pages become one segment there if they are of one stream; pages are shared
+//! by all streams, so all have the same. Numbers are signed: addresses lie below 2^53, and the viewer's pickle reader
+//! knows no longer ones.
+
+use std::collections::HashMap;
+use std::io;
+use std::panic::Location;
+
+use serde::Serialize;
+
+use super::{BlockState, Snapshot, Usage};
+use crate::core::entry::{Action, Entry};
+use crate::core::segment::{self as core, PoolId, SizeClass};
+use crate::core::stream::StreamId;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    segments: Vec<Segment>,
+    /// By device.
+    device_traces: Vec<Vec<Trace>>,
+    allocator_settings: Settings,
+    external_annotations: Vec<Annotation<'a>>,
+    generation: i64,
+}
+
+#[derive(Serialize)]
+struct Segment {
+    device: u32,
+    address: i64,
+    total_size: i64,
+    allocated_size: i64,
+    active_size: i64,
+    requested_size: i64,
+    stream: i64,
+    segment_type: SizeClass,
+    segment_pool_id: (u32, u32),
+    is_expandable: bool,
+    frames: Vec<Frame>,
+    blocks: Vec<Block>,
+}
+
+#[derive(Serialize)]
+struct Block {
+    address: i64,
+    size: i64,
+    requested_size: i64,
+    state: &'static str,
+    frames: Vec<Frame>,
+}
+
+/// A place in a program. Rust tells file and line of a call, and not the function.
+#[derive(Serialize)]
+struct Frame {
+    filename: &'static str,
+    line: u32,
+    name: &'static str,
+}
+
+#[derive(Serialize)]
+struct Trace {
+    action: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addr: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_free: Option<i64>,
+    size: i64,
+    stream: i64,
+    time_us: i64,
+    pool_id: (u32, u32),
+    frames: Vec<Frame>,
+}
+
+#[derive(Serialize)]
+struct Annotation<'a> {
+    name: &'a str,
+    stage: &'static str,
+    device: u32,
+    time_us: i64,
+}
+
+/// The viewer shows these; those that have no meaning here stay out.
+#[derive(Serialize)]
+struct Settings {
+    expandable_segments: bool,
+    max_split_size: i64,
+    large_segment_size: i64,
+    memory_limit: Option<i64>,
+}
+
+impl Snapshot {
+    /// Writes it as JSON that PyTorch's browser viewer opens. Times in µs, sizes in bytes.
+    ///
+    /// # Errors
+    /// What `writer` says.
+    pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
+        serde_json::to_writer(writer, &self.document()).map_err(io::Error::from)
+    }
+
+    /// The same as a string.
+    ///
+    /// # Errors
+    /// None that is known of: everything in a snapshot can be written.
+    pub fn to_json(&self) -> io::Result<String> {
+        serde_json::to_string(&self.document()).map_err(io::Error::from)
+    }
+
+    /// Writes it as a pickle, which PyTorch's `_memory_viz.py` and its browser viewer open. Times in µs, sizes in
+    /// bytes.
+    ///
+    /// # Errors
+    /// What `writer` says.
+    #[cfg(feature = "pickle")]
+    pub fn write_pickle(&self, mut writer: impl io::Write) -> io::Result<()> {
+        serde_pickle::to_writer(&mut writer, &self.document(), serde_pickle::SerOptions::new()).map_err(
+            |error| match error {
+                serde_pickle::Error::Io(error) => error,
+                other => io::Error::other(other),
+            },
+        )
+    }
+
+    fn document(&self) -> Document<'_> {
+        let mut device_traces: Vec<Vec<Trace>> = Vec::new();
+        device_traces.resize_with(self.device as usize + 1, Vec::new);
+        let fixed = self.segments.iter();
+        let fixed = fixed.filter_map(|state| {
+            segment(std::slice::from_ref(&state.segment), &state.blocks, state.segment.stream(), false)
+        });
+        let mapped = self.mapped.iter();
+        let mapped = mapped.filter_map(|state| segment(&state.segments, &state.blocks, EVERY_STREAM, true));
+        let kept = &self.trace[complete_from(&self.trace)..];
+        device_traces[self.device as usize] = self.traces(kept);
+        Document {
+            segments: fixed.chain(mapped).collect(),
+            device_traces,
+            allocator_settings: Settings {
+                expandable_segments: !self.mapped.is_empty(),
+                max_split_size: -1,
+                large_segment_size: int(self.settings.large_segment),
+                memory_limit: self.settings.memory_limit.map(int),
+            },
+            external_annotations: kept.iter().filter_map(annotation).collect(),
+            generation: int(self.generation),
+        }
+    }
+
+    /// Of the allocations, those of the blocks that are there still know their call site.
+    fn traces(&self, kept: &[Entry]) -> Vec<Trace> {
+        let fixed = self.segments.iter().flat_map(|state| &state.blocks);
+        let blocks = fixed.chain(self.mapped.iter().flat_map(|state| &state.blocks));
+        let mut sites: HashMap<u64, _> =
+            blocks.filter_map(|block| Some((block.address, block.call_site?))).collect();
+        let mut traces: Vec<Trace> = kept
+            .iter()
+            .rev()
+            .filter_map(|entry| {
+                let site = match &entry.action {
+                    Action::Alloc(span) => sites.remove(&span.address),
+                    _ => None,
+                };
+                trace(entry, site)
+            })
+            .collect();
+        traces.reverse();
+        traces
+    }
+}
+
+/// The stream of what all streams share.
+const EVERY_STREAM: StreamId = StreamId(0);
+
+/// The first entry from which on every ring has everything. Whatever numbers its entries begins with 1.
+fn complete_from(trace: &[Entry]) -> usize {
+    let mut firsts = HashMap::new();
+    for (at, entry) in trace.iter().enumerate() {
+        let ring = entry.action.kind().is_block().then_some((entry.pool, entry.stream));
+        firsts.entry(ring).or_insert((at, entry.number));
+    }
+    firsts.values().filter(|(_, number)| *number > 1).map(|(at, _)| *at).max().unwrap_or(0)
+}
+
+fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn pool_id(pool: PoolId) -> (u32, u32) {
+    (0, pool.0)
+}
+
+fn frames(site: Option<&'static Location<'static>>) -> Vec<Frame> {
+    let frame = site.map(|site| Frame { filename: site.file(), line: site.line(), name: "??" });
+    frame.into_iter().collect()
+}
+
+/// Neighbouring segments as one; `blocks` tile them.
+fn segment(
+    segments: &[core::Segment],
+    blocks: &[BlockState],
+    stream: StreamId,
+    is_expandable: bool,
+) -> Option<Segment> {
+    let first = segments.first()?;
+    let sum = |of: fn(&BlockState) -> u64| int(blocks.iter().map(of).sum());
+    Some(Segment {
+        device: first.device(),
+        address: int(first.address()),
+        total_size: int(segments.iter().map(core::Segment::bytes).sum()),
+        allocated_size: sum(BlockState::allocated_bytes),
+        active_size: sum(BlockState::active_bytes),
+        requested_size: sum(|block| block.requested),
+        stream: int(stream.0),
+        segment_type: first.class(),
+        segment_pool_id: pool_id(first.pool()),
+        is_expandable,
+        frames: Vec::new(),
+        blocks: blocks.iter().map(block).collect(),
+    })
+}
+
+fn block(block: &BlockState) -> Block {
+    let state = match block.usage {
+        Usage::Active => "active_allocated",
+        Usage::PendingFree => "active_pending_free",
+        Usage::Inactive => "inactive",
+    };
+    Block {
+        address: int(block.address),
+        size: int(block.bytes),
+        requested_size: int(block.requested),
+        state,
+        frames: frames(block.call_site),
+    }
+}
+
+/// Annotations have a list of their own.
+fn trace(entry: &Entry, site: Option<&'static Location<'static>>) -> Option<Trace> {
+    let mut stream = entry.stream;
+    let (addr, device_free, size) = match &entry.action {
+        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+            (Some(span.address), None, span.bytes)
+        }
+        Action::SegmentAlloc(segment) | Action::SegmentFree(segment) => {
+            (Some(segment.address()), None, segment.bytes())
+        }
+        Action::SegmentMap(segment) | Action::SegmentUnmap(segment) => {
+            stream = EVERY_STREAM;
+            (Some(segment.address()), None, segment.bytes())
+        }
+        Action::Snapshot => (Some(0), None, 0),
+        Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
+        Action::Annotation(_) => return None,
+    };
+    Some(Trace {
+        action: entry.action.kind().name(),
+        addr: addr.map(int),
+        device_free: device_free.map(int),
+        size: int(size),
+        stream: int(stream.0),
+        time_us: int(entry.time_ns / 1000),
+        pool_id: pool_id(entry.pool),
+        frames: frames(site),
+    })
+}
+
+fn annotation(entry: &Entry) -> Option<Annotation<'_>> {
+    let Action::Annotation(name) = &entry.action else { return None };
+    Some(Annotation { name, stage: "START", device: entry.device, time_us: int(entry.time_ns / 1000) })
+}

@@ -1,0 +1,325 @@
+//! PyTorch's memory snapshots, and ours, which have the same layout: a pickle or JSON.
+//!
+//! What is read is what the page and a replay need; the rest is passed over. Nothing in a file is trusted: what does
+//! not fit is an error that names the place.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+
+use super::{Origin, TraceError};
+
+/// The state of an allocator at one moment, and what led to it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) segments: Vec<Segment>,
+    /// By device, oldest first.
+    #[serde(default)]
+    pub(crate) device_traces: Vec<Vec<Event>>,
+    #[serde(skip)]
+    pub(crate) format: Format,
+}
+
+/// Memory that the allocator has from the driver; `blocks` tile it, by address. Sizes in bytes.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Segment {
+    #[serde(default)]
+    pub(crate) device: u32,
+    pub(crate) address: u64,
+    pub(crate) total_size: u64,
+    #[serde(default)]
+    pub(crate) stream: u64,
+    pub(crate) blocks: Vec<Block>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Block {
+    pub(crate) size: u64,
+    pub(crate) state: BlockState,
+    #[serde(default, rename = "frames", deserialize_with = "call_site")]
+    pub(crate) call_site: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum BlockState {
+    ActiveAllocated,
+    #[serde(alias = "active_awaiting_free")]
+    ActivePendingFree,
+    Inactive,
+}
+
+/// One entry of a device's trace. Sizes in bytes.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Event {
+    pub(crate) action: Action,
+    #[serde(default)]
+    pub(crate) addr: u64,
+    #[serde(default)]
+    pub(crate) size: u64,
+    #[serde(default)]
+    pub(crate) stream: u64,
+    #[serde(default)]
+    pub(crate) time_us: u64,
+    #[serde(default, rename = "frames", deserialize_with = "call_site")]
+    pub(crate) call_site: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Action {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    SegmentMap,
+    SegmentUnmap,
+    Oom,
+    /// Snapshots, annotations, and what later releases may have.
+    #[serde(other)]
+    Other,
+}
+
+/// In which of its forms a snapshot is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Format {
+    #[default]
+    Pickle,
+    Json,
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pickle => "pickle",
+            Self::Json => "JSON",
+        })
+    }
+}
+
+impl Format {
+    /// The form that a file which begins so has, if it is a snapshot: a pickle of protocol 2 or later, or an object.
+    pub(crate) fn of(head: &[u8]) -> Option<Self> {
+        match head.iter().find(|byte| !byte.is_ascii_whitespace())? {
+            0x80 => Some(Self::Pickle),
+            b'{' => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+/// Addresses and sums of sizes are below this: what a double holds exactly, and more than any device has.
+const LIMIT: u64 = 1 << 53;
+
+impl Snapshot {
+    /// Reads and checks a snapshot; its segments are in order of their addresses afterwards.
+    pub(crate) fn read(bytes: &[u8], format: Format, origin: &Origin) -> Result<Self, TraceError> {
+        let (snapshot, end) = match format {
+            Format::Json => {
+                let mut reader = serde_json::Deserializer::from_slice(bytes);
+                let read = serde_path_to_error::deserialize(&mut reader);
+                (read.map_err(|error| within(&error)), reader.end().map_err(|error| error.to_string()))
+            }
+            Format::Pickle => {
+                let mut reader = serde_pickle::Deserializer::new(bytes, serde_pickle::DeOptions::new());
+                let read = serde_path_to_error::deserialize(&mut reader);
+                (read.map_err(|error| within(&error)), reader.end().map_err(|error| error.to_string()))
+            }
+        };
+        let bad = |(place, problem)| TraceError::Snapshot { origin: origin.clone(), format, place, problem };
+        let mut snapshot: Self = snapshot.map_err(bad)?;
+        end.map_err(|problem| bad(("after the snapshot".to_owned(), problem)))?;
+        snapshot.check().map_err(bad)?;
+        snapshot.format = format;
+        snapshot.segments.sort_by_key(|segment| (segment.device, segment.address));
+        Ok(snapshot)
+    }
+
+    fn check(&self) -> Result<(), (String, String)> {
+        for (at, segment) in self.segments.iter().enumerate() {
+            let place = || format!("segments[{at}]");
+            if segment.address.saturating_add(segment.total_size) > LIMIT {
+                let Segment { address, total_size, .. } = segment;
+                let found = format!("expected an end below 2^53, found {address:#x} and {total_size} bytes");
+                return Err((place(), found));
+            }
+            let tiled = segment.blocks.iter().fold(0u64, |sum, block| sum.saturating_add(block.size));
+            if tiled != segment.total_size {
+                let expected = segment.total_size;
+                let found = format!("expected blocks of {expected} bytes together, found {tiled} bytes");
+                return Err((place(), found));
+            }
+        }
+        for (device, trace) in self.device_traces.iter().enumerate() {
+            for (at, event) in trace.iter().enumerate() {
+                let concerns = !matches!(event.action, Action::Oom | Action::Other);
+                if concerns && event.addr.saturating_add(event.size) > LIMIT {
+                    let Event { addr, size, .. } = event;
+                    let found = format!("expected an end below 2^53, found {addr:#x} and {size} bytes");
+                    return Err((format!("device_traces[{device}][{at}]"), found));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an error happened, and what it was.
+fn within<E: fmt::Display>(error: &serde_path_to_error::Error<E>) -> (String, String) {
+    let path = error.path().to_string();
+    let place = if path == "." { "the outermost level".to_owned() } else { path };
+    (place, error.inner().to_string())
+}
+
+/// Of a list of frames, innermost first, the first one outside of PyTorch itself; or else the first.
+fn call_site<'de, D: Deserializer<'de>>(frames: D) -> Result<Option<String>, D::Error> {
+    #[derive(Deserialize)]
+    struct Frame {
+        filename: String,
+        line: i64,
+        name: String,
+    }
+
+    impl Frame {
+        fn is_library(&self) -> bool {
+            self.filename.contains("/torch/")
+                || !(self.filename.contains(".py") || self.filename.contains(".rs"))
+        }
+
+        fn label(&self) -> String {
+            let Self { filename, line, name } = self;
+            if name == "??" { format!("{filename}:{line}") } else { format!("{filename}:{line} {name}") }
+        }
+    }
+
+    struct Frames;
+
+    impl<'de> Visitor<'de> for Frames {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of frames")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut frames: A) -> Result<Self::Value, A::Error> {
+            let Some(innermost) = frames.next_element::<Frame>()? else { return Ok(None) };
+            let mut chosen = innermost.label();
+            let mut library = innermost.is_library();
+            while library {
+                let Some(frame) = frames.next_element::<Frame>()? else { return Ok(Some(chosen)) };
+                library = frame.is_library();
+                if !library {
+                    chosen = frame.label();
+                }
+            }
+            while frames.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(Some(chosen))
+        }
+    }
+
+    frames.deserialize_any(Frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const JSON: &str = r#"{"segments": [{"device": 0, "address": 4096, "total_size": 3072, "stream": 7,
+        "segment_pool_id": [0, 0], "blocks": [
+            {"size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": [
+                {"filename": "/x/torch/nn/linear.py", "line": 1, "name": "forward"},
+                {"filename": "/home/me/train.py", "line": 12, "name": "step"}]},
+            {"size": 2048, "requested_size": 0, "state": "inactive", "frames": []}]}],
+        "device_traces": [[
+            {"action": "segment_alloc", "addr": 4096, "size": 3072, "stream": 7, "time_us": 1, "frames": null},
+            {"action": "alloc", "addr": 4096, "size": 1024, "stream": 7, "time_us": 2, "compile_context": "N/A"},
+            {"action": "oom", "device_free": 5, "size": 99, "stream": 7, "time_us": 3},
+            {"action": "of the future", "what": [1, {"x": 2}]}]],
+        "allocator_settings": {"expandable_segments": false}, "external_annotations": []}"#;
+
+    fn pickle() -> Vec<u8> {
+        let value: serde_json::Value = serde_json::from_str(JSON).unwrap();
+        serde_pickle::to_vec(&value, serde_pickle::SerOptions::new()).unwrap()
+    }
+
+    fn read(bytes: &[u8], format: Format) -> Result<Snapshot, TraceError> {
+        Snapshot::read(bytes, format, &Origin::BuiltIn)
+    }
+
+    #[test]
+    fn both_forms_say_the_same() {
+        assert_eq!(Format::of(JSON.as_bytes()), Some(Format::Json));
+        assert_eq!(Format::of(&pickle()), Some(Format::Pickle));
+        assert_eq!(Format::of(b"a 10 1000 0"), None);
+        for (bytes, format) in [(JSON.as_bytes().to_vec(), Format::Json), (pickle(), Format::Pickle)] {
+            let snapshot = read(&bytes, format).unwrap();
+            let [segment] = &snapshot.segments[..] else { panic!("{snapshot:?}") };
+            assert_eq!((segment.address, segment.total_size, segment.stream), (4096, 3072, 7));
+            assert_eq!(segment.blocks[0].call_site.as_deref(), Some("/home/me/train.py:12 step"));
+            assert_eq!(segment.blocks[1].state, BlockState::Inactive);
+            let actions: Vec<_> = snapshot.device_traces[0].iter().map(|event| event.action).collect();
+            assert_eq!(actions, [Action::SegmentAlloc, Action::Alloc, Action::Oom, Action::Other]);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named_with_its_place() {
+        for (from, to, at, why) in [
+            ("1024, \"requested_size\"", "1000, \"requested_size\"", "segments[0]", "found 3048 bytes"),
+            ("\"inactive\"", "\"lazy\"", "segments[0].blocks[1].state", "unknown variant"),
+            ("\"size\": 2048", "\"size\": -1", "segments[0].blocks[1].size", "-1"),
+            ("\"address\": 4096,", "", "segments[0]", "missing field `address`"),
+            (
+                "\"addr\": 4096, \"size\": 1024",
+                "\"addr\": 9007199254740992, \"size\": 1",
+                "device_traces[0][1]",
+                "2^53",
+            ),
+        ] {
+            let text = JSON.replacen(from, to, 1);
+            assert_ne!(text, JSON);
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let pickle = serde_pickle::to_vec(&value, serde_pickle::SerOptions::new()).unwrap();
+            for (bytes, format) in [(text.as_bytes(), Format::Json), (&pickle[..], Format::Pickle)] {
+                match read(bytes, format) {
+                    Err(TraceError::Snapshot { place, problem, .. }) => {
+                        assert!(place.starts_with(at) && problem.contains(why), "{place}: {problem}");
+                    }
+                    other => panic!("{to}: {other:?}"),
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_cut_short_is_an_error(keep in 0.0..1.0f64) {
+            for (bytes, format) in [(JSON.as_bytes().to_vec(), Format::Json), (pickle(), Format::Pickle)] {
+                let cut = &bytes[..(bytes.len() as f64 * keep) as usize];
+                prop_assert!(read(cut, format).is_err());
+            }
+        }
+
+        #[test]
+        fn garbage_is_an_error_and_never_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            prop_assert!(read(&bytes, Format::Json).is_err());
+            prop_assert!(read(&bytes, Format::Pickle).is_err());
+        }
+
+        #[test]
+        fn a_damaged_byte_panics_nobody(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+            for (mut bytes, format) in [(JSON.as_bytes().to_vec(), Format::Json), (pickle(), Format::Pickle)] {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+                let _ = read(&bytes, format);
+            }
+        }
+    }
+}
