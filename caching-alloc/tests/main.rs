@@ -8,5 +8,6 @@ mod pools;
 mod remapping;
 mod routing;
 mod scarcity;
+mod settings;
 mod snapshot;
 mod trackers;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight, used};
 use caching_alloc::core::{
-    AllocError, Block, Freeze, Pool, PoolKind, PoolSettings, Reuse, Segment, Settings, StreamId, ThreadRoute,
+    AllocError, Block, Fraction, Freeze, Pool, PoolKind, PoolSettings, Reuse, Rounding, Segment, Settings,
+    StreamId, ThreadRoute,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -169,7 +170,7 @@ impl Model {
             Err(AllocError::OutOfMemory(error)) => {
                 assert!(!frozen);
                 assert_eq!((error.wanted, error.stream), (bytes, stream));
-                let free = error.info.unwrap().free;
+                let free = error.info.unwrap().free.min(error.limit.unwrap_or(u64::MAX) - error.reserved);
                 assert!(error.segment > free, "{free} bytes would have been enough: {error}");
                 return;
             }
@@ -183,7 +184,14 @@ impl Model {
             assert_eq!(self.bench.source.calls(), calls, "a frozen pool asks its source for nothing");
         }
         assert!(block.bytes() >= bytes && block.address().is_multiple_of(512));
-        assert!(block.bytes() < bytes + 512 || pool == WHOLE, "no more than was asked for");
+        let settings = self.bench.allocator.settings();
+        let long =
+            settings.max_split.filter(|_| pool < WHOLE).map_or(u64::MAX, |max| max.next_multiple_of(2 * MIB));
+        if pool != WHOLE && bytes <= long {
+            assert!(block.bytes() < settings.rounding.round(bytes) + 512, "no more than was asked for");
+        } else if pool != WHOLE {
+            assert!(block.bytes() <= settings.rounding.round(bytes) + 512 + settings.max_unsplit_waste);
+        }
         let range = block.address()..block.address() + block.bytes();
         for other in &self.live {
             let apart = range.end <= other.block.address()
@@ -203,6 +211,9 @@ impl Model {
         let segments = block.segments();
         assert!(segments.len() == 1 || pool == REMAPPED);
         for segment in segments {
+            let longest = settings.max_split.filter(|_| of < WHOLE).unwrap_or(u64::MAX).div_ceil(2 * MIB);
+            let whole = segment.bytes() == block.bytes();
+            assert!(whole || segment.bytes().div_ceil(2 * MIB) <= longest, "{segment:?} is not split");
             let now = (segment.id().0, segment.bytes(), of);
             let owner = self.owners.entry(segment.address()).or_insert(now);
             assert_eq!(*owner, now, "a segment serves one pool");
@@ -309,10 +320,23 @@ proptest! {
         reuse in reuse(),
         replace_idle in any::<bool>(),
         (lends, borrows) in any::<(bool, bool)>(),
+        max_split in prop::option::of(MIB..8 * MIB),
+        divisions in (0..4u32).prop_map(|power| Rounding::divisions(1 << power).unwrap()),
+        limit in prop::option::of((20..64u64).prop_map(|mib| mib * MIB)),
         // From ample to scarce.
         capacity in prop_oneof![Just(1u64 << 40), (16..64u64).prop_map(|mib| mib * MIB)],
     ) {
-        let mut model = Model::new(Settings { reuse, replace_idle, ..tight() }, capacity, lends, borrows);
+        let settings = Settings {
+            reuse,
+            replace_idle,
+            max_split,
+            max_unsplit_waste: 2 * MIB,
+            rounding: divisions,
+            memory_limit: limit,
+            collect_above: Fraction::new(0.5),
+            ..tight()
+        };
+        let mut model = Model::new(settings, capacity, lends, borrows);
         for step in &steps {
             model.apply(step);
         }

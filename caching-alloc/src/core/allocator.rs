@@ -8,10 +8,11 @@ use super::device::Device;
 use super::entry::Action;
 use super::error::{AllocError, Fault, TrackError};
 use super::pool::Pool;
+use super::rounding::Fraction;
 use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings, Settings};
 use super::snapshot::{BlockState, Snapshot};
-use super::source::SegmentSource;
+use super::source::{SegmentSource, SourceError};
 use super::stats::Stats;
 use super::stream::{StreamEvents, StreamId};
 use super::tracker::{Attachment, Filter, Tracker};
@@ -137,6 +138,22 @@ impl Allocator {
     /// already stays.
     pub fn set_memory_limit(&self, limit: Option<u64>) {
         self.device.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Sets that to a part of the device's memory; returns how many bytes it is.
+    ///
+    /// # Errors
+    /// If the source cannot say how much there is. The limit is as it was then.
+    #[doc(alias = "set_per_process_memory_fraction")]
+    pub fn set_memory_fraction(&self, part: Fraction) -> Result<u64, SourceError> {
+        let limit = part.of(self.device.source.memory_info()?.total);
+        self.set_memory_limit(Some(limit));
+        Ok(limit)
+    }
+
+    /// Sets [`Settings::collect_above`] for growth from now on.
+    pub fn set_collect_above(&self, part: Option<Fraction>) {
+        self.device.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
 
     /// Statistics of all pools.

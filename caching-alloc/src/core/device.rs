@@ -4,7 +4,7 @@
 //! trackers are called; a shard's lock never is.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
 use super::pool::PoolCore;
 use super::remap::Ghost;
+use super::rounding::Fraction;
 use super::route::Routes;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
@@ -26,8 +27,6 @@ use super::stats::Stats;
 use super::stream::{StreamEvents, StreamId};
 use super::tracker::{self, Filter, Slot, Slots, Tracker};
 
-/// Structural entries that are kept.
-const ENTRIES: usize = 1 << 14;
 /// Faults that are kept.
 const FAULTS: usize = 1 << 10;
 
@@ -46,6 +45,8 @@ pub(super) struct Device {
     graves: Mutex<Vec<Grave>>,
     /// The most that all segments may have; `u64::MAX`: no limit.
     pub(super) limit: AtomicU64,
+    /// The part of it above which garbage is collected, in millionths; `u32::MAX`: none is.
+    pub(super) collect: AtomicU32,
     /// Segments' statistics; those of blocks are with the shards.
     totals: Mutex<Stats>,
     pub(super) born: Instant,
@@ -114,6 +115,7 @@ impl Device {
         };
         Arc::new(Self {
             limit: AtomicU64::new(settings.memory_limit.unwrap_or(u64::MAX)),
+            collect: AtomicU32::new(settings.collect_above.map_or(u32::MAX, Fraction::millionths)),
             totals: Mutex::default(),
             source,
             events,
@@ -231,7 +233,7 @@ impl Device {
         let number = self.generation() + 1;
         let time_ns = growth.last_time;
         let entry = Entry { number, time_ns, device: self.ordinal(), pool, stream, action };
-        if growth.ring.len() == ENTRIES {
+        if growth.ring.len() >= self.settings.structural_entries.max(1) {
             growth.ring.pop_front();
         }
         growth.ring.push_back(entry.clone());

@@ -5,24 +5,53 @@ use super::segment::{Segment, SizeClass};
 use super::size::{Units, bytes_of};
 use super::symmetric::Placement;
 
+/// Whether a segment is one of those that are meant, by itself and its age.
+pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
+
 #[derive(Debug)]
 pub(super) struct Fixed {
     pub(super) heap: Heap,
     /// By the heap's ordinals.
     pub(super) segments: Vec<Option<Segment>>,
     bases: Vec<u64>,
-    /// Whether a block may be a part of a segment.
-    split: bool,
+    splitting: Splitting,
+    /// When a block of each was last handed out, and now: how often the allocator has grown.
+    used: Vec<u64>,
+    now: u64,
+}
+
+/// Which blocks may be parts of segments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Splitting {
+    /// No longer ones are split, nor serve requests up to here.
+    pub(super) longest: Units,
+    /// Longer requests take no block that is longer than themselves by more.
+    pub(super) waste: Units,
+}
+
+impl Splitting {
+    /// Any block may.
+    pub(super) const ALL: Self = Self { longest: Units::MAX, waste: Units::MAX };
+    /// None may.
+    pub(super) const NONE: Self = Self { longest: 0, waste: Units::MAX };
+
+    /// The longest block that serves a request of `units`, and whether it is split.
+    fn most(&self, units: Units) -> (Units, bool) {
+        if units <= self.longest { (self.longest, true) } else { (units.saturating_add(self.waste), false) }
+    }
 }
 
 impl Fixed {
-    pub(super) fn new(split: bool) -> Self {
-        Self { heap: Heap::default(), segments: Vec::new(), bases: Vec::new(), split }
+    pub(super) fn new(splitting: Splitting) -> Self {
+        let (segments, bases, used) = (Vec::new(), Vec::new(), Vec::new());
+        Self { heap: Heap::default(), segments, bases, splitting, used, now: 0 }
     }
 
     pub(super) fn allocate(&mut self, units: Units, class: SizeClass) -> Option<(BlockId, u64, Units)> {
-        let id = self.heap.allocate(units, class as u16, self.split)?;
+        let (most, split) = self.splitting.most(units);
+        let id = self.heap.allocate_within(units, most, class as u16, split)?;
         let block = self.heap.block(id);
+        self.used[block.segment as usize] = self.now;
         Some((id, self.bases[block.segment as usize] + bytes_of(block.offset), block.units))
     }
 
@@ -34,6 +63,7 @@ impl Fixed {
     pub(super) fn publish(&mut self, segment: Segment, units: Units) {
         self.heap.add_segment(units, segment.class() as u16);
         self.bases.push(segment.address());
+        self.used.push(self.now);
         self.segments.push(Some(segment));
     }
 
@@ -56,27 +86,49 @@ impl Fixed {
 
     /// Takes out the shortest segment of the class that is one free block and has room for `units`.
     pub(super) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
+        let fits = bytes_of(units)..=bytes_of(self.splitting.most(units).0);
         let idle = self.segments.iter().enumerate().filter(|(ordinal, segment)| {
             segment
                 .as_ref()
-                .is_some_and(|segment| segment.class() == class && segment.bytes() >= bytes_of(units))
-                && u32::try_from(*ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
+                .is_some_and(|segment| segment.class() == class && fits.contains(&segment.bytes()))
+                && self.is_idle(*ordinal)
         });
         let (_, ordinal) =
             idle.filter_map(|(ordinal, segment)| Some((segment.as_ref()?.bytes(), ordinal))).min()?;
         self.withdraw(ordinal)
     }
 
-    /// Takes out segments that are free, newest first, of one class or of both, until they have `wanted` bytes.
-    pub(super) fn withdraw_all(&mut self, class: Option<SizeClass>, wanted: u64) -> Vec<Segment> {
+    fn is_idle(&self, ordinal: usize) -> bool {
+        u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
+    }
+
+    /// The allocator has grown once more.
+    pub(super) fn grow_older(&mut self) {
+        self.now += 1;
+        for ordinal in 0..self.segments.len() {
+            if !self.is_idle(ordinal) {
+                self.used[ordinal] = self.now;
+            }
+        }
+    }
+
+    /// How often the allocator has grown since segments that are free had a block.
+    pub(super) fn idle_ages(&self) -> Vec<u64> {
+        let idle = (0..self.segments.len()).filter(|ordinal| self.is_idle(*ordinal));
+        idle.map(|ordinal| self.now - self.used[ordinal]).collect()
+    }
+
+    /// Takes out segments that are free, newest first, of those that `fits` (told their age too), until they have
+    /// `wanted` bytes.
+    pub(super) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         let mut bytes = 0;
         let mut segments = Vec::new();
         for ordinal in (0..self.segments.len()).rev() {
             if bytes >= wanted {
                 break;
             }
-            let fits = |segment: &Segment| class.is_none_or(|class| segment.class() == class);
-            if !self.segments[ordinal].as_ref().is_some_and(fits) {
+            let age = self.now - self.used[ordinal];
+            if !self.segments[ordinal].as_ref().is_some_and(|segment| fits(segment, age)) {
                 continue;
             }
             if let Some(segment) = self.withdraw(ordinal) {

@@ -3,14 +3,16 @@
 //! 1. Take back pending blocks whose other uses the host can see ended.
 //! 2. Move over a segment that another stream of the pool has idle.
 //! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
-//! 4. Make a segment: generously, then as small as will do. Idle segments that are too short make way for it.
-//! 5. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
-//! 6. Borrow a block of a pool that lends to this one.
-//! 7. Release what is cached, everywhere, and make a segment.
-//! 8. Wait on the host for pending blocks; release; make a segment.
-//! 9. Out of memory.
+//! 4. Collect what has been idle longer than the average, if more is reserved than the settings want.
+//! 5. Make a segment: generously, then as small as will do. Idle segments that are too short make way for it.
+//! 6. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
+//! 7. Borrow a block of a pool that lends to this one.
+//! 8. Release what is idle and too long to be split, and make a segment.
+//! 9. Release what is cached, everywhere, and make a segment.
+//! 10. Wait on the host for pending blocks; release; make a segment.
+//! 11. Out of memory.
 //!
-//! From 2 on under the growth lock. A symmetric pool does only 4, and 7 and 8 for what other pools have cached:
+//! From 2 on under the growth lock. A symmetric pool does only 5, and 9 and 10 for what other pools have cached:
 //! nothing there can change its placement.
 
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use super::pool::PoolCore;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
 use super::shard::{Request, Shard};
-use super::size::{MAX_BLOCK, bytes_of, units_for};
+use super::size::{MAX_BLOCK, Units, bytes_of, units_for};
 use super::source::SourceError;
 use super::symmetric::{OperationKind, SEGMENT_STEP};
 use super::tracker;
@@ -82,9 +84,12 @@ impl Shard {
         {
             return Ok(block);
         }
+        self.device.collect_garbage(growth);
         let replace = self.device.settings.replace_idle && matches!(self.pool.kind, PoolKind::Cached);
         if replace && class == SizeClass::Large && !self.device.is_collective(self.stream) {
-            self.device.release_shard(growth, self, Some(class), generous);
+            let short =
+                |segment: &Segment, _| segment.class() == class && segment.bytes() < bytes_of(request.units);
+            self.device.release_shard(growth, self, &short, generous);
         }
         if let Some(block) = self.grow(growth, request, class, generous)? {
             return Ok(block);
@@ -101,6 +106,13 @@ impl Shard {
             return Ok(block);
         }
         self.device.totals().retries += 1;
+        let unsplit = self.pool.splitting().longest;
+        if unsplit < Units::MAX
+            && self.release_unsplit(growth, bytes_of(unsplit), least)
+            && let Some(block) = self.grow(growth, request, class, least)?
+        {
+            return Ok(block);
+        }
         if self.device.release_cached(growth, u64::MAX, None) > 0
             && let Some(block) = self.grow(growth, request, class, least)?
         {
@@ -120,6 +132,19 @@ impl Shard {
             return Ok(block);
         }
         Err(self.out_of_memory(growth, request, least))
+    }
+
+    /// Gives back idle segments of the pool that are longer than blocks that are split. Returns whether any went.
+    fn release_unsplit(&self, growth: &mut Growth, longest: u64, wanted: u64) -> bool {
+        let before = self.device.totals().reserved.current;
+        let gone = || before - self.device.totals().reserved.current;
+        for shard in self.pool.shards() {
+            if gone() < wanted {
+                let left = wanted - gone();
+                self.device.release_shard(growth, &shard, &|segment, _| segment.bytes() > longest, left);
+            }
+        }
+        gone() > 0
     }
 
     /// Makes a segment and takes the block out of it. `None`: there is not enough memory.
@@ -157,7 +182,11 @@ impl Shard {
             SizeClass::Large => (step.max(SEGMENT_STEP), settings.large_segment, share),
         };
         let least = block.next_multiple_of(step);
-        (least.max(floor).max(share).min(MAX_BLOCK).next_multiple_of(step), least)
+        let longest = bytes_of(self.pool.splitting().longest);
+        if block > longest {
+            return (least, least);
+        }
+        (least.max(floor).max(share).min(MAX_BLOCK).next_multiple_of(step).min(longest), least)
     }
 
     /// Moves over an idle segment of another stream that has room for the request. Under the growth lock, as

@@ -4,6 +4,8 @@
 
 mod allocator;
 mod block;
+mod collect;
+mod conf;
 mod desk;
 mod device;
 mod entry;
@@ -20,6 +22,7 @@ mod pool;
 mod release;
 mod remap;
 mod ring;
+mod rounding;
 mod route;
 mod segment;
 mod settings;
@@ -34,10 +37,12 @@ mod tracker;
 
 pub use allocator::{Allocator, Found};
 pub use block::Block;
+pub use conf::{ConfError, TorchConf};
 pub use entry::{Action, ActionKind, BlockSpan, Entry};
 pub use error::{AllocError, Fault, OutOfMemory, TrackError};
 pub use graph::{Capture, GraphMemory, GraphPool};
 pub use pool::{Freeze, Pool};
+pub use rounding::{Fraction, Rounding};
 pub use route::ThreadRoute;
 pub use segment::{Hold, PoolId, Segment, SegmentId, SegmentReleased, SizeClass};
 pub use settings::{PoolKind, PoolSettings, Reuse, Settings};

@@ -7,14 +7,16 @@ use super::allocator::Found;
 use super::block::Block;
 use super::device::{Device, Grave, Growth, locked, reentrant};
 use super::error::AllocError;
+use super::fixed::Splitting;
 use super::heap::List;
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
 use super::remap::Arena;
+use super::rounding::Rounding;
 use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
-use super::size::units_for;
+use super::size::{MAX_BLOCK, UNIT, Units, units_for};
 use super::source::SegmentSource;
 use super::stats::{Gauge, Stats};
 use super::stream::StreamId;
@@ -30,6 +32,8 @@ pub struct Pool(Arc<Handle>);
 struct Handle {
     core: Arc<PoolCore>,
     shards: ShardTable,
+    /// If requests are rounded to more than units.
+    rounding: Option<Rounding>,
 }
 
 /// What a pool's shards know of it.
@@ -113,7 +117,9 @@ impl Pool {
             orphans: Mutex::default(),
             reserved: Mutex::default(),
         });
-        Self(Arc::new(Handle { core, shards: ShardTable::default() }))
+        let splits = matches!(kind, PoolKind::Cached | PoolKind::Remappable);
+        let rounding = Some(device.settings.rounding).filter(|set| splits && *set != Rounding::none());
+        Self(Arc::new(Handle { core, shards: ShardTable::default(), rounding }))
     }
 
     /// Its number.
@@ -141,7 +147,8 @@ impl Pool {
     #[inline]
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
-        let request = Request { units: units_for(bytes)?, bytes, site: std::panic::Location::caller() };
+        let rounded = self.0.rounding.map_or(bytes, |rounding| rounding.round(bytes));
+        let request = Request { units: units_for(rounded)?, bytes, site: std::panic::Location::caller() };
         let shard = match self.0.shards.find(stream) {
             Some(shard) => shard,
             None => self.add_shard(stream)?,
@@ -241,6 +248,21 @@ impl PoolCore {
         // What moves is for its own device alone: it is no substitute for what stays.
         let stays = self.arena.is_some() || other.arena.is_none();
         agreed && stays && !other.is_kept() && self.source.device() == other.source.device()
+    }
+
+    /// Which of its blocks may be parts of segments.
+    pub(super) fn splitting(&self) -> Splitting {
+        let settings = &self.device.settings;
+        match (self.kind, settings.max_split) {
+            (PoolKind::NoSplit, _) => Splitting::NONE,
+            (PoolKind::Cached, Some(longest)) => {
+                let step = SEGMENT_STEP.max(self.source.granularity());
+                let up = |bytes: u64| bytes.clamp(1, MAX_BLOCK).next_multiple_of(step);
+                let units = |bytes: u64| Units::try_from(up(bytes) / UNIT).unwrap_or(Units::MAX);
+                Splitting { longest: units(longest), waste: units(settings.max_unsplit_waste) }
+            }
+            _ => Splitting::ALL,
+        }
     }
 
     pub(super) fn is_symmetric(&self) -> bool {

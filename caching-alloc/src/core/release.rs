@@ -5,9 +5,18 @@ use std::sync::Arc;
 use super::device::{Device, Growth};
 use super::entry::Action;
 use super::error::{Fault, chain};
+use super::fixed::Fits;
 use super::pool::PoolCore;
-use super::segment::{PoolId, Segment, SizeClass};
+use super::segment::{PoolId, Segment};
 use super::shard::Shard;
+
+impl Shard {
+    /// Whether its segments may go.
+    pub(super) fn may_release(&self) -> bool {
+        let stays = self.pool.is_symmetric() || self.pool.is_kept();
+        !stays && !self.device.events.is_capturing(self.stream).unwrap_or(false)
+    }
+}
 
 impl Device {
     /// Gives back segments without blocks, newest first, until `wanted` bytes have gone or none are left; returns
@@ -20,7 +29,7 @@ impl Device {
             if left == 0 {
                 break;
             }
-            self.release_shard(growth, &shard, None, left);
+            self.release_shard(growth, &shard, &|_, _| true, left);
         }
         for pool in self.pools().iter().filter(|pool| pool.arena.is_some() && but != Some(pool.id)) {
             let left = wanted.saturating_sub(gone(self));
@@ -90,19 +99,12 @@ impl Device {
         pool.reserved().sub(bytes);
     }
 
-    /// Gives back a shard's segments without blocks, of one class or of both, until `wanted` bytes have gone.
-    pub(super) fn release_shard(
-        &self,
-        growth: &mut Growth,
-        shard: &Shard,
-        class: Option<SizeClass>,
-        wanted: u64,
-    ) {
-        let stays = shard.pool.is_symmetric() || shard.pool.is_kept();
-        if stays || self.events.is_capturing(shard.stream).unwrap_or(false) {
+    /// Gives back a shard's segments without blocks, of those that `fits`, until `wanted` bytes have gone.
+    pub(super) fn release_shard(&self, growth: &mut Growth, shard: &Shard, fits: Fits<'_>, wanted: u64) {
+        if !shard.may_release() {
             return;
         }
-        let segments = shard.state.lock().withdraw_all(class, wanted);
+        let segments = shard.state.lock().withdraw_all(fits, wanted);
         if segments.is_empty() {
             return;
         }

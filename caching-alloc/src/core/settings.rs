@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::rounding::{Fraction, Rounding};
 use super::source::SegmentSource;
 use super::stream::StreamId;
 use super::symmetric::Geometry;
@@ -26,10 +27,26 @@ pub struct Settings {
     /// go back, up to as many bytes: little is reserved that large requests cannot use. The host waits for the
     /// stream then, which becomes rare as the short ones have gone.
     pub replace_idle: bool,
+    /// Before more is reserved, while it is above this part of the memory limit, segments that have been idle longer than
+    /// the average go. `None`, or no limit: none does. Re-mappable memory has no age: it is moved instead.
+    #[doc(alias = "garbage_collection_threshold")]
+    pub collect_above: Option<Fraction>,
+    /// How requests of splitting pools are rounded up.
+    #[doc(alias = "roundup_power2_divisions")]
+    pub rounding: Rounding,
+    /// Blocks longer than this (rounded up to the segments' steps) are not split, and serve requests that are longer too,
+    /// and only whole: so that long ones are not eaten up by short ones. Of pools that are [`PoolKind::Cached`].
+    #[doc(alias = "max_split_size_mb")]
+    pub max_split: Option<u64>,
+    /// A request that is longer than [`max_split`](Self::max_split) leaves a block alone of which it would waste more.
+    #[doc(alias = "max_non_split_rounding_mb")]
+    pub max_unsplit_waste: u64,
     /// Whether memory of other streams is used before a new segment is made.
     pub reuse: Reuse,
     /// Trace entries kept per pool and stream (rounded up to a power of two).
     pub ring_entries: usize,
+    /// Structural entries kept, for snapshots.
+    pub structural_entries: usize,
 }
 
 impl Default for Settings {
@@ -41,8 +58,13 @@ impl Default for Settings {
             large_segment: 32 << 20,
             growth_divisor: 16,
             replace_idle: true,
+            collect_above: None,
+            rounding: Rounding::none(),
+            max_split: None,
+            max_unsplit_waste: 20 << 20,
             reuse: Reuse::DeviceWait,
             ring_entries: 1 << 14,
+            structural_entries: 1 << 14,
         }
     }
 }

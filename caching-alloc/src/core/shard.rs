@@ -8,7 +8,7 @@ use super::allocator::Found;
 use super::block::Block;
 use super::desk::{Desk, Open};
 use super::device::{Device, Grave};
-use super::fixed::{Fixed, Tile};
+use super::fixed::{Fits, Fixed, Tile};
 use super::front::Front;
 use super::heap::{BlockId, List};
 use super::lease::{Lease, LeaseId, Leases, NONE, Tenancy};
@@ -86,7 +86,7 @@ impl Shard {
             origin,
             shard: Weak::new(),
             keeper: None,
-            fixed: Fixed::new(!matches!(pool.kind, PoolKind::NoSplit)),
+            fixed: Fixed::new(pool.splitting()),
             shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
             one_class: !matches!(pool.kind, PoolKind::Cached),
             front: Front::new(if cached { device.settings.front_bytes } else { 0 }),
@@ -359,10 +359,10 @@ impl ShardState {
         self.fixed.withdraw_idle(class, units)
     }
 
-    /// Takes out segments that are free, newest first, of one class or of both, until they have `wanted` bytes.
-    pub(super) fn withdraw_all(&mut self, class: Option<SizeClass>, wanted: u64) -> Vec<Segment> {
+    /// Takes out segments that are free, newest first, of those that `fits`, until they have `wanted` bytes.
+    pub(super) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         self.drain();
-        self.fixed.withdraw_all(class, wanted)
+        self.fixed.withdraw_all(fits, wanted)
     }
 
     /// The longest free block of the class.

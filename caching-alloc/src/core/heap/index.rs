@@ -94,17 +94,18 @@ impl FreeIndex {
         key
     }
 
-    /// Takes out the least block of at least `units`.
-    pub(super) fn take(&mut self, units: Units) -> Option<Key> {
-        let bin = bin_of(units);
+    /// Takes out the least block of at least `units`, unless it has more than `most`.
+    pub(super) fn take(&mut self, units: Units, most: Units) -> Option<Key> {
+        let mut bin = bin_of(units);
+        let mut at = 0;
         let keys = &self.bins[bin];
         // Most bins have few keys, and the last is the longest.
         if keys.last().is_some_and(|last| last.units() >= units) {
-            let at = keys.partition_point(|key| key.units() < units);
-            return Some(self.remove_at(bin, at));
+            at = keys.partition_point(|key| key.units() < units);
+        } else {
+            bin = self.next_occupied(bin + 1)?;
         }
-        let next = self.next_occupied(bin + 1)?;
-        Some(self.remove_at(next, 0))
+        (self.bins[bin][at].units() <= most).then(|| self.remove_at(bin, at))
     }
 
     /// Length of the longest block.

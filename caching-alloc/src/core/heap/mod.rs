@@ -129,7 +129,18 @@ impl Heap {
     /// Hands out the least free block of the list with at least `units`, split to that length if `split`. Among
     /// equals the one of the oldest segment, and there the first.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
-        let key = self.free.get_mut(list as usize)?.take(units)?;
+        self.allocate_within(units, Units::MAX, list, split)
+    }
+
+    /// The same, unless that block has more than `most`.
+    pub(super) fn allocate_within(
+        &mut self,
+        units: Units,
+        most: Units,
+        list: List,
+        split: bool,
+    ) -> Option<BlockId> {
+        let key = self.free.get_mut(list as usize)?.take(units, most)?;
         let id = key.id();
         self.records[id as usize].state = State::Used;
         if split && key.units() > units {

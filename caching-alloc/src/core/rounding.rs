@@ -1,0 +1,159 @@
+//! Requests rounded up, so that near sizes share blocks; and parts of a whole.
+
+use super::size::{MAX_BLOCK, UNIT};
+
+/// Ranges that have divisions of their own: from 1 MiB (and less) up to 32 GiB (and more).
+const RANGES: usize = 16;
+const FIRST: u32 = 20;
+
+/// How requests are rounded up: every power of two in a number of equal steps, for each power of two its own. Fewer
+/// steps waste more inside blocks, and make more requests the same size.
+///
+/// ```
+/// use caching_alloc::core::Rounding;
+/// let rounding = Rounding::divisions(4).unwrap();
+/// assert_eq!(rounding.round(1200), 1200); // too short for four steps of 512 bytes
+/// assert_eq!(rounding.round(5 << 20), 5 << 20);
+/// assert_eq!(rounding.round((5 << 20) + 1), 6 << 20);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// By range: the steps of a power of two, as a power of two.
+    steps: [u8; RANGES],
+}
+
+impl Rounding {
+    /// To multiples of 512 bytes only.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self { steps: [0; RANGES] }
+    }
+
+    /// `divisions` steps for all sizes: a power of two. 0 and 1 are [`none`](Self::none). `None` for anything else.
+    #[must_use]
+    pub fn divisions(divisions: u64) -> Option<Self> {
+        Self::none().with(0..RANGES, divisions)
+    }
+
+    /// `divisions` steps for sizes from 2^`power` bytes up to the next power of two; what is shorter than 1 MiB counts
+    /// to that, what is longer than 32 GiB to that. `None` if `divisions` is not a power of two or 0.
+    #[must_use]
+    pub fn for_power(self, power: u32, divisions: u64) -> Option<Self> {
+        let range = Self::range(power);
+        self.with(range..range + 1, divisions)
+    }
+
+    /// The same for all sizes from 2^`power` bytes on.
+    #[must_use]
+    pub fn from_power(self, power: u32, divisions: u64) -> Option<Self> {
+        self.with(Self::range(power)..RANGES, divisions)
+    }
+
+    /// The same for all sizes below 2^`power` bytes.
+    #[must_use]
+    pub fn below_power(self, power: u32, divisions: u64) -> Option<Self> {
+        self.with(0..Self::range(power), divisions)
+    }
+
+    fn with(mut self, ranges: std::ops::Range<usize>, divisions: u64) -> Option<Self> {
+        let step = match divisions {
+            0 => 0,
+            divisions if divisions.is_power_of_two() => divisions.ilog2() as u8,
+            _ => return None,
+        };
+        self.steps[ranges].fill(step);
+        Some(self)
+    }
+
+    fn range(power: u32) -> usize {
+        (power.saturating_sub(FIRST) as usize).min(RANGES - 1)
+    }
+
+    /// What a request of `bytes` is rounded to, before multiples of 512 bytes are made of it.
+    #[must_use]
+    pub fn round(&self, bytes: u64) -> u64 {
+        if bytes == 0 || bytes >= MAX_BLOCK {
+            return bytes;
+        }
+        let power = bytes.ilog2();
+        let steps = u32::from(self.steps[Self::range(power)]);
+        let step = (1u64 << power).checked_shr(steps).unwrap_or(0);
+        if steps == 0 || step < UNIT { bytes } else { bytes.next_multiple_of(step) }
+    }
+}
+
+/// A part of a whole, from 0 to 1, in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fraction(u32);
+
+const WHOLE: u32 = 1_000_000;
+
+impl Fraction {
+    /// The part; `None` if it is not from 0 to 1.
+    #[must_use]
+    pub fn new(part: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&part).then(|| Self((part * f64::from(WHOLE)).round() as u32))
+    }
+
+    /// So much of `bytes`.
+    #[must_use]
+    pub fn of(self, bytes: u64) -> u64 {
+        let part = u128::from(bytes) * u128::from(self.0) / u128::from(WHOLE);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn millionths(self) -> u32 {
+        self.0
+    }
+
+    /// The inverse of [`millionths`](Self::millionths); `None` for what is no part.
+    pub(super) fn from_millionths(millionths: u32) -> Option<Self> {
+        (millionths <= WHOLE).then_some(Self(millionths))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn ranges_have_their_own_steps() {
+        let rounding = Rounding::none().below_power(28, 1).unwrap().for_power(28, 2).unwrap();
+        let rounding = rounding.from_power(29, 4).unwrap();
+        assert_eq!(rounding.round(100 * MIB + 1), 100 * MIB + 1);
+        assert_eq!(rounding.round(256 * MIB + 1), 384 * MIB);
+        assert_eq!(rounding.round(512 * MIB + 1), 640 * MIB);
+        assert_eq!(rounding.round((96 << 30) + 1), 112 << 30);
+        assert_eq!(Rounding::divisions(3), None);
+        assert_eq!(Rounding::divisions(0), Some(Rounding::none()));
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_wastes_at_most_a_step(bytes in 1..=MAX_BLOCK, power in 0..12u32) {
+            let rounding = Rounding::divisions(1 << power).unwrap();
+            let rounded = rounding.round(bytes);
+            let step = ((1 << bytes.ilog2()) >> power).max(UNIT);
+            prop_assert!(rounded >= bytes && rounded - bytes < step && rounded <= MAX_BLOCK);
+            prop_assert_eq!(rounding.round(rounded), rounded);
+        }
+
+        #[test]
+        fn parts_are_parts(part in 0.0..=1.0f64, bytes in any::<u64>()) {
+            let fraction = Fraction::new(part).unwrap();
+            prop_assert!(fraction.of(bytes) <= bytes);
+            prop_assert_eq!(Fraction::from_millionths(fraction.millionths()), Some(fraction));
+        }
+    }
+
+    #[test]
+    fn what_is_no_part_is_refused() {
+        for part in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
+            assert_eq!(Fraction::new(part), None);
+        }
+        assert_eq!(Fraction::new(1.0).unwrap().of(u64::MAX), u64::MAX);
+    }
+}
