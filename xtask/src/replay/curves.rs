@@ -77,7 +77,8 @@ pub(super) fn of(program: &Program, policy: Policy, figures: &Figures) -> Result
         let calls = program.first(operations);
         let mut peak_active = 0;
         let ample = host::watched(calls, blocks, policy, u64::MAX, |_, active, _| peak_active = active.peak)?;
-        let min_capacity = least_capacity(calls, blocks, policy, ample.calls.peak_bytes)?;
+        let min_capacity =
+            least_capacity(ample.calls.peak_bytes, |capacity| host::fits(calls, blocks, policy, capacity))?;
         least.push(LeastCapacity { operations, peak_active, min_capacity });
     }
 

@@ -7,7 +7,7 @@ use caching_alloc::host::Calls;
 use serde::Serialize;
 
 use super::Policy;
-use super::host::{self, ReplayError, driver_calls};
+use super::host::{self, Outcome, ReplayError, driver_calls};
 use super::program::{Call, Program};
 
 /// The time per operation is that of the fastest of so many replays: what the others took longer was the machine's.
@@ -33,6 +33,9 @@ pub(super) struct Figures {
     pub(super) driver_calls_steady: u64,
     /// The least memory with which no request failed.
     pub(super) min_capacity: u64,
+    /// Bytes of blocks that held what had been written there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checked_bytes: Option<u64>,
     #[serde(skip)]
     by_kind: Calls,
 }
@@ -43,8 +46,21 @@ impl Figures {
         let (calls, blocks) = (&program.calls[..], program.blocks);
         let outcome = host::watched(calls, blocks, policy, capacity, |_, _, _| ())?;
         let time = fastest(calls, blocks, policy, capacity)?;
+        let fits = |capacity| host::fits(calls, blocks, policy, capacity);
+        let min_capacity = least_capacity(outcome.calls.peak_bytes, fits)?;
+        Ok(Self::of(program, policy, outcome, time, min_capacity))
+    }
+
+    /// What a replay came to that took so much `time`.
+    pub(super) fn of(
+        program: &Program,
+        policy: Policy,
+        outcome: Outcome,
+        time: Duration,
+        min_capacity: u64,
+    ) -> Self {
         let peak_reserved = outcome.calls.peak_bytes;
-        Ok(Self {
+        Self {
             trace: program.name.clone(),
             policy,
             operations: program.operations,
@@ -54,9 +70,15 @@ impl Figures {
             ratio: share(peak_reserved, program.peak_active),
             driver_calls: driver_calls(&outcome.calls),
             driver_calls_steady: outcome.steady,
-            min_capacity: least_capacity(calls, blocks, policy, peak_reserved)?,
+            min_capacity,
+            checked_bytes: None,
             by_kind: outcome.calls,
-        })
+        }
+    }
+
+    /// Also, that so many bytes of blocks were looked at, and were right.
+    pub(super) fn checked(self, checked_bytes: Option<u64>) -> Self {
+        Self { checked_bytes, ..self }
     }
 }
 
@@ -83,17 +105,15 @@ fn share(part: u64, whole: u64) -> f64 {
     (share * 1e5).round() / 1e5
 }
 
-/// The least capacity, in steps of 2 MiB, with which no request fails, given one that is `enough`.
+/// The least capacity, in steps of 2 MiB, that `fits`, given one that is `enough`.
 pub(super) fn least_capacity(
-    calls: &[Call],
-    blocks: usize,
-    policy: Policy,
     enough: u64,
+    fits: impl Fn(u64) -> Result<bool, ReplayError>,
 ) -> Result<u64, ReplayError> {
     let (mut too_little, mut enough) = (0, enough.div_ceil(STEP));
     while enough > too_little + 1 {
         let middle = too_little + (enough - too_little) / 2;
-        if host::fits(calls, blocks, policy, middle * STEP)? {
+        if fits(middle * STEP)? {
             enough = middle;
         } else {
             too_little = middle;
@@ -120,11 +140,14 @@ impl fmt::Display for Figures {
             kinds.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {n}")).collect();
         writeln!(f, "{} ({:?} policy)", self.trace, self.policy)?;
         writeln!(f, "  operations      {:>16}", self.operations)?;
-        writeln!(f, "  time            {:>16} ns per operation, the driver's own left out", self.ns_per_op)?;
+        writeln!(f, "  time            {:>16} ns per operation", self.ns_per_op)?;
         writeln!(f, "  peak active     {:>16} bytes", self.peak_active)?;
         writeln!(f, "  peak reserved   {}", of_peak(self.peak_reserved))?;
         writeln!(f, "  least capacity  {}", of_peak(self.min_capacity))?;
         writeln!(f, "  driver calls    {:>16} ({})", self.driver_calls, kinds.join(", "))?;
+        if let Some(bytes) = self.checked_bytes {
+            writeln!(f, "  checked         {bytes:>16} bytes, all as they were written")?;
+        }
         write!(f, "  steady          {:>16} ", self.driver_calls_steady)?;
         match self.driver_calls_steady {
             0 => write!(f, "(after the first tenth, peaks left out)"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use caching_alloc::core::{AllocError, Allocator, Block, Settings, StreamId};
+use caching_alloc::core::{AllocError, Allocator, Block, Settings, SourceError, StreamId};
 use caching_alloc::host::{Calls, HostSource, HostStreams};
 use thiserror::Error;
 
@@ -27,6 +27,12 @@ pub(super) enum ReplayError {
     Fault(String),
     #[error("the allocator could not be made")]
     Make(#[source] AllocError),
+    #[error("the device's memory cannot be had")]
+    Source(#[source] SourceError),
+    #[error("a call of the replay's own failed")]
+    Device(#[from] cuda_driver::Error),
+    #[error("{words} words of blocks were not what had been written there: two blocks had the same memory")]
+    Pattern { words: u64 },
 }
 
 impl ReplayError {

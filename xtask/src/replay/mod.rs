@@ -2,6 +2,7 @@
 //!
 //! - [`program`]: a trace as the calls that its program makes
 //! - [`host`]: those calls over memory that is only counted
+//! - [`gpu`]: those calls over a device's memory, with a pattern in every block
 //! - [`figures`]: what is measured, and how it is printed
 //! - [`curves`]: how reserved memory, least capacity and driver calls depend on each other
 //!
@@ -10,13 +11,14 @@
 
 mod curves;
 mod figures;
+mod gpu;
 mod host;
 mod program;
 
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use crate::trace::Trace;
@@ -34,6 +36,12 @@ pub(crate) struct Options {
     /// Let the device have only so many bytes
     #[arg(long, value_name = "BYTES", default_value_t = u64::MAX, hide_default_value = true)]
     capacity: u64,
+    /// Whose memory it is
+    #[arg(long, value_enum, default_value_t = Backend::Host)]
+    backend: Backend,
+    /// Let the device write a pattern into every block and look for it before the block is freed; not with `host`
+    #[arg(long)]
+    check: bool,
     /// Also write the curves behind the figures, as JSON, to this file
     #[arg(long, value_name = "FILE")]
     curves: Option<PathBuf>,
@@ -52,7 +60,24 @@ pub(crate) enum Policy {
     Remap,
 }
 
+/// Whose memory a program is replayed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Backend {
+    /// Nobody's: it is only counted
+    Host,
+    /// The first GPU's
+    Cuda,
+    /// The embedded device's
+    Sim,
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.backend == Backend::Host && options.check {
+        bail!("--check needs memory that can be written: --backend cuda, or sim");
+    }
+    if options.backend != Backend::Host && options.curves.is_some() {
+        bail!("--curves are of --backend host: they take hundreds of replays");
+    }
     // All are read before the first is replayed: a broken one costs nothing.
     let mut traces = Vec::new();
     for path in &options.traces {
@@ -63,11 +88,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             "note: not built for speed; for times that mean something: cargo run --release -p xtask -- replay"
         );
     }
+    let gpu = match options.backend {
+        Backend::Host => None,
+        backend => Some(gpu::Gpu::open(backend)?),
+    };
     let mut curves = Vec::new();
     for trace in &traces {
         let program = Program::of(trace);
-        let figures = Figures::measure(&program, options.policy, options.capacity)
-            .with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
+        let (policy, capacity) = (options.policy, options.capacity);
+        let figures = match &gpu {
+            None => Figures::measure(&program, policy, capacity),
+            Some(gpu) => gpu.measure(&program, policy, capacity, options.check),
+        };
+        let figures = figures.with_context(|| format!("{}, {:?} policy", program.name, options.policy))?;
         if options.json {
             println!("{}", serde_json::to_string(&figures)?);
         } else {

@@ -21,6 +21,8 @@ pub(super) struct Program {
     pub(super) name: String,
     pub(super) calls: Vec<Call>,
     pub(super) blocks: usize,
+    /// Streams, numbered from 0.
+    pub(super) streams: u32,
     /// Allocations and frees: an `a` or an `r` of the trace each.
     pub(super) operations: u64,
     /// The most bytes in use at a time, each request rounded up to 512.
@@ -47,6 +49,7 @@ impl Program {
             name: trace.origin.name(),
             calls,
             blocks: trace.allocations as usize,
+            streams: trace.streams,
             operations: operations as u64,
             peak_active: trace.peak_active,
         }
