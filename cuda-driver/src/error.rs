@@ -126,7 +126,9 @@ pub enum Error {
     },
 
     /// Two objects of different contexts were brought together where the driver wants one.
-    #[error("{what} belongs to device {found}, but {user} belongs to device {wanted}")]
+    #[error(
+        "{what} belongs to device {found}, but {user} belongs to device {wanted}: make both in the context of one device"
+    )]
     DifferentDevices {
         /// The object.
         what: &'static str,

@@ -26,8 +26,8 @@ pub enum MemoryKind {
 pub struct PointerInfo {
     /// Where the memory lies.
     pub kind: MemoryKind,
-    /// The ordinal of the device that it was allocated for.
-    pub device: u32,
+    /// The ordinal of the device that it was allocated for; `None` where the driver names none.
+    pub device: Option<u32>,
 }
 
 /// Everything that the driver knows about an address.
@@ -83,7 +83,7 @@ impl Driver {
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         // SAFETY: this attribute is an integer, written to a local that outlives the call.
         unsafe { call!(self.api(), cuPointerGetAttribute(out, attribute, ptr.0)) }?;
-        Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).unwrap_or(0) }))
+        Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() }))
     }
 
     /// Everything that the driver knows about an address, in one call; `None` for memory that it did not make.
@@ -128,7 +128,7 @@ impl Driver {
         }?;
         // Where an attribute does not apply the driver writes zero, and so it does for an address it does not know.
         Ok((kind != 0).then(|| PointerDetails {
-            info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).unwrap_or(0) },
+            info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },
             handle_types: HandleTypes::from_bits_truncate(u32::try_from(types).unwrap_or(0)),
             buffer_id: buffer,

@@ -136,6 +136,17 @@ impl std::fmt::Display for Known<'_> {
     }
 }
 
+/// What to do where a launch exceeds a limit.
+fn below(limit_name: &str) -> &'static str {
+    match limit_name {
+        "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" => {
+            "use less, or allow more by `Function::set_max_dynamic_shared_bytes` first"
+        }
+        grid if grid.contains("GRID_DIM") => "launch a smaller grid, whose threads each do more",
+        _ => "launch smaller blocks",
+    }
+}
+
 /// Why a kernel was not launched; the driver was not asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -150,7 +161,10 @@ pub enum LaunchError {
     },
 
     /// More than the device, or the kernel, can have.
-    #[error("kernel `{kernel}` was to be launched with {what} of {found}, but {limit_name} is {limit}")]
+    #[error(
+        "kernel `{kernel}` was to be launched with {what} of {found}, but {limit_name} is {limit}: {instead}",
+        instead = below(.limit_name)
+    )]
     OverLimit {
         /// The kernel.
         kernel: String,
@@ -168,7 +182,11 @@ pub enum LaunchError {
     },
 
     /// The grid is no whole number of clusters.
-    #[error("kernel `{kernel}` was to be launched with {what} of {grid} blocks in clusters of {cluster}")]
+    #[error(
+        "kernel `{kernel}` was to be launched with {what} of {grid} blocks in clusters of {cluster}: along every axis \
+         the grid must be a multiple of the cluster, which is 1 or more (round the grid up, and let the blocks past \
+         the end do nothing)"
+    )]
     PartialCluster {
         /// The kernel.
         kernel: String,

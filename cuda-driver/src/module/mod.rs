@@ -265,9 +265,21 @@ impl Module {
         let mut count: c_uint = 0;
         // SAFETY: the module is alive; writes one integer, to a local that outlives the call.
         unsafe { call!(self.api(), cuModuleGetFunctionCount(&mut count, self.raw())) }?;
-        let mut functions = vec![std::ptr::null_mut(); count as usize];
-        // SAFETY: the module is alive; the array has room for as many handles as are asked for.
-        unsafe { call!(self.api(), cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw())) }?;
+        // The array grows with what is written, whatever the driver counts.
+        let mut room = count.min(1024);
+        let functions = loop {
+            let mut functions = vec![std::ptr::null_mut(); room as usize];
+            // SAFETY: the module is alive; the array has room for as many handles as are asked for.
+            unsafe {
+                call!(self.api(), cuModuleEnumerateFunctions(functions.as_mut_ptr(), room, self.raw()))
+            }?;
+            let full = functions.last().is_some_and(|last| !last.is_null());
+            if !full || room == count {
+                functions.retain(|function| !function.is_null());
+                break functions;
+            }
+            room = room.saturating_mul(2).min(count);
+        };
         let name = |function| {
             let mut name = std::ptr::null();
             // SAFETY: the function is of this module; writes one pointer, to a local that outlives the call.

@@ -152,6 +152,8 @@ impl MulticastObject {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if it leaves the object or the memory; [`Error::Driver`] from `cuMulticastBindMem`.
+    /// Before anything is bound, as [`PhysicalMemory::device_ordinal`] and [`Driver::device`](crate::Driver::device):
+    /// the memory is unbound from the device that it lies on.
     #[doc(alias = "cuMulticastBindMem")]
     pub fn bind(
         &self,
@@ -162,10 +164,11 @@ impl MulticastObject {
     ) -> Result<Binding> {
         within("multicast object", offset, bytes, self.bytes())?;
         within("physical memory", memory_offset, bytes, memory.bytes())?;
+        // Imported memory may lie on another device than the context it was imported in.
+        let device = memory.context().driver().device(memory.device_ordinal()?)?;
         let api = self.context().driver().api();
         // SAFETY: object and memory are alive, and the binding keeps them; the ranges are inside.
         unsafe { call!(api, cuMulticastBindMem(self.raw(), offset, memory.raw(), memory_offset, bytes, 0)) }?;
-        let device = memory.context().device().clone();
         Ok(Binding { object: self.clone(), memory: memory.clone(), device, offset, bytes, bound: true })
     }
 

@@ -189,7 +189,8 @@ fn more_shared_memory_than_is_free(context: &Context, stream: &Stream, module: &
         Err(Error::Launch(error)) => assert_eq!(
             error.to_string(),
             "kernel `reverse` was to be launched with dynamic shared bytes of a block of 65536, but \
-             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES is 49152"
+             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES is 49152: use less, or allow more by \
+             `Function::set_max_dynamic_shared_bytes` first"
         ),
         Err(other) => return Err(other),
         Ok(()) => panic!("64 KiB of shared memory, unasked for"),

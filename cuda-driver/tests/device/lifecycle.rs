@@ -66,7 +66,7 @@ fn another_librarys_current_context_is_neither_used_nor_lost() {
         // SAFETY: both contexts are alive throughout.
         unsafe { assert_eq!(driver.api().cuCtxSetCurrent().unwrap()(second.raw()), CUresult::CUDA_SUCCESS) };
         let memory = DeviceMemory::new(&first, 4096).unwrap();
-        assert_eq!(driver.pointer_info(memory.ptr()).unwrap().unwrap().device, 0);
+        assert_eq!(driver.pointer_info(memory.ptr()).unwrap().unwrap().device, Some(0));
         drop(memory);
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local; then takes the context off this thread again.

@@ -1,10 +1,13 @@
 //! Device, pinned and queried memory.
 
+use std::ffi::c_void;
+
 use cuda_driver::memory::{AddressRange, DeviceMemory, MemoryKind, PinnedFlags, PinnedMemory};
+use cuda_driver::sys::{CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
 use cuda_driver::{DevicePtr, Error};
 use proptest::prelude::*;
 
-use super::{CAPACITY, failed, on_stream};
+use super::{CAPACITY, driver, failed, on_devices, on_stream};
 
 #[test]
 fn free_memory_goes_down_and_up_again() {
@@ -29,6 +32,31 @@ fn too_much_is_out_of_memory() {
     });
 }
 
+/// Answers as for host memory that belongs to no device.
+unsafe extern "C" fn of_no_device(
+    out: *mut c_void,
+    attribute: CUpointer_attribute,
+    _: CUdeviceptr,
+) -> CUresult {
+    let answer = match attribute {
+        CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => -2,
+        _ => CUmemorytype::CU_MEMORYTYPE_HOST.0 as i32,
+    };
+    // SAFETY: the caller's pointer, to an integer.
+    unsafe { out.cast::<i32>().write(answer) };
+    CUresult::CUDA_SUCCESS
+}
+
+#[test]
+fn memory_of_no_device_is_not_of_the_first() {
+    on_devices(1, |world, _| {
+        let mut table = world.cuda();
+        table.cuPointerGetAttribute = Some(of_no_device);
+        let info = driver(table).pointer_info(DevicePtr(1 << 30)).unwrap().unwrap();
+        assert_eq!((info.kind, info.device), (MemoryKind::Host, None));
+    });
+}
+
 #[test]
 fn the_driver_knows_its_own_memory() {
     on_stream(|_, context, _| {
@@ -36,7 +64,7 @@ fn the_driver_knows_its_own_memory() {
         let memory = DeviceMemory::new(context, 4 << 20).unwrap();
         let inside = memory.ptr() + 4096usize;
         let info = driver.pointer_info(inside).unwrap().unwrap();
-        assert_eq!((info.kind, info.device), (MemoryKind::Device, 0));
+        assert_eq!((info.kind, info.device), (MemoryKind::Device, Some(0)));
         let range = context.address_range(inside).unwrap();
         assert_eq!(range, AddressRange { start: memory.ptr(), bytes: memory.bytes() });
         let pinned = PinnedMemory::new(context, 4096, PinnedFlags::DEVICE_MAPPED).unwrap();

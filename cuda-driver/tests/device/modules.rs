@@ -1,11 +1,13 @@
 //! Modules and launches: what is refused, and by whom; what lives as long as what.
 
+use std::ffi::c_uint;
+
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::module::{
     Argument, Arguments, Dim, Function, JitOptions, LaunchConfig, LaunchError, Module, ModuleError, Parameter,
 };
-use cuda_driver::sys::{CUfunction_attribute, Missing};
+use cuda_driver::sys::{CUfunction_attribute, CUmodule, CUresult, Missing};
 use cuda_driver::{Context, Error, Stream, StreamFlags};
 use gpu_sim::World;
 
@@ -229,7 +231,11 @@ fn shapes_are_within_the_devices_limits() {
             LaunchConfig::new(grid, block),
             arguments,
         )) {
-            LaunchError::OverLimit { what, limit, limit_name, .. } => (what, limit, limit_name),
+            ref error @ LaunchError::OverLimit { what, limit, limit_name, .. } => {
+                let instead = if what.starts_with("grid") { "a smaller grid" } else { "smaller blocks" };
+                assert!(error.to_string().contains(instead), "{error}");
+                (what, limit, limit_name)
+            }
             LaunchError::Zero { what, .. } => (what, 0, ""),
             other => panic!("{other}"),
         };
@@ -276,7 +282,8 @@ fn shared_memory_that_another_handle_asked_for_is_found() {
         assert_eq!(one, other);
         let config = LaunchConfig::new(1, 1).shared_bytes(100 << 10);
         let arguments = (0u64, 0u64, 0u64, 0u32);
-        launch_error(refused(stream, &one, config, arguments));
+        let error = launch_error(refused(stream, &one, config, arguments));
+        assert!(error.to_string().contains("`Function::set_max_dynamic_shared_bytes`"), "{error}");
         other.set_max_dynamic_shared_bytes(100 << 10).unwrap();
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         assert_eq!(one.attribute(attribute).unwrap(), 100 << 10);
@@ -326,6 +333,29 @@ fn a_module_goes_with_its_last_function() {
         drop(again);
         assert_eq!(unloaded(), 1);
         capture.end().unwrap();
+    });
+}
+
+/// A count that is wrong by as much as can be.
+unsafe extern "C" fn too_many(count: *mut c_uint, _: CUmodule) -> CUresult {
+    // SAFETY: the caller's pointer.
+    unsafe { count.write(c_uint::MAX) };
+    CUresult::CUDA_SUCCESS
+}
+
+#[test]
+fn kernels_are_those_that_the_driver_writes_whatever_it_counts() {
+    on_devices(1, |world, _| {
+        kernels::register(world);
+        let mut table = world.cuda();
+        table.cuModuleGetFunctionCount = Some(too_many);
+        let context = context(&driver(table), 0);
+        let one = |index| format!("\n.visible .entry kernel_{index}()\n{{\n\tret;\n}}\n");
+        for more in [0, 1021, 1022, 3000] {
+            let text: String = std::iter::once(PTX.to_owned()).chain((0..more).map(one)).collect();
+            let module = Module::load_ptx(&context, &text, &JitOptions::new()).unwrap();
+            assert_eq!(module.function_names().unwrap().len(), 3 + more);
+        }
     });
 }
 

@@ -13,7 +13,7 @@ use cuda_driver::sys::{
 use cuda_driver::vmm::multicast::{Multicast, MulticastProperties};
 use cuda_driver::vmm::{FabricHandle, HandleTypes, PhysicalMemory};
 use cuda_driver::{DevicePtr, Driver, Error};
-use gpu_sim::World;
+use gpu_sim::{Action, Injection, World};
 
 use super::{context, driver, drops, on_devices, start, turn};
 
@@ -69,16 +69,22 @@ unsafe extern "C" fn add_device(_: CUmemGenericAllocationHandle, _: CUdevice) ->
     CUresult::CUDA_SUCCESS
 }
 
+/// Bound is the device that the memory lies on, as on hardware.
 unsafe extern "C" fn bind_memory(
     _: CUmemGenericAllocationHandle,
     offset: usize,
-    _: CUmemGenericAllocationHandle,
+    memory: CUmemGenericAllocationHandle,
     _: usize,
     bytes: usize,
     _: c_ulonglong,
 ) -> CUresult {
-    BOUND.lock().unwrap().push((0, offset, bytes));
-    CUresult::CUDA_SUCCESS
+    let under = UNDER.lock().unwrap().as_ref().unwrap().cuMemGetAllocationPropertiesFromHandle.unwrap();
+    let mut properties = CUmemAllocationProp::default();
+    // SAFETY: the caller's handle; writes the properties, to a local.
+    let asked = unsafe { under(&mut properties, memory) };
+    // SAFETY: an integer: every pattern of bits is a value.
+    BOUND.lock().unwrap().push((unsafe { properties.location.__bindgen_anon_1.id }, offset, bytes));
+    asked
 }
 
 unsafe extern "C" fn bind_address(
@@ -181,6 +187,36 @@ fn bindings_go_before_the_object_and_ranges_stay_inside() {
         assert_eq!(opened.bytes(), object.bytes());
         let nowhere = multicast.import_fabric(&FabricHandle([0; 64]), BYTES);
         assert!(matches!(nowhere, Err(Error::NoFabric { .. })));
+    }
+    assert_eq!(*drops(), Vec::<String>::new());
+    world.finish().unwrap();
+}
+
+#[test]
+fn memory_is_unbound_from_its_own_device() {
+    let _turn = turn();
+    let world = start(2);
+    {
+        // SAFETY: the functions only count, and the world outlives the driver.
+        let driver = Driver::new(unsafe { Api::from_parts(pretending(&world)) }.unwrap()).unwrap();
+        let (here, there) = (context(&driver, 0), context(&driver, 1));
+        // SAFETY: nothing is behind it.
+        let multicast = unsafe { Multicast::opt_in(&here) }.unwrap();
+        let wanted = MulticastProperties { devices: 2, bytes: BYTES, handle_types: HandleTypes::empty() };
+        let object = multicast.create(wanted).unwrap();
+        let memory = PhysicalMemory::create(&there, BYTES, HandleTypes::POSIX_FD).unwrap();
+        let imported = PhysicalMemory::import_fd(&here, memory.export_fd().unwrap().as_fd(), BYTES).unwrap();
+        let binding = object.bind(0, &imported, 0, BYTES).unwrap();
+        assert_eq!(*BOUND.lock().unwrap(), [(1, 0, BYTES)]);
+        binding.release().unwrap();
+        drop(object.bind(0, &imported, 0, BYTES).unwrap());
+        assert_eq!(*BOUND.lock().unwrap(), []);
+
+        let refused = CUresult::CUDA_ERROR_UNKNOWN;
+        let injection = Injection::new("cuMemGetAllocationPropertiesFromHandle", Action::Fail(refused.0));
+        world.faults().inject(injection);
+        assert_eq!(object.bind(0, &imported, 0, BYTES).unwrap_err().code(), Some(refused));
+        assert_eq!(*BOUND.lock().unwrap(), []);
     }
     assert_eq!(*drops(), Vec::<String>::new());
     world.finish().unwrap();

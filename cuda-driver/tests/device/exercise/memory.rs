@@ -57,7 +57,7 @@ pub(super) fn queries(driver: &Driver) -> Result<()> {
     let whole = AddressRange { start: memory.ptr(), bytes: 1 << 20 };
     assert_eq!(context.address_range(inside)?, whole);
     let info = driver.pointer_info(inside)?.expect("the driver knows its memory");
-    assert_eq!((info.kind, info.device), (MemoryKind::Device, 0));
+    assert_eq!((info.kind, info.device), (MemoryKind::Device, Some(0)));
     let details = driver.pointer_details(inside)?.expect("the driver knows its memory");
     assert_eq!((details.info, details.range), (info, whole));
     assert!(details.is_mapped && details.is_legacy_ipc_capable && !details.is_managed);
