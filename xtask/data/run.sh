@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
-#   ./run.sh [all|doctor|demo|tests|sanitize|benches|peers] [RANKS]
+#   ./run.sh [all|doctor|demo|tests|sanitize|benches|replay|peers] [RANKS]
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
@@ -22,6 +22,18 @@ peer() {
     [ -z "$why" ] || echo "skipped: $why"
 }
 
+# Every trace through ours and through PyTorch's allocator as it comes and with expandable segments: replays PROGRAM.
+replays() {
+    local trace policy
+    for trace in traces/*.trace.gz; do
+        for policy in remap fixed; do
+            ./xtask replay "$trace" --policy "$policy" --backend cuda --json || return
+        done
+        zcat "$trace" | "$1" "$trace" || return
+        zcat "$trace" | PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "$1" "$trace" || return
+    done
+}
+
 peers() {
     local out torch why nccl cuda=${CUDA_HOME:-/usr/local/cuda}
     out=$(mktemp -d)
@@ -33,10 +45,16 @@ peers() {
     [ -n "$torch" ] || why="python3 has no torch"
     command -v g++ >/dev/null || why="no g++"
     peer alloc_bench.cpp "$why" \
-        g++ -O2 -std=c++17 peers/alloc_bench.cpp -o "$out/alloc_bench" \
+        g++ -O2 -std=c++20 peers/alloc_bench.cpp -o "$out/alloc_bench" \
         "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
         "-Wl,-rpath,$torch/lib:$cuda/lib64" \
         -- "$out/alloc_bench"
+
+    peer replay_torch.cpp "$why" \
+        g++ -O2 -std=c++20 peers/replay_torch.cpp -o "$out/replay_torch" \
+        "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
+        "-Wl,-rpath,$torch/lib:$cuda/lib64" \
+        -- replays "$out/replay_torch"
 
     # With the NCCL that ours takes.
     why=
@@ -94,6 +112,11 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
 fi
 if [ "$what" = all ] || [ "$what" = sanitize ]; then
     sanitize
+fi
+if [ "$what" = all ] || [ "$what" = replay ]; then
+    for policy in remap fixed; do
+        ./xtask replay traces/*.trace.gz --policy "$policy" --backend cuda --check || failed=1
+    done
 fi
 if [ "$what" = all ] || [ "$what" = benches ]; then
     for bench in benches/*; do
