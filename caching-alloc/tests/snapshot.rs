@@ -2,10 +2,12 @@
 
 use super::common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::common::{MIB, bench, check_tiling, s, tight, used};
-use caching_alloc::core::{Action, Block, Snapshot};
+use caching_alloc::core::{Action, Allocator, Block, Snapshot};
+use caching_alloc::host::{HostSource, HostStreams};
 use serde_json::Value;
 
 fn busy() -> (common::Bench, Vec<Block>, Snapshot) {
@@ -66,6 +68,61 @@ fn the_trace_leads_to_the_state() {
     assert!(live.iter().all(|block| blocks[&block.address()] == (block.bytes(), false)));
     let addresses: Vec<u64> = snapshot.segments.iter().map(|state| state.segment.address()).collect();
     assert_eq!(segments.into_keys().collect::<Vec<_>>(), addresses);
+}
+
+#[test]
+fn the_trace_of_pages_that_move_leads_to_the_state() {
+    let source = Arc::new(HostSource::new(48 * MIB));
+    let allocator = Allocator::remapping(source, Arc::new(HostStreams::new()), tight()).unwrap();
+    let mut live: VecDeque<Block> = VecDeque::new();
+    for round in 0..600u64 {
+        let bytes = (round % 7 + 1) * (round % 5 + 1) * 300_000;
+        while live.len() > 8 {
+            live.remove((round * 5 % 8) as usize);
+        }
+        match allocator.allocate(bytes, s(round % 3)) {
+            Ok(block) => live.push_back(block),
+            Err(_) => live.clear(),
+        }
+    }
+    let snapshot = allocator.snapshot().unwrap();
+    let mut pages = BTreeMap::new();
+    let mut blocks = BTreeMap::new();
+    let mut moved = 0;
+    for entry in &snapshot.trace {
+        match &entry.action {
+            Action::SegmentMap(page) => assert_eq!(pages.insert(page.address(), page.bytes()), None),
+            Action::SegmentUnmap(page) => {
+                moved += 1;
+                let end = page.address() + page.bytes();
+                let below = blocks.range(..end).next_back();
+                assert!(
+                    below.is_none_or(|(at, bytes)| at + bytes <= page.address()),
+                    "no block on a page that goes"
+                );
+                assert_eq!(pages.remove(&page.address()), Some(page.bytes()));
+            }
+            Action::Alloc(span) => {
+                let mut at = span.address;
+                while at < span.address + span.bytes {
+                    let (page, bytes) = pages.range(..=at).next_back().expect("pages before their blocks");
+                    assert!(at < page + bytes, "pages before their blocks");
+                    at = page + bytes;
+                }
+                let below = blocks.range(..span.address + span.bytes).next_back();
+                assert!(below.is_none_or(|(at, bytes)| at + bytes <= span.address), "no two blocks at once");
+                blocks.insert(span.address, span.bytes);
+            }
+            Action::FreeCompleted(span) => assert_eq!(blocks.remove(&span.address), Some(span.bytes)),
+            _ => {}
+        }
+    }
+    assert!(moved > 10, "{moved} pages moved");
+    let state =
+        snapshot.mapped.iter().flat_map(|state| &state.blocks).filter(|block| block.active_bytes() > 0);
+    assert_eq!(blocks, state.map(|block| (block.address, block.bytes)).collect());
+    let state = snapshot.mapped.iter().flat_map(|state| &state.segments);
+    assert_eq!(pages, state.map(|page| (page.address(), page.bytes())).collect());
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub(super) struct Ring {
     doubled: u64,
     /// When the allocator was made, and the time of the entries now made.
     born: Instant,
-    pub(super) clock: u64,
+    clock: u64,
     /// Entries that block trackers have still to get, if there are any such trackers.
     outbox: VecDeque<RawEntry>,
     pub(super) subscribed: bool,
@@ -93,6 +93,11 @@ impl Ring {
         if self.pushed.is_multiple_of(STAMP) {
             self.stamp();
         }
+    }
+
+    /// Entries from here on are not older than `now`.
+    pub(super) fn renew(&mut self, now: u64) {
+        self.clock = self.clock.max(now);
     }
 
     #[cold]

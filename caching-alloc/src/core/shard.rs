@@ -349,7 +349,7 @@ impl ShardState {
 
     /// Adds a segment, as one free block.
     pub(super) fn publish(&mut self, segment: Segment, units: Units, now: u64) {
-        self.ring.clock = self.ring.clock.max(now);
+        self.ring.renew(now);
         self.fixed.publish(segment, units);
     }
 

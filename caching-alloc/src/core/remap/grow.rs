@@ -76,6 +76,13 @@ impl Shard {
     /// A block after everything that is kept whole has been merged, in all streams of the pool.
     fn merged(&self, request: Request) -> Option<Block> {
         self.pool.shards().iter().for_each(|shard| _ = shard.state.lock().drain());
+        self.hit_now(request)
+    }
+
+    /// A hit whose entry is not older than what made it possible: a page's, or another stream's.
+    fn hit_now(&self, request: Request) -> Option<Block> {
+        let now = self.device.now();
+        self.state.lock().ring.renew(now);
         self.hit(request)
     }
 
@@ -89,7 +96,7 @@ impl Shard {
                 Ok(()) => {
                     self.pool.arena_mut().give(&pieces, self.list);
                     self.device.totals().borrowed += 1;
-                    return self.hit(request);
+                    return self.hit_now(request);
                 }
                 Err(list) => {
                     self.pool.arena_mut().restore(pieces);
@@ -131,7 +138,7 @@ impl Shard {
             match self.map(source, &plan) {
                 Ok(mapped) => {
                     self.publish(growth, plan, mapped);
-                    return Ok(self.hit(request));
+                    return Ok(self.hit_now(request));
                 }
                 Err(error) => {
                     self.pool.arena_mut().abandon(plan);
