@@ -11,10 +11,12 @@
 //! | `heap`, `front` | placement without addresses: best fit over merged blocks; freed blocks kept whole |
 //! | `fixed`, `remap` | what lies under the blocks: segments of one stream that stay; pages that all streams share and that move |
 //! | `shard`, `desk` | front and leases of one stream of one pool, behind the one lock that a hit takes; where they lie |
-//! | `miss`, `pending`, `release` | what a request does that finds nothing; blocks in use by other streams; giving back |
+//! | `miss`, `pending`, `release`, `collect` | what a request does that finds nothing; blocks in use by other streams; giving back; by age |
+//! | `TorchConf`, `Rounding` | settings, as PyTorch's users write them; requests rounded so that near sizes share blocks |
+//! | `observer`, `raw`, `export` | who is told of want of memory; blocks by address; blocks for other processes |
 //! | `device` | what all pools share: segments, trackers, the order of structural entries |
 //! | `route`, `graph` | which pool a request goes to; pools whose memory is baked into graphs |
-//! | `Tracker`, `Entry`, `Snapshot` | what happened, told exactly once and in order |
+//! | `Tracker`, `Entry`, `Snapshot`, `Since` | what happened, told exactly once and in order; and to readers that come late |
 //! | [`symmetric`](core::symmetric) | placement that is a function of the requests alone |
 //!
 //! It is not for host memory, and knows nothing of collectives: registrars follow it as trackers.

@@ -1,10 +1,12 @@
 //! The driver's sources and events on the embedded device. One world lives in a process at a time: tests take turns.
 
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use caching_alloc::core::{
-    AllocError, Allocator, SegmentMemory, SegmentSource, Settings, SourceError, StreamEvents, StreamId,
+    AllocError, Allocator, ExportError, SegmentMemory, SegmentSource, Settings, ShareHandle, ShareKind,
+    SourceError, StreamEvents, StreamId,
 };
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
 use cuda_driver::graph::CaptureMode;
@@ -116,8 +118,7 @@ fn fixed_segments_are_aligned_shared_and_reachable_by_peers() {
         assert_eq!(read, [17]);
         let descriptor = source.physical(segment.address).unwrap().export_fd().unwrap();
         let size = usize::try_from(segment.bytes).unwrap();
-        let imported =
-            PhysicalMemory::import_fd(&contexts[1], std::os::fd::AsFd::as_fd(&descriptor), size).unwrap();
+        let imported = PhysicalMemory::import_fd(&contexts[1], descriptor.as_fd(), size).unwrap();
         assert_eq!(imported.device_ordinal().unwrap(), 0);
         source.release(&segment).unwrap();
         assert!(source.physical(segment.address).is_none());
@@ -264,5 +265,50 @@ fn out_of_memory_says_what_the_device_has() {
             }
             other => panic!("{other:?}"),
         }
+    });
+}
+
+#[test]
+fn a_block_is_exported_with_its_place_and_a_hold() {
+    on_devices(1, |_, contexts| {
+        let source = Arc::new(VirtualMemorySource::new(&contexts[0], Sharing::by_descriptor()).unwrap());
+        let events = Arc::new(DriverEvents::new(&contexts[0]));
+        let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
+        let id = events.introduce(&stream);
+        let allocator =
+            Allocator::new(source, events, Settings { large_segment: 8 * MIB, ..Settings::default() });
+        let before = allocator.allocate(3 * MIB, id).unwrap();
+        let block = allocator.allocate(2 * MIB, id).unwrap();
+        let [part] = &block.export(ShareKind::PosixFd, "peer 1").unwrap()[..] else { panic!("one segment") };
+        assert_eq!((part.offset, part.bytes), (3 * MIB, 2 * MIB));
+        assert_eq!(&*part.hold.segment().holders()[0], "peer 1");
+        let ShareHandle::PosixFd(descriptor) = &part.handle else { panic!("a descriptor was asked for") };
+        let bytes = part.hold.segment().bytes() as usize;
+        let imported = PhysicalMemory::import_fd(&contexts[0], descriptor.as_fd(), bytes).unwrap();
+        assert_eq!(imported.bytes(), bytes);
+        let fabric = block.export(ShareKind::Fabric, "peer 1").unwrap_err();
+        assert!(
+            matches!(fabric, ExportError::Source { source: SourceError::NotExportable { .. }, .. }),
+            "{fabric}"
+        );
+        drop(before);
+    });
+}
+
+#[test]
+fn a_stream_that_nobody_knows_is_refused() {
+    on_devices(1, |_, contexts| {
+        let events = Arc::new(DriverEvents::new(&contexts[0]));
+        let stream = Stream::new(&contexts[0], StreamFlags::NON_BLOCKING).unwrap();
+        let id = events.introduce(&stream);
+        let source = Arc::new(DriverSource::new(&contexts[0]));
+        let allocator = Allocator::new(source, events, Settings::default());
+        let unknown = StreamId(4711);
+        let refused = |error| matches!(error, AllocError::UnknownStream { stream } if stream == unknown);
+        assert!(refused(allocator.allocate(MIB, unknown).unwrap_err()));
+        let block = allocator.allocate(MIB, id).unwrap();
+        assert!(refused(block.record_stream(unknown).unwrap_err()));
+        drop(block);
+        assert!(allocator.faults().is_empty());
     });
 }

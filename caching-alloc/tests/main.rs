@@ -11,3 +11,4 @@ mod scarcity;
 mod settings;
 mod snapshot;
 mod trackers;
+mod watch;

@@ -12,8 +12,8 @@ use super::rounding::Fraction;
 use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings, Settings};
 use super::snapshot::{BlockState, Snapshot};
-use super::source::{SegmentSource, SourceError};
-use super::stats::Stats;
+use super::source::{MemoryInfo, SegmentSource, SourceError};
+use super::stats::{Gauge, MemoryReport, Stats, Tallies, Usages};
 use super::stream::{StreamEvents, StreamId};
 use super::tracker::{Attachment, Filter, Tracker};
 
@@ -77,6 +77,10 @@ impl Allocator {
         let device = Device::new(source, events, settings);
         let default = Pool::default_of(&device, PoolKind::Remappable);
         Ok(Self { device, default })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Ordinal of the device.
@@ -154,6 +158,48 @@ impl Allocator {
     /// Sets [`Settings::collect_above`] for growth from now on.
     pub fn set_collect_above(&self, part: Option<Fraction>) {
         self.device.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
+    }
+
+    /// Lets every peak of the statistics begin anew, at what there is now.
+    pub fn reset_peaks(&self) {
+        let mut totals = self.device.totals();
+        totals.reserved.reset_peak();
+        totals.segments.reset_peak();
+        drop(totals);
+        self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Tallies::reset_peaks));
+    }
+
+    /// Lets every total of the statistics begin anew, at what there is now, and every count at 0.
+    pub fn reset_totals(&self) {
+        self.device.totals().reset_totals();
+        self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Tallies::reset_totals));
+    }
+
+    /// What each stream's memory is used for, in all pools together.
+    #[must_use]
+    pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
+        let mut all: Vec<(StreamId, Usages)> = Vec::new();
+        for shard in self.device.shards() {
+            let (usages, _) = shard.state.lock().usages();
+            match all.iter_mut().find(|(stream, _)| *stream == shard.stream) {
+                Some((_, sum)) => sum.merge(&usages),
+                None => all.push((shard.stream, usages)),
+            }
+        }
+        all
+    }
+
+    /// The device's memory and whose it is, by what the allocator's source says. Other processes and other allocators
+    /// may take and give between the looks: a picture, not an account.
+    ///
+    /// # Errors
+    /// If the source cannot say how much there is.
+    pub fn memory_report(&self) -> Result<MemoryReport, SourceError> {
+        let MemoryInfo { free, total } = self.device.source.memory_info()?;
+        let stats = self.stats();
+        let reserved = stats.reserved.current;
+        let foreign = total.saturating_sub(free).saturating_sub(reserved);
+        Ok(MemoryReport { total, free, reserved, active: stats.all.active.current, foreign })
     }
 
     /// Statistics of all pools.

@@ -101,7 +101,7 @@ impl Block {
     ///
     /// # Errors
     /// [`AllocError::SymmetricUse`] if the block is of a symmetric pool: what is reused when may not depend on
-    /// when work ends.
+    /// when work ends. [`AllocError::UnknownStream`] if there is no such stream.
     #[doc(alias = "recordStream")]
     pub fn record_stream(&self, stream: StreamId) -> Result<(), AllocError> {
         if stream == self.stream {
@@ -113,6 +113,12 @@ impl Block {
             return Err(AllocError::SymmetricUse { pool, bound: self.stream, stream });
         }
         if stream != state.origin.stream {
+            let events = state.events();
+            drop(state);
+            if events.is_some_and(|events| !events.knows(stream)) {
+                return Err(AllocError::UnknownStream { stream });
+            }
+            state = self.desk.lock();
             state.add_use(self.id, stream);
         }
         Ok(())

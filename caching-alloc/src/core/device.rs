@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use super::block::Block;
 use super::entry::{Action, Entry};
-use super::error::{AllocError, Fault, TrackError};
-use super::fixed::Tile;
+use super::error::{AllocError, Fault};
 use super::lock::{Guard, Rank, Ranked};
+use super::observer::Observers;
 use super::pending::Pending;
 use super::pool::PoolCore;
 use super::remap::Ghost;
@@ -20,12 +20,12 @@ use super::rounding::Fraction;
 use super::route::Routes;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
-use super::shard::{self, Request, Shard, ShardState};
-use super::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
+use super::shard::{Request, Shard};
+use super::snapshot::{BlockState, SegmentState, Usage};
 use super::source::{self, SegmentSource, SourceError};
-use super::stats::Stats;
+use super::stats::{SourceCalls, Stats};
 use super::stream::{StreamEvents, StreamId};
-use super::tracker::{self, Filter, Slot, Slots, Tracker};
+use super::tracker::{self, Slot, Slots};
 
 /// Faults that are kept.
 const FAULTS: usize = 1 << 10;
@@ -39,10 +39,13 @@ pub(super) struct Device {
     /// Number of the last structural entry.
     generation: AtomicU64,
     pub(super) routes: Routes,
+    pub(super) observers: Observers,
+    /// Blocks that were allocated raw.
+    pub(super) raw: Mutex<HashMap<u64, Block>>,
     pools: Mutex<Vec<Weak<PoolCore>>>,
     collective: RwLock<Vec<StreamId>>,
     faults: Mutex<VecDeque<Fault>>,
-    graves: Mutex<Vec<Grave>>,
+    pub(super) graves: Mutex<Vec<Grave>>,
     /// The most that all segments may have; `u64::MAX`: no limit.
     pub(super) limit: AtomicU64,
     /// The part of it above which garbage is collected, in millionths; `u32::MAX`: none is.
@@ -55,8 +58,8 @@ pub(super) struct Device {
 /// What changes under the growth lock.
 #[derive(Debug)]
 pub(super) struct Growth {
-    trackers: Slots,
-    ring: VecDeque<Entry>,
+    pub(super) trackers: Slots,
+    pub(super) ring: VecDeque<Entry>,
     last_time: u64,
     next_segment: u64,
     next_pool: u32,
@@ -89,7 +92,7 @@ pub(super) struct Grave {
 
 impl Grave {
     /// What a snapshot shows: every segment as one block, in use as long as any block of it may be.
-    fn capture(&self) -> impl Iterator<Item = SegmentState> {
+    pub(super) fn capture(&self) -> impl Iterator<Item = SegmentState> {
         let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
         self.segments.iter().map(move |segment| {
             let (address, bytes) = (segment.address(), segment.bytes());
@@ -123,6 +126,8 @@ impl Device {
             growth: Ranked::new(Rank::Growth, growth),
             generation: AtomicU64::new(0),
             routes: Routes::default(),
+            observers: Observers::default(),
+            raw: Mutex::default(),
             pools: Mutex::default(),
             collective: RwLock::default(),
             faults: Mutex::default(),
@@ -156,6 +161,11 @@ impl Device {
 
     pub(super) fn totals(&self) -> MutexGuard<'_, Stats> {
         locked(&self.totals)
+    }
+
+    /// Counts calls of sources.
+    pub(super) fn count(&self, add: impl FnOnce(&mut SourceCalls)) {
+        add(&mut self.totals().calls);
     }
 
     /// The growth lock, unless this is a tracker: it would wait for itself.
@@ -217,7 +227,7 @@ impl Device {
 
     /// Trackers that want block entries.
     pub(super) fn block_trackers(growth: &Growth) -> Slots {
-        growth.trackers.iter().filter(|slot| slot.filter.passes_blocks()).cloned().collect()
+        growth.trackers.iter().filter(|slot| slot.wants_blocks()).cloned().collect()
     }
 
     /// Delivers entries to trackers and keeps what goes wrong.
@@ -258,6 +268,7 @@ impl Device {
         }
         let source = &shard.pool.source;
         self.totals().source_allocations += 1;
+        self.count(|calls| calls.allocate += 1);
         let units = super::size::units_for(bytes).map_err(|_| SourceError::OutOfMemory { wanted: bytes })?;
         let memory = source::allocate(&**source, bytes)?;
         let segment = Segment::new(SegmentParts {
@@ -350,6 +361,7 @@ impl Device {
                 self.unmap_old(&grave);
                 grave.segments.into_iter().for_each(|segment| self.remove_segment(growth, segment));
                 if let Some(source) = grave.source.as_ref().and_then(|source| source.as_pages()) {
+                    self.count(|calls| calls.unreserve += grave.ranges.len() as u64);
                     grave.ranges.iter().for_each(|(base, bytes)| source.unreserve(*base, *bytes));
                 }
             }
@@ -371,6 +383,7 @@ impl Device {
                 self.events.recycle(event);
             }
             for place in &ghost.places {
+                self.count(|calls| calls.unmap += 1);
                 if let Err(error) = source.unmap(place.address, place.bytes) {
                     let pool = grave.segments.first().map(Segment::pool).unwrap_or_default();
                     self.fault(Fault::Unmapped { pool, message: super::error::chain(&error) });
@@ -381,6 +394,7 @@ impl Device {
 
     fn give_back(&self, segment: &Segment) {
         self.totals().source_releases += 1;
+        self.count(|calls| calls.release += 1);
         let bytes = segment.bytes();
         self.totals().reserved.sub(bytes);
         self.totals().segments.sub(1);
@@ -390,97 +404,6 @@ impl Device {
         if let Err(error) = segment.source().release(&segment.memory()) {
             let message = super::error::chain(&error);
             self.fault(Fault::ReleaseFailed { segment: segment.clone(), message });
-        }
-    }
-
-    /// The state of everything; each shard's at one moment.
-    pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
-        let mut states = States::default();
-        let mut trace: Vec<Entry> = growth.ring.iter().cloned().collect();
-        for pool in self.pools() {
-            states.capture(&pool, |shard, state| trace.extend(state.ring.entries(shard.origin())));
-        }
-        self.assemble(growth, states, trace)
-    }
-
-    fn assemble(&self, growth: &Growth, states: States, mut trace: Vec<Entry>) -> Snapshot {
-        let States { mut segments, mapped } = states;
-        segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
-        segments.sort_by_key(|state| state.segment.address());
-        // Stable: equal stamps keep their order, structure first.
-        trace.sort_by_key(|entry| entry.time_ns);
-        Snapshot {
-            generation: self.generation(),
-            time_ns: self.now(),
-            device: self.ordinal(),
-            segments,
-            mapped,
-            quarantined: growth.quarantine.clone(),
-            trace,
-            settings: self.settings.clone(),
-        }
-    }
-
-    /// Attaches a tracker: it gets the state of now, and every entry from now on.
-    pub(super) fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Arc<Slot>, TrackError> {
-        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
-        let slot = Arc::new(Slot { tracker, filter, attached: true.into() });
-        let others = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
-        growth.trackers = others.chain([slot.clone()]).collect();
-        let for_blocks = Self::block_trackers(&growth);
-        let shards = self.shards();
-        // All deliveries wait, so that no block entry overtakes the snapshot.
-        let turns: Vec<_> = shards.iter().map(|shard| shard.delivery.lock()).collect();
-        let mut states = States::default();
-        let mut before = Vec::new();
-        for pool in self.pools() {
-            states.capture(&pool, |shard, state| {
-                before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
-                state.ring.subscribed = !for_blocks.is_empty();
-                state.slots = for_blocks.clone();
-            });
-        }
-        for (slots, entries) in before {
-            self.tell(&slots, &entries);
-        }
-        let greeted = slot.greet(&self.assemble(&growth, states, Vec::new()));
-        drop(turns);
-        if let Err(error) = greeted {
-            slot.attached.store(false, Ordering::Release);
-            self.sweep(&mut growth);
-            return Err(error);
-        }
-        Ok(slot)
-    }
-
-    /// Delivers the block entries that wait.
-    pub(super) fn flush(&self) {
-        for shard in self.shards() {
-            shard.settle_entries();
-        }
-    }
-
-    /// Forgets a tracker and waits for deliveries to it that are under way.
-    pub(super) fn detach(&self) -> Result<(), TrackError> {
-        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "detaching a tracker" })?;
-        self.sweep(&mut growth);
-        Ok(())
-    }
-
-    /// Forgets trackers that are detached.
-    fn sweep(&self, growth: &mut Growth) {
-        let attached = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
-        growth.trackers = attached.collect();
-        let for_blocks = Self::block_trackers(growth);
-        for shard in self.shards() {
-            let turn = shard.delivery.lock();
-            shard.flush(&turn);
-            let mut state = shard.state.lock();
-            let rest = state.ring.take_outbox(shard.origin());
-            let slots = std::mem::replace(&mut state.slots, for_blocks.clone());
-            state.ring.subscribed = !for_blocks.is_empty();
-            drop(state);
-            self.tell(&slots, &rest);
         }
     }
 
@@ -494,32 +417,6 @@ impl Device {
             stats.large.merge(&large);
         }
         stats
-    }
-}
-
-/// The state of pools, a pool at one moment.
-#[derive(Default)]
-struct States {
-    segments: Vec<SegmentState>,
-    mapped: Vec<MappedState>,
-}
-
-impl States {
-    /// Adds a pool; `look` is shown each of its shards at that moment. Under the growth lock.
-    fn capture(&mut self, pool: &PoolCore, mut look: impl FnMut(&Shard, &mut ShardState)) {
-        let shards = pool.shards();
-        let mut open: Vec<_> = shards.iter().map(|shard| shard.state.lock()).collect();
-        for (shard, state) in shards.iter().zip(&mut open) {
-            look(shard, state);
-            self.segments.extend(shard.capture(state));
-        }
-        if pool.arena.is_some() {
-            let leases: HashMap<_, _> = open.iter().flat_map(|state| state.by_block()).collect();
-            let state = |tile: &Tile| shard::block_state(tile, leases.get(&tile.id));
-            for (segments, tiles) in pool.arena_mut().tiles() {
-                self.mapped.push(MappedState { segments, blocks: tiles.iter().map(state).collect() });
-            }
-        }
     }
 }
 

@@ -39,6 +39,14 @@ pub enum AllocError {
         /// What it tried.
         operation: &'static str,
     },
+    /// A stream that [`StreamEvents`](super::StreamEvents) does not know.
+    #[error(
+        "{stream} is unknown: make it known to the allocator's streams before memory is asked for or used on it"
+    )]
+    UnknownStream {
+        /// The stream.
+        stream: StreamId,
+    },
     /// A symmetric pool is bound to one stream, so that its order of requests is one.
     #[error("pool {} is bound to {bound}, but a block for {stream} was asked for; use the pool's own stream", pool.0)]
     StreamNotOfPool {
@@ -208,6 +216,11 @@ pub enum Fault {
         tracker: String,
         /// Number of the first entry of the batch.
         entry: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// An observer of want of memory panicked.
+    ObserverPanicked {
         /// The panic's message.
         message: String,
     },

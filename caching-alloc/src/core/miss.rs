@@ -10,7 +10,8 @@
 //! 8. Release what is idle and too long to be split, and make a segment.
 //! 9. Release what is cached, everywhere, and make a segment.
 //! 10. Wait on the host for pending blocks; release; make a segment.
-//! 11. Out of memory.
+//! 11. Tell the observers, and if one has freed something, all of this once more.
+//! 12. Out of memory.
 //!
 //! From 2 on under the growth lock. A symmetric pool does only 5, and 9 and 10 for what other pools have cached:
 //! nothing there can change its placement.
@@ -37,17 +38,37 @@ const SMALL_FACTOR: u64 = 4;
 impl Shard {
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
-        let outcome = match (tracker::inside(), &self.pool.arena) {
-            (true, _) => Err(reentrant()),
-            (false, None) => self.attempts(request),
-            (false, Some(_)) => self.remap(request),
-        };
+        let mut outcome = self.attempt(request);
+        if let Err(AllocError::OutOfMemory(figures)) = &outcome
+            && self.device.ask_observers(figures)
+        {
+            outcome = self.attempt(request);
+        }
+        if let Err(AllocError::OutOfMemory(figures)) = &outcome {
+            self.report(figures);
+        }
         if outcome.is_err()
             && let Some(journal) = &mut self.state.lock().symmetric
         {
             journal.log(OperationKind::Refuse, request.bytes, None, None, request.site);
         }
         outcome
+    }
+
+    fn attempt(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+        match (tracker::inside(), &self.pool.arena) {
+            (true, _) => Err(reentrant()),
+            (false, None) => self.attempts(request),
+            (false, Some(_)) => self.remap(request),
+        }
+    }
+
+    /// Counts a request that failed for want of memory, and tells trackers.
+    fn report(&self, figures: &OutOfMemory) {
+        self.device.totals().out_of_memory += 1;
+        let action = Action::OutOfMemory { wanted: figures.wanted, free: figures.info.map(|info| info.free) };
+        let growth = &mut *self.device.growth.lock();
+        self.device.emit(growth, self.pool.id, self.stream, action);
     }
 
     fn attempts(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
@@ -131,7 +152,7 @@ impl Shard {
         {
             return Ok(block);
         }
-        Err(self.out_of_memory(growth, request, least))
+        Err(self.out_of_memory(request, least))
     }
 
     /// Gives back idle segments of the pool that are longer than blocks that are split. Returns whether any went.
@@ -292,20 +313,17 @@ impl Shard {
         }
     }
 
-    pub(super) fn out_of_memory(&self, growth: &mut Growth, request: Request, least: u64) -> AllocError {
+    /// The figures of a request that found nothing.
+    pub(super) fn out_of_memory(&self, request: Request, least: u64) -> AllocError {
         let device = &self.device;
-        device.totals().out_of_memory += 1;
         let info = self.pool.source.memory_info().ok();
         let (all, pool) = (device.stats(), self.pool.stats());
-        let wanted = request.bytes;
-        let action = Action::OutOfMemory { wanted, free: info.map(|info| info.free) };
-        device.emit(growth, self.pool.id, self.stream, action);
         AllocError::OutOfMemory(Box::new(OutOfMemory {
             device: device.ordinal(),
             pool: self.pool.id,
             pool_name: self.pool.name.clone(),
             stream: self.stream,
-            wanted,
+            wanted: request.bytes,
             segment: least,
             info,
             reserved: all.reserved.current,

@@ -18,7 +18,7 @@ use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
 use super::size::{MAX_BLOCK, UNIT, Units, units_for};
 use super::source::SegmentSource;
-use super::stats::{Gauge, Stats};
+use super::stats::{Gauge, Stats, Tallies};
 use super::stream::StreamId;
 use super::symmetric::{Log, SEGMENT_STEP, SymmetricSegment};
 
@@ -186,6 +186,16 @@ impl Pool {
         shards.iter().flat_map(of).collect()
     }
 
+    /// Lets every peak of its statistics begin anew, at what there is now.
+    pub fn reset_peaks(&self) {
+        self.0.core.reset(Gauge::reset_peak, Tallies::reset_peaks);
+    }
+
+    /// Lets every total of its statistics begin anew, at what there is now.
+    pub fn reset_totals(&self) {
+        self.0.core.reset(Gauge::reset_total, Tallies::reset_totals);
+    }
+
     /// The pool's statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -213,6 +223,9 @@ impl Pool {
             && bound != stream
         {
             return Err(AllocError::StreamNotOfPool { pool: core.id, bound, stream });
+        }
+        if !core.device.events.knows(stream) {
+            return Err(AllocError::UnknownStream { stream });
         }
         // Trackers and their snapshots see every shard: none is added while one attaches.
         let growth = core.device.grow().ok_or_else(reentrant)?;
@@ -292,6 +305,11 @@ impl PoolCore {
 
     pub(super) fn reserved(&self) -> MutexGuard<'_, Gauge> {
         locked(&self.reserved)
+    }
+
+    pub(super) fn reset(&self, gauge: fn(&mut Gauge), tallies: fn(&mut Tallies)) {
+        gauge(&mut self.reserved());
+        self.shards().iter().for_each(|shard| tallies(&mut shard.state.lock().tallies));
     }
 
     pub(super) fn stats(&self) -> Stats {

@@ -75,12 +75,14 @@ impl Device {
                 self.emit(growth, pool.id, page.stream(), Action::SegmentUnmap(page.clone()));
             }
             let address = pages.first().map_or(0, Segment::address);
+            self.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.arena_mut().vacate(&pieces),
                 Err(error) => self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) }),
             }
             for page in pages {
                 self.count_out(pool, page.bytes());
+                self.count(|calls| calls.discard += 1);
                 if let Err(error) = source.discard(page.memory().token, page.bytes()) {
                     let message = chain(&error);
                     self.fault(Fault::ReleaseFailed { segment: page, message });

@@ -45,7 +45,7 @@ pub struct Settings {
     pub reuse: Reuse,
     /// Trace entries kept per pool and stream (rounded up to a power of two).
     pub ring_entries: usize,
-    /// Structural entries kept, for snapshots.
+    /// Structural entries kept, for snapshots and for [`Allocator::since`](super::Allocator::since).
     pub structural_entries: usize,
 }
 

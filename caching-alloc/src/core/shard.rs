@@ -22,7 +22,7 @@ use super::settings::PoolKind;
 use super::size::{Units, bytes_of, class_of};
 use super::snapshot::{BlockState, SegmentState, Usage};
 use super::stats::{Tallies, Usages};
-use super::stream::StreamId;
+use super::stream::{StreamEvents, StreamId};
 use super::symmetric::{Journal, OperationKind, Placement};
 use super::tracker::Slots;
 
@@ -59,7 +59,7 @@ pub(super) struct ShardState {
     pub(super) pending: VecDeque<Pending>,
     pub(super) ring: Ring,
     pub(super) slots: Slots,
-    tallies: Tallies,
+    pub(super) tallies: Tallies,
     pub(super) symmetric: Option<Journal>,
 }
 
@@ -378,6 +378,11 @@ impl ShardState {
     pub(super) fn add_use(&mut self, id: LeaseId, stream: StreamId) {
         let lease = &mut self.leases[id];
         lease.uses = self.uses.add(lease.uses, stream);
+    }
+
+    /// The streams of the device, as long as the shard's pool or a block keeps it.
+    pub(super) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
+        self.shard.upgrade().map(|shard| shard.device.events.clone())
     }
 
     /// All leases, by the heap's names for their blocks.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
+use super::export::{ShareHandle, ShareKind};
 use super::size::UNIT;
 
 /// Memory of one segment as its source handed it out.
@@ -53,6 +54,17 @@ pub enum SourceError {
         /// What it said.
         #[source]
         source: Box<dyn Error + Send + Sync>,
+    },
+    /// The source has no handles of that kind for the memory.
+    #[error(
+        "{} bytes at {:#x} have no handle of kind {kind:?} for other processes; use a pool whose source makes its memory \
+         with such handles", memory.bytes, memory.address
+    )]
+    NotExportable {
+        /// The memory.
+        memory: SegmentMemory,
+        /// The kind.
+        kind: ShareKind,
     },
     /// The source broke its contract. What it gave was given back.
     #[error("asked for {wanted} bytes, the source gave {} at {:#x}, which {what}", given.bytes, given.address)]
@@ -113,7 +125,15 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         None
     }
 
-    /// What the device has left; for error texts only.
+    /// What another process needs to map the memory. The caller holds the segment.
+    ///
+    /// # Errors
+    /// [`SourceError::NotExportable`] if there are no handles of that kind.
+    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
+        Err(SourceError::NotExportable { memory: *memory, kind })
+    }
+
+    /// What the device has left; for error texts and reports only.
     ///
     /// # Errors
     /// Whatever the driver says.

@@ -7,9 +7,9 @@ use super::segment::SizeClass;
 pub struct Gauge {
     /// Now.
     pub current: u64,
-    /// The most it ever was.
+    /// The most it ever was, or since it was reset.
     pub peak: u64,
-    /// All that was ever added.
+    /// All that was ever added, or since it was reset.
     pub total: u64,
 }
 
@@ -24,6 +24,16 @@ impl Gauge {
     #[inline]
     pub(super) fn sub(&mut self, amount: u64) {
         self.current -= amount;
+    }
+
+    /// The peak begins anew, at what there is now.
+    pub(super) fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    /// The total begins anew, at what there is now.
+    pub(super) fn reset_total(&mut self) {
+        self.total = self.current;
     }
 
     fn merge(&mut self, other: &Self) {
@@ -163,6 +173,29 @@ impl Tallies {
         self.classes.iter().map(|tally| tally.blocks.current()).sum()
     }
 
+    /// Every peak begins anew, at what there is now.
+    pub(super) fn reset_peaks(&mut self) {
+        let mut sum = [0; 4];
+        for tally in &mut self.classes {
+            let now = tally.now();
+            tally.peaks = Peaks::default();
+            tally.peaks.raise(now);
+            sum.iter_mut().zip(now).for_each(|(sum, now)| *sum += now);
+        }
+        self.peaks = Peaks::default();
+        self.peaks.raise(sum);
+    }
+
+    /// Every total begins anew, at what there is now.
+    pub(super) fn reset_totals(&mut self) {
+        for tally in &mut self.classes {
+            let Tally { blocks, allocated, requested, .. } = tally;
+            for flow in [blocks, allocated, requested] {
+                *flow = Flow { added: flow.current(), removed: 0 };
+            }
+        }
+    }
+
     /// The sum, and of which small and large.
     pub(super) fn usages(&self) -> (Usages, [Usages; 2]) {
         let classes = self.classes.each_ref().map(|tally| {
@@ -217,4 +250,68 @@ pub struct Stats {
     pub borrowed: u64,
     /// Bytes of pages that were mapped where they were needed.
     pub remapped: u64,
+    /// Calls of sources, by kind.
+    pub calls: SourceCalls,
+}
+
+/// How often sources were called, whether or not they did what they were asked. On a device each is a call of the
+/// driver, or few.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct SourceCalls {
+    /// Segments asked for.
+    pub allocate: u64,
+    /// Segments given back.
+    pub release: u64,
+    /// Ranges of addresses reserved.
+    pub reserve: u64,
+    /// Ranges of addresses given back.
+    pub unreserve: u64,
+    /// Pages made.
+    pub create: u64,
+    /// Pages given back.
+    pub discard: u64,
+    /// Pages mapped.
+    pub map: u64,
+    /// Ranges that the device was let use.
+    pub enable: u64,
+    /// Ranges unmapped.
+    pub unmap: u64,
+}
+
+impl Stats {
+    /// The part of what is reserved that no block has, and so no request: from 0, nothing is wasted, to 1. 0 if nothing
+    /// is reserved.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        if self.reserved.current == 0 {
+            return 0.0;
+        }
+        1.0 - self.all.active.current as f64 / self.reserved.current as f64
+    }
+
+    pub(super) fn reset_totals(&mut self) {
+        self.reserved.reset_total();
+        self.segments.reset_total();
+        *self = Self {
+            reserved: self.reserved,
+            segments: self.segments,
+            quarantined: self.quarantined,
+            ..Self::default()
+        };
+    }
+}
+
+/// A device's memory, and whose it is. All in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryReport {
+    /// All of it.
+    pub total: u64,
+    /// Nobody's.
+    pub free: u64,
+    /// This allocator's segments, of all pools.
+    pub reserved: u64,
+    /// Of those, what is in blocks.
+    pub active: u64,
+    /// Neither free nor this allocator's: other processes', the driver's, communicators'.
+    pub foreign: u64,
 }

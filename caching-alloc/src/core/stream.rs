@@ -66,6 +66,11 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Gives an event back, done or not.
     fn recycle(&self, event: EventId);
 
+    /// Whether there is such a stream. Asked when a pool meets its number first, and when a block's use by it is recorded.
+    fn knows(&self, _stream: StreamId) -> bool {
+        true
+    }
+
     /// Whether `stream` is being captured into a graph: no event of it can be queried then.
     ///
     /// # Errors

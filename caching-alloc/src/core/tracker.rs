@@ -46,33 +46,54 @@ pub trait Tracker: Send + Sync {
 }
 
 /// Which entries a tracker wants.
+///
+/// ```
+/// use caching_alloc::core::{ActionKind, Filter};
+/// let filter = Filter::only(&[ActionKind::SegmentAlloc, ActionKind::SegmentFree]).on_device(1);
+/// assert!(filter.passes(ActionKind::SegmentFree) && !filter.passes(ActionKind::Alloc));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filter(u16);
+pub struct Filter {
+    kinds: u16,
+    device: Option<u32>,
+}
 
 impl Filter {
     /// Everything.
     #[must_use]
     pub const fn all() -> Self {
-        Self(u16::MAX)
+        Self { kinds: u16::MAX, device: None }
     }
 
     /// Everything but single blocks: costs nothing on a hit.
     #[must_use]
     pub fn structural() -> Self {
         use ActionKind::{Alloc, FreeCompleted, FreeRequested};
-        Self(!(Alloc.bit() | FreeRequested.bit() | FreeCompleted.bit()))
+        Self { kinds: !(Alloc.bit() | FreeRequested.bit() | FreeCompleted.bit()), device: None }
     }
 
     /// Only these kinds.
     #[must_use]
     pub fn only(kinds: &[ActionKind]) -> Self {
-        Self(kinds.iter().fold(0, |mask, kind| mask | kind.bit()))
+        Self { kinds: kinds.iter().fold(0, |mask, kind| mask | kind.bit()), device: None }
+    }
+
+    /// Only those of this device: attached to allocators of several, a tracker gets entries, and a snapshot, of that one
+    /// alone.
+    #[must_use]
+    pub fn on_device(self, device: u32) -> Self {
+        Self { device: Some(device), ..self }
+    }
+
+    /// What it is for an allocator of that device.
+    pub(super) fn of_device(self, device: u32) -> Option<Self> {
+        self.device.is_none_or(|wanted| wanted == device).then_some(self)
     }
 
     /// Whether entries of this kind pass.
     #[must_use]
     pub fn passes(self, kind: ActionKind) -> bool {
-        self.0 & kind.bit() != 0
+        self.kinds & kind.bit() != 0
     }
 
     /// Whether any block entry passes.
@@ -116,7 +137,8 @@ impl Drop for Attachment {
 /// An attached tracker.
 pub(super) struct Slot {
     pub(super) tracker: Arc<dyn Tracker>,
-    pub(super) filter: Filter,
+    /// `None`: nothing of this device.
+    pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
 }
 
@@ -130,12 +152,18 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
+    /// Whether any block entry passes.
+    pub(super) fn wants_blocks(&self) -> bool {
+        self.filter.is_some_and(Filter::passes_blocks)
+    }
+
     /// Delivers what passes the filter; what goes wrong is returned.
     pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
         if !self.attached.load(Ordering::Acquire) {
             return None;
         }
-        let passes = |entry: &Entry| self.filter.passes(entry.action.kind());
+        let filter = self.filter?;
+        let passes = |entry: &Entry| filter.passes(entry.action.kind());
         let passed: Vec<Entry>;
         let entries = if entries.iter().all(passes) {
             entries
@@ -156,6 +184,9 @@ impl Slot {
 
     /// Delivers the snapshot from which the entries go on.
     pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
+        if self.filter.is_none() {
+            return Ok(());
+        }
         let tracker = || self.tracker.name().to_owned();
         match enter(|| self.tracker.attached(snapshot)) {
             Ok(Ok(())) => Ok(()),
@@ -182,7 +213,8 @@ fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|panic| message(&*panic))
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+/// What a panic said.
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

@@ -134,6 +134,10 @@ impl StreamEvents for DriverEvents {
         lock(&self.idle).extend(event);
     }
 
+    fn knows(&self, stream: StreamId) -> bool {
+        lock(&self.streams).known.contains_key(&stream)
+    }
+
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
         const CALL: &str = "cuStreamIsCapturing";
         let stream = self.stream(stream, CALL)?;

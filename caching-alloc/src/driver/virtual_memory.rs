@@ -5,7 +5,9 @@ use cuda_driver::{Context, Device};
 
 use super::pages::Pages;
 use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
-use crate::core::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError};
+use crate::core::{
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
+};
 
 /// Who else may reach the segments of a [`VirtualMemorySource`].
 #[derive(Clone, Debug, Default)]
@@ -132,6 +134,24 @@ impl SegmentSource for VirtualMemorySource {
 
     fn as_pages(&self) -> Option<&dyn PageSource> {
         self.peers().next().is_none().then_some(self)
+    }
+
+    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
+        let physical = self.physical(memory.address);
+        let refused = SourceError::NotExportable { memory: *memory, kind };
+        match (physical, kind) {
+            (Some(physical), ShareKind::PosixFd)
+                if physical.handle_types().contains(HandleTypes::POSIX_FD) =>
+            {
+                let handle = physical.export_fd().map_err(failed("cuMemExportToShareableHandle"))?;
+                Ok(ShareHandle::PosixFd(handle))
+            }
+            (Some(physical), ShareKind::Fabric) if physical.handle_types().contains(HandleTypes::FABRIC) => {
+                let handle = physical.export_fabric().map_err(failed("cuMemExportToShareableHandle"))?;
+                Ok(ShareHandle::Fabric(handle.0))
+            }
+            _ => Err(refused),
+        }
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {

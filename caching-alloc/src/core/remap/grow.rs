@@ -70,7 +70,7 @@ impl Shard {
             }
         }
         let granularity = self.pool.source.granularity().max(1);
-        Err(self.out_of_memory(growth, request, bytes_of(request.units).next_multiple_of(granularity)))
+        Err(self.out_of_memory(request, bytes_of(request.units).next_multiple_of(granularity)))
     }
 
     /// A block after everything that is kept whole has been merged, in all streams of the pool.
@@ -164,6 +164,7 @@ impl Shard {
         let mut outcome = Ok(());
         for (bytes, token) in moved.chain(made.iter().copied()) {
             let memory = SegmentMemory { address, bytes, token };
+            self.device.count(|calls| calls.map += 1);
             outcome = source.map(&memory);
             if outcome.is_err() {
                 break;
@@ -171,7 +172,11 @@ impl Shard {
             mapped.push(memory);
             address += bytes;
         }
-        match outcome.and_then(|()| source.enable(plan.address, plan.bytes)) {
+        let enable = || {
+            self.device.count(|calls| calls.enable += 1);
+            source.enable(plan.address, plan.bytes)
+        };
+        match outcome.and_then(|()| enable()) {
             Ok(()) => Ok(mapped),
             Err(error) => {
                 self.undo(source, &mapped, &made);
@@ -225,6 +230,7 @@ impl Shard {
     fn make_pages(&self, source: &dyn PageSource, sizes: &[u64]) -> Result<Vec<(u64, u64)>, SourceError> {
         let mut made = Vec::new();
         for bytes in sizes {
+            self.device.count(|calls| calls.create += 1);
             match source.create(*bytes) {
                 Ok(token) => made.push((*bytes, token)),
                 Err(error) => {
@@ -238,6 +244,10 @@ impl Shard {
 
     /// Takes back what was mapped and made before something failed.
     fn undo(&self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) {
+        self.device.count(|calls| {
+            calls.unmap += u64::from(!mapped.is_empty());
+            calls.discard += made.len() as u64;
+        });
         let outcome = match mapped {
             [] => Ok(()),
             [first, ..] => source.unmap(first.address, mapped.iter().map(|memory| memory.bytes).sum()),
@@ -251,6 +261,7 @@ impl Shard {
     /// Reserves further addresses, enough for the block.
     fn add_range(&self, source: &dyn PageSource, request: Request) -> Result<(), SourceError> {
         let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(source.granularity()));
+        self.device.count(|calls| calls.reserve += 1);
         let base = source.reserve(bytes)?;
         self.pool.arena_mut().add_range(base, bytes);
         Ok(())
@@ -293,6 +304,7 @@ impl PoolCore {
                 continue;
             }
             for place in &ghost.places {
+                self.device.count(|calls| calls.unmap += 1);
                 match source.unmap(place.address, place.bytes) {
                     Ok(()) => self.arena_mut().vacate_block(place.block),
                     Err(error) => {

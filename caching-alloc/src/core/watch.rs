@@ -1,0 +1,195 @@
+//! Who watches a device: snapshots, trackers that come and go, and late readers of its structure.
+//!
+//! All of it under the growth lock, so that a snapshot and what follows it fit together exactly.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::allocator::Allocator;
+use super::device::{Device, Grave, Growth, locked};
+use super::entry::Entry;
+use super::error::TrackError;
+use super::fixed::Tile;
+use super::pool::PoolCore;
+use super::shard::{self, Shard, ShardState};
+use super::snapshot::{MappedState, SegmentState, Snapshot};
+use super::tracker::{Filter, Slot, Tracker};
+
+/// What a reader of an allocator's structure has missed; see [`Allocator::since`].
+#[derive(Debug, Clone)]
+pub enum Since {
+    /// Every structural entry from there on, in order.
+    Entries(Vec<Entry>),
+    /// Not all of them are kept any more: the state of now, without a trace. What follows is asked for by its generation.
+    TooOld(Box<Snapshot>),
+}
+
+impl Allocator {
+    /// The structural entries after `generation`, which is that of a snapshot or the number of the last entry that the
+    /// caller has: exactly what follows, nothing missed and nothing twice. Whoever has nothing yet begins with a snapshot
+    /// or with 0. [`Settings::structural_entries`](super::Settings::structural_entries) are kept; whoever comes too late
+    /// for them, or asks for what has not been yet, gets a snapshot instead.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use caching_alloc::core::{Allocator, Settings, Since, StreamId};
+    /// # use caching_alloc::host::{HostSource, HostStreams};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (source, streams) = (Arc::new(HostSource::new(1 << 30)), Arc::new(HostStreams::new()));
+    /// # let allocator = Allocator::new(source, streams, Settings::default());
+    /// let mut seen = allocator.snapshot()?.generation;
+    /// let _block = allocator.allocate(1 << 20, StreamId(1))?;
+    /// match allocator.since(seen)? {
+    ///     Since::Entries(entries) => {
+    ///         assert_eq!(entries.len(), 1); // the segment that was made for the block
+    ///         seen = entries.last().map_or(seen, |entry| entry.number);
+    ///     }
+    ///     Since::TooOld(snapshot) => seen = snapshot.generation, // and begin anew with what is in it
+    /// }
+    /// assert_eq!(seen, allocator.generation());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn since(&self, generation: u64) -> Result<Since, TrackError> {
+        let device = self.shared();
+        let growth = device.grow().ok_or(TrackError::Reentrant { operation: "reading entries" })?;
+        let last = device.generation();
+        let kept = last - growth.ring.len() as u64..=last;
+        if !kept.contains(&generation) {
+            return Ok(Since::TooOld(Box::new(device.state_of_now(&growth))));
+        }
+        let seen = usize::try_from(generation - kept.start()).unwrap_or(usize::MAX);
+        Ok(Since::Entries(growth.ring.iter().skip(seen).cloned().collect()))
+    }
+}
+
+impl Device {
+    /// The state of everything, without a trace.
+    fn state_of_now(&self, growth: &Growth) -> Snapshot {
+        let mut states = States::default();
+        self.pools().iter().for_each(|pool| states.capture(pool, |_, _| {}));
+        self.assemble(growth, states, Vec::new())
+    }
+
+    /// The state of everything; each shard's at one moment.
+    pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
+        let mut states = States::default();
+        let mut trace: Vec<Entry> = growth.ring.iter().cloned().collect();
+        for pool in self.pools() {
+            states.capture(&pool, |shard, state| trace.extend(state.ring.entries(shard.origin())));
+        }
+        self.assemble(growth, states, trace)
+    }
+
+    fn assemble(&self, growth: &Growth, states: States, mut trace: Vec<Entry>) -> Snapshot {
+        let States { mut segments, mapped } = states;
+        segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
+        segments.sort_by_key(|state| state.segment.address());
+        // Stable: equal stamps keep their order, structure first.
+        trace.sort_by_key(|entry| entry.time_ns);
+        Snapshot {
+            generation: self.generation(),
+            time_ns: self.now(),
+            device: self.ordinal(),
+            segments,
+            mapped,
+            quarantined: growth.quarantine.clone(),
+            trace,
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Attaches a tracker: it gets the state of now, and every entry from now on.
+    pub(super) fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Arc<Slot>, TrackError> {
+        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
+        let slot =
+            Arc::new(Slot { tracker, filter: filter.of_device(self.ordinal()), attached: true.into() });
+        let others = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        growth.trackers = others.chain([slot.clone()]).collect();
+        let for_blocks = Self::block_trackers(&growth);
+        let shards = self.shards();
+        // All deliveries wait, so that no block entry overtakes the snapshot.
+        let turns: Vec<_> = shards.iter().map(|shard| shard.delivery.lock()).collect();
+        let mut states = States::default();
+        let mut before = Vec::new();
+        for pool in self.pools() {
+            states.capture(&pool, |shard, state| {
+                before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
+                state.ring.subscribed = !for_blocks.is_empty();
+                state.slots = for_blocks.clone();
+            });
+        }
+        for (slots, entries) in before {
+            self.tell(&slots, &entries);
+        }
+        let greeted = slot.greet(&self.assemble(&growth, states, Vec::new()));
+        drop(turns);
+        if let Err(error) = greeted {
+            slot.attached.store(false, Ordering::Release);
+            self.sweep(&mut growth);
+            return Err(error);
+        }
+        Ok(slot)
+    }
+
+    /// Delivers the block entries that wait.
+    pub(super) fn flush(&self) {
+        for shard in self.shards() {
+            shard.settle_entries();
+        }
+    }
+
+    /// Forgets a tracker and waits for deliveries to it that are under way.
+    pub(super) fn detach(&self) -> Result<(), TrackError> {
+        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "detaching a tracker" })?;
+        self.sweep(&mut growth);
+        Ok(())
+    }
+
+    /// Forgets trackers that are detached.
+    fn sweep(&self, growth: &mut Growth) {
+        let attached = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
+        growth.trackers = attached.collect();
+        let for_blocks = Self::block_trackers(growth);
+        for shard in self.shards() {
+            let turn = shard.delivery.lock();
+            shard.flush(&turn);
+            let mut state = shard.state.lock();
+            let rest = state.ring.take_outbox(shard.origin());
+            let slots = std::mem::replace(&mut state.slots, for_blocks.clone());
+            state.ring.subscribed = !for_blocks.is_empty();
+            drop(state);
+            self.tell(&slots, &rest);
+        }
+    }
+}
+
+/// The state of pools, a pool at one moment.
+#[derive(Default)]
+struct States {
+    segments: Vec<SegmentState>,
+    mapped: Vec<MappedState>,
+}
+
+impl States {
+    /// Adds a pool; `look` is shown each of its shards at that moment. Under the growth lock.
+    fn capture(&mut self, pool: &PoolCore, mut look: impl FnMut(&Shard, &mut ShardState)) {
+        let shards = pool.shards();
+        let mut open: Vec<_> = shards.iter().map(|shard| shard.state.lock()).collect();
+        for (shard, state) in shards.iter().zip(&mut open) {
+            look(shard, state);
+            self.segments.extend(shard.capture(state));
+        }
+        if pool.arena.is_some() {
+            let leases: HashMap<_, _> = open.iter().flat_map(|state| state.by_block()).collect();
+            let state = |tile: &Tile| shard::block_state(tile, leases.get(&tile.id));
+            for (segments, tiles) in pool.arena_mut().tiles() {
+                self.mapped.push(MappedState { segments, blocks: tiles.iter().map(state).collect() });
+            }
+        }
+    }
+}
