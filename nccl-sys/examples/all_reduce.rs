@@ -1,20 +1,17 @@
 //! Sums a buffer over two GPUs with the raw tables alone: `cargo run -p lockstep-nccl-sys --example all_reduce`.
 
-use std::{error::Error, ffi::c_int, ptr::null_mut};
-
 use cuda_driver_sys::{Api as Cuda, CUresult};
 use nccl_sys::{Api as Nccl, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use std::{error::Error, ffi::c_int, process::exit, ptr::null_mut};
 
 const RANKS: usize = 2;
 const COUNT: usize = 1 << 20;
 
 /// Each rank gives its number plus one, and gets 3.
 pub fn run(cuda: &Cuda, nccl: &Nccl) -> Result<(), Box<dyn Error>> {
-    let cu =
-        |result| if result == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("CUDA: {result:?}")) };
-    let nc = |result| match result {
-        ncclResult_t::ncclSuccess => Ok(()),
-        failure => Err(format!("NCCL: {}", nccl.meaning(failure))),
+    let cu = |code| if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("CUDA: {code:?}")) };
+    let nc = |code| {
+        if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(format!("NCCL: {}", nccl.meaning(code))) }
     };
     let (mut contexts, mut streams) = ([null_mut(); RANKS], [null_mut(); RANKS]);
     let (mut devices, mut comms, mut buffers) = ([0; RANKS], [null_mut(); RANKS], [0; RANKS]);
@@ -54,6 +51,10 @@ pub fn run(cuda: &Cuda, nccl: &Nccl) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    run(&Cuda::load()?, &Nccl::load()?)
+fn main() {
+    let outcome = || run(&Cuda::load()?, &Nccl::load()?);
+    if let Err(error) = outcome() {
+        eprintln!("error: {error}");
+        exit(1);
+    }
 }

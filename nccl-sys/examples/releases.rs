@@ -2,6 +2,7 @@
 //! `cargo run -p lockstep-nccl-sys --example releases [nccl|cuda]`. Needs neither.
 
 use std::env::args;
+use std::io::{self, ErrorKind, Write};
 
 /// Whether the library at hand has something: yes, no, or there is no library.
 fn mark(there: Option<bool>) -> char {
@@ -10,44 +11,52 @@ fn mark(there: Option<bool>) -> char {
 
 /// Lists one of the crates, all of which are alike.
 macro_rules! list {
-    ($sys:ident, $library:literal) => {{
+    ($out:ident, $sys:ident, $library:literal) => {{
         let api = $sys::Api::load();
         match &api {
-            Ok(api) => println!("{} {} at {:?}: + has, - lacks\n", $library, api.version(), api.path()),
-            Err(error) => println!("no {} at hand to compare with: {error}\n", $library),
+            Ok(api) => {
+                writeln!($out, "{} {} at {:?}: + has, - lacks\n", $library, api.version(), api.path())?
+            }
+            Err(error) => writeln!($out, "no {} at hand to compare with: {error}\n", $library)?,
         }
         let api = api.as_ref().ok();
         for release in $sys::releases() {
-            println!("{} {} brings", $library, release.version);
+            writeln!($out, "{} {} brings", $library, release.version)?;
             for (name, feature) in release.features.iter_names() {
-                println!("  {} {name}", mark(api.map(|api| api.has(feature))));
+                writeln!($out, "  {} {name}", mark(api.map(|api| api.has(feature))))?;
                 for bad in feature.known_bad() {
-                    println!("      wrong from {} until {}: {}", bad.first, bad.mended, bad.fault);
+                    writeln!($out, "      wrong from {} until {}: {}", bad.first, bad.mended, bad.fault)?;
                 }
             }
             for function in release.functions {
-                println!(
-                    "  {} {}",
-                    mark(api.map(|api| api.table().address(function.name).is_some())),
-                    function.name
-                );
+                let there = api.map(|api| api.table().address(function.name).is_some());
+                writeln!($out, "  {} {}", mark(there), function.name)?;
             }
         }
-        println!();
+        writeln!($out)?;
     }};
 }
 
-fn main() {
+fn list(out: &mut impl Write) -> io::Result<()> {
     let wanted = args().nth(1);
     let lists = |library| wanted.as_deref().is_none_or(|wanted| wanted == library);
     if lists("nccl") {
-        list!(nccl_sys, "NCCL");
+        list!(out, nccl_sys, "NCCL");
         for field in nccl_sys::CONFIG_FIELDS {
-            println!("ncclConfig_t.{} since {}", field.name, field.since);
+            writeln!(out, "ncclConfig_t.{} since {}", field.name, field.since)?;
         }
-        println!();
+        writeln!(out)?;
     }
     if lists("cuda") {
-        list!(cuda_driver_sys, "CUDA driver");
+        list!(out, cuda_driver_sys, "CUDA driver");
+    }
+    Ok(())
+}
+
+fn main() -> io::Result<()> {
+    match list(&mut io::stdout().lock()) {
+        // Who reads has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
     }
 }
