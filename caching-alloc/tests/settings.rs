@@ -92,6 +92,18 @@ fn what_has_been_idle_longest_is_collected_before_the_limit() {
 }
 
 #[test]
+fn pages_make_way_for_none_but_have_others_collected() {
+    let settings = Settings { memory_limit: Some(100 * MIB), collect_above: Fraction::new(0.2), ..apart() };
+    let Bench { allocator, .. } = bench(u64::MAX, settings);
+    let idle = allocator.allocate(30 * MIB, s(1)).unwrap().segment();
+    let pages = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
+    let pages = allocator.pool(pages).unwrap();
+    let _live: Vec<Block> = (0..3).map(|_| pages.allocate(12 * MIB, s(1)).unwrap()).collect();
+    assert!(idle.hold("too late").is_err());
+    assert_eq!(allocator.stats().retries, 0);
+}
+
+#[test]
 fn limits_and_collection_are_set_while_it_runs() {
     let Bench { allocator, .. } = bench(200 * MIB, apart());
     assert_eq!(allocator.set_memory_fraction(Fraction::new(0.5).unwrap()).unwrap(), 100 * MIB);

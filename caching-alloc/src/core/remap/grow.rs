@@ -2,7 +2,8 @@
 //!
 //! 1. Merge what all streams of the pool keep whole; take back pending blocks that the host can see ended.
 //! 2. Take free neighbours that fit, whatever streams they are of, ordered behind those.
-//! 3. Map pages where the block fits: idle ones, or new ones.
+//! 3. Collect what other pools have had idle for long, if more is reserved than the settings want; map pages where the
+//!    block fits: idle ones, or new ones.
 //! 4. Borrow a block of a pool that lends to this one.
 //! 5. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
 //! 6. Out of memory.
@@ -50,6 +51,7 @@ impl Shard {
         if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request)) {
             return Ok(block);
         }
+        self.device.collect_garbage(growth);
         if let Some(block) = self.map_pages(growth, request)? {
             return Ok(block);
         }

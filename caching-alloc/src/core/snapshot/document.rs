@@ -139,7 +139,7 @@ impl Snapshot {
             device_traces,
             allocator_settings: Settings {
                 expandable_segments: !self.mapped.is_empty(),
-                max_split_size: -1,
+                max_split_size: self.settings.max_split.map_or(-1, int),
                 large_segment_size: int(self.settings.large_segment),
                 memory_limit: self.settings.memory_limit.map(int),
             },
