@@ -60,10 +60,9 @@ enum Task {
     GpuBundle(bundle::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
     Codegen(codegen::Args),
-    /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
     /// Draw a snapshot or an allocation trace: one HTML page with everything in it
     Viz(viz::Options),
-    /// Compare nccl-sys with real releases of NCCL, without a GPU
+    /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
     Abi(abi::Options),
 }
 

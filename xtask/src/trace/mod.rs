@@ -1,4 +1,11 @@
-//! Recorded allocation traces: one event a line, `CODE ADDRESS(hex) SIZE(bytes) STREAM`, plain or gzipped.
+//! Recorded programs: what they allocated and freed, in order.
+//!
+//! - `text`: our own form, one event a line: `CODE ADDRESS(hex) SIZE(bytes) STREAM`
+//! - [`snapshot`]: PyTorch's memory snapshots, and ours; `program`: what the program did that led to one
+//! - `minimalloc`: minimalloc's CSV
+//! - `builder`: what all of them become
+//!
+//! All may be gzipped. The codes of the text form:
 //!
 //! | code | meaning |
 //! | --- | --- |
@@ -9,9 +16,11 @@
 //!
 //! A trace is read whole and checked before anything is replayed, so that a broken one costs nothing.
 
-mod parse;
+mod builder;
+mod minimalloc;
 mod program;
 pub(crate) mod snapshot;
+mod text;
 
 use std::fmt;
 use std::io::Read as _;
@@ -64,6 +73,16 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
+    /// The trace of one device, where there are `several`.
+    fn of_device(&self, device: usize, several: bool) -> Self {
+        match self {
+            Self::File(path) if several => {
+                Self::File(PathBuf::from(format!("{} (device {device})", path.display())))
+            }
+            origin => origin.clone(),
+        }
+    }
+
     /// What the trace is called where no sentence is around it.
     pub(crate) fn name(&self) -> String {
         match self {
@@ -89,56 +108,177 @@ pub(crate) enum TraceError {
     Read { origin: Origin, source: std::io::Error },
     #[error("{origin}: the gzip stream is damaged or cut short after {read} bytes of text")]
     Gzip { origin: Origin, read: u64, source: std::io::Error },
-    #[error(
-        "{origin}, line {line}: expected {expected}, found {found:?} \
-         (a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U)"
-    )]
-    Line { origin: Origin, line: u64, expected: &'static str, found: String },
+    #[error("{origin}, line {line}: expected {expected}, found {found:?} ({shape})")]
+    Line { origin: Origin, line: u64, expected: &'static str, found: String, shape: &'static str },
     #[error("{origin}, a snapshot as {format}, at {place}: {problem}")]
     Snapshot { origin: Origin, format: Format, place: String, problem: String },
     #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
     Empty { origin: Origin },
 }
 
+/// Every byte of a pickle can nest once more; a reader needs so much stack for that.
+const STACK_PER_BYTE: usize = 2 << 10;
+/// Bounds of the stack on which snapshots are read; it costs what is used of it.
+const LEAST_STACK: usize = 2 << 20;
+const MOST_STACK: usize = 4 << 30;
+
+/// First bytes of a gzip stream.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
 impl Trace {
     /// Reads all traces at `path`: of a snapshot, one a device.
     pub(crate) fn load_all(path: &Path) -> Result<Vec<Self>, TraceError> {
-        match Recording::load(path)? {
-            Recording::Trace(trace) => Ok(vec![trace]),
-            Recording::Snapshot(snapshot) => snapshot.traces(&Origin::File(path.to_owned())),
-        }
+        Recording::load(path)?.traces(&Origin::File(path.to_owned()))
     }
 
-    /// Reads the trace at `path`, or the built-in one.
+    /// Reads the trace at `path`, the first of several, or the built-in one.
     pub(crate) fn load(path: Option<&Path>) -> Result<Self, TraceError> {
-        match path {
-            None => parse::read(GPT2_TRAIN, Origin::BuiltIn),
-            Some(path) => {
-                let origin = Origin::File(path.to_owned());
-                let file = std::fs::File::open(path)
-                    .map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
-                parse::read(file, origin)
+        let (origin, traces) = match path {
+            None => {
+                let origin = Origin::BuiltIn;
+                let traces = Recording::read(GPT2_TRAIN, &origin)?.traces(&origin)?;
+                (origin, traces)
             }
-        }
+            Some(path) => (Origin::File(path.to_owned()), Self::load_all(path)?),
+        };
+        traces.into_iter().next().ok_or(TraceError::Empty { origin })
     }
 }
 
 impl Recording {
-    /// Reads the file at `path`, gzipped or not: a trace in text, or a snapshot as a pickle or as JSON.
+    /// Reads the file at `path`.
     pub(crate) fn load(path: &Path) -> Result<Self, TraceError> {
         let origin = Origin::File(path.to_owned());
-        let mut bytes =
+        let bytes =
             std::fs::read(path).map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
-        if bytes.starts_with(&parse::GZIP_MAGIC) {
-            let mut unpacked = Vec::new();
-            if let Err(source) = MultiGzDecoder::new(&bytes[..]).read_to_end(&mut unpacked) {
-                return Err(TraceError::Gzip { origin, read: unpacked.len() as u64, source });
+        Self::read(&bytes, &origin)
+    }
+
+    /// Reads what a file holds, gzipped or not. Its first bytes tell which form it has, not its name.
+    fn read(bytes: &[u8], origin: &Origin) -> Result<Self, TraceError> {
+        let mut unpacked = Vec::new();
+        let mut bytes = bytes;
+        if bytes.starts_with(&GZIP_MAGIC) {
+            if let Err(source) = MultiGzDecoder::new(bytes).read_to_end(&mut unpacked) {
+                let read = unpacked.len() as u64;
+                return Err(TraceError::Gzip { origin: origin.clone(), read, source });
             }
-            bytes = unpacked;
+            bytes = &unpacked;
         }
-        match Format::of(&bytes) {
-            Some(format) => Snapshot::read(&bytes, format, &origin).map(Self::Snapshot),
-            None => parse::read(&bytes[..], origin).map(Self::Trace),
+        match Format::of(bytes) {
+            Some(format) => snapshot(bytes, format, origin).map(Self::Snapshot),
+            None if minimalloc::is_header(bytes) => minimalloc::read(bytes, origin.clone()).map(Self::Trace),
+            None => text::read(bytes, origin.clone()).map(Self::Trace),
+        }
+    }
+
+    /// What the recorded programs did: of a snapshot, one trace a device.
+    fn traces(self, origin: &Origin) -> Result<Vec<Trace>, TraceError> {
+        match self {
+            Self::Trace(trace) => Ok(vec![trace]),
+            Self::Snapshot(snapshot) => snapshot.traces(origin),
+        }
+    }
+}
+
+/// Reads a snapshot on a stack of its own: what nests values without end makes its readers call themselves.
+fn snapshot(bytes: &[u8], format: Format, origin: &Origin) -> Result<Snapshot, TraceError> {
+    let failed = |problem: &str| TraceError::Snapshot {
+        origin: origin.clone(),
+        format,
+        place: "the outermost level".into(),
+        problem: problem.into(),
+    };
+    let nested = bytes.len().saturating_mul(STACK_PER_BYTE).clamp(LEAST_STACK, MOST_STACK);
+    std::thread::scope(|scope| {
+        let reader = std::thread::Builder::new().stack_size(nested);
+        let reader = reader.spawn_scoped(scope, || Snapshot::read(bytes, format, origin));
+        let reader = reader.map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
+        reader.join().unwrap_or_else(|_| Err(failed("its reader cannot cope with what it found")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Vec<Trace>, TraceError> {
+        Recording::read(bytes, &Origin::BuiltIn)?.traces(&Origin::BuiltIn)
+    }
+
+    fn packed(bytes: &[u8]) -> Vec<u8> {
+        let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+        packer.write_all(bytes).unwrap();
+        packer.finish().unwrap()
+    }
+
+    /// Bytes that begin as one of the forms does, so that all readers see garbage.
+    fn disguised() -> impl Strategy<Value = Vec<u8>> {
+        let heads: [&[u8]; 7] = [
+            b"",
+            b"\x80\x04",
+            b"\x80\x02}",
+            b"{\"device_traces\":",
+            b"id,lower,upper,size\n",
+            b"a 10 1 0\n",
+            b"(",
+        ];
+        let rest = prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..400),
+            // Opcodes that build something, more often than chance would have them.
+            prop::collection::vec(
+                prop::sample::select(&b"}](.sueatlq\x85\x86\x87\x94\x8cK\x01NIJ0"[..]),
+                0..400
+            ),
+            "[-0-9a-f, rS\n]{0,200}".prop_map(String::into_bytes),
+        ];
+        (prop::sample::select(heads.to_vec()), rest).prop_map(|(head, rest)| [head, &rest].concat())
+    }
+
+    #[test]
+    fn packed_and_plain_are_the_same() {
+        for text in ["a 10 1000 0\nr 10 1000 0\nf 10 1000 0\n", "id,lower,upper,size\nb,0,3,7\n"] {
+            let [plain, packed] =
+                [text.as_bytes().to_vec(), packed(text.as_bytes())].map(|bytes| read(&bytes).unwrap());
+            assert_eq!(plain[0].events, packed[0].events);
+        }
+    }
+
+    #[test]
+    fn nesting_without_end_is_an_error() {
+        let mut pickle = b"\x80\x02N".to_vec();
+        pickle.resize(200_000, 0x85);
+        pickle.push(b'.');
+        assert!(read(&pickle).is_err());
+        assert!(read(&[b"{\"segments\":".to_vec(), vec![b'['; 200_000]].concat()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_truncated_gzip_is_an_error(keep in 0.0..1.0f64) {
+            let cut = &GPT2_TRAIN[..(GPT2_TRAIN.len() as f64 * keep) as usize];
+            prop_assert!(read(cut).is_err());
+        }
+
+        #[test]
+        fn no_input_panics(bytes in disguised(), pack: bool) {
+            let bytes = if pack { packed(&bytes) } else { bytes };
+            if let Err(error) = read(&bytes) {
+                prop_assert!(!error.to_string().is_empty());
+            }
+        }
+
+        #[test]
+        fn damage_to_a_trace_never_panics(at in any::<prop::sample::Index>(), with: u8) {
+            let mut bytes = GPT2_TRAIN.to_vec();
+            *at.get_mut(&mut bytes) = with;
+            _ = read(&bytes);
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::parse::Builder;
+use super::builder::Builder;
 use super::snapshot::{Action, BlockState, Event, Snapshot};
 use super::{Origin, Trace, TraceError};
 
 impl Snapshot {
     /// The program of each device that has any. What was there before a trace begins is allocated first.
     pub(crate) fn traces(&self, origin: &Origin) -> Result<Vec<Trace>, TraceError> {
+        let several = self.device_traces.iter().filter(|events| !events.is_empty()).count() > 1;
         let mut traces = Vec::new();
         for (device, events) in self.device_traces.iter().enumerate() {
             let broken = |at: usize, expected: &str| TraceError::Snapshot {
@@ -39,7 +40,9 @@ impl Snapshot {
                 };
                 taken.map_err(|expected| broken(at, expected))?;
             }
-            traces.extend(program.finish(origin));
+            if !events.is_empty() {
+                traces.push(program.finish(origin.of_device(device, several))?);
+            }
         }
         if traces.is_empty() {
             return Err(TraceError::Empty { origin: origin.clone() });
@@ -55,7 +58,14 @@ impl Snapshot {
             for block in &segment.blocks {
                 if block.state != BlockState::Inactive {
                     let let_go = block.state == BlockState::ActivePendingFree;
-                    live.insert(address, Before { bytes: block.size, stream: segment.stream, let_go });
+                    live.insert(
+                        address,
+                        Before {
+                            bytes: block.requested_size.unwrap_or(block.size),
+                            stream: segment.stream,
+                            let_go,
+                        },
+                    );
                 }
                 address += block.size;
             }
@@ -67,7 +77,7 @@ impl Snapshot {
                     live.insert(addr, Before { bytes, stream, let_go: true });
                 }
                 Action::FreeRequested => {
-                    live.entry(addr).and_modify(|block| block.let_go = false);
+                    live.entry(addr).or_insert(Before { bytes, stream, let_go: false }).let_go = false;
                 }
                 Action::Alloc => {
                     live.remove(&addr);

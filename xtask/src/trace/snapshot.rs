@@ -36,6 +36,9 @@ pub(crate) struct Segment {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Block {
     pub(crate) size: u64,
+    /// What the program asked for.
+    #[serde(default)]
+    pub(crate) requested_size: Option<u64>,
     pub(crate) state: BlockState,
     #[serde(default, rename = "frames", deserialize_with = "call_site")]
     pub(crate) call_site: Option<String>,
