@@ -29,7 +29,7 @@ impl Reader {
     fn begin(&mut self, snapshot: &Snapshot) {
         let fixed = snapshot.segments.iter().map(|state| &state.segment);
         let mapped = snapshot.mapped.iter().flat_map(|state| &state.segments);
-        let all = fixed.chain(mapped).chain(&snapshot.quarantined);
+        let all = fixed.chain(mapped);
         self.segments = all.map(|segment| (segment.id().0, (segment.address(), segment.bytes()))).collect();
         self.generation = snapshot.generation;
     }
