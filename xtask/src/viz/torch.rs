@@ -72,7 +72,10 @@ fn check_with(viewer: &Path) -> Result<()> {
         for command in ["segments", "memory"] {
             python(&[&file, command, "after.pickle", "-o", "flames"])?;
             let flames = fs::read_to_string(at("flames"))?;
-            ensure!(flames.contains(&format!("active_allocated;{here}:")), "the viewer's {command} has no call sites");
+            ensure!(
+                flames.contains(&format!("active_allocated;{here}:")),
+                "the viewer's {command} has no call sites"
+            );
         }
         for arguments in
             [&["trace_plot"][..], &["trace_plot", "-s"], &["trace_plot", "-f"], &["segment_plot"]]
@@ -90,7 +93,11 @@ fn check_with(viewer: &Path) -> Result<()> {
 /// Our own reader finds what the viewer finds.
 fn read_back(pickle: &[u8], written: &Snapshot) -> Result<()> {
     let read = Recorded::read(pickle, Format::Pickle, &Origin::BuiltIn)?;
-    ensure!(read.segments.len() == written.segments.len() + written.mapped.len(), "{} segments are read", read.segments.len());
+    ensure!(
+        read.segments.len() == written.segments.len() + written.mapped.len(),
+        "{} segments are read",
+        read.segments.len()
+    );
     let used = |block: &&RecordedBlock| block.state != BlockState::Inactive;
     let mut blocks = read.segments.iter().flat_map(|segment| &segment.blocks).filter(used);
     ensure!(blocks.all(|block| block.call_site.is_some()), "a block without a call site is read");
