@@ -44,12 +44,6 @@ peers() {
     [ -e "$cuda/include/cuda_runtime.h" ] || why="no CUDA toolkit in $cuda (CUDA_HOME names another)"
     [ -n "$torch" ] || why="python3 has no torch"
     command -v g++ >/dev/null || why="no g++"
-    peer alloc_bench.cpp "$why" \
-        g++ -O2 -std=c++20 peers/alloc_bench.cpp -o "$out/alloc_bench" \
-        "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
-        "-Wl,-rpath,$torch/lib:$cuda/lib64" \
-        -- "$out/alloc_bench"
-
     peer replay_torch.cpp "$why" \
         g++ -O2 -std=c++20 peers/replay_torch.cpp -o "$out/replay_torch" \
         "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
@@ -119,7 +113,11 @@ if [ "$what" = all ] || [ "$what" = replay ]; then
     done
 fi
 if [ "$what" = all ] || [ "$what" = benches ]; then
+    # Beside PyTorch's, where that is installed.
+    echo "== bench alloc"
+    ./xtask bench alloc || failed=1
     for bench in benches/*; do
+        [ "$bench" != benches/caching-alloc-alloc ] || continue
         echo "== $bench"
         "$bench" ${ranks:+"$ranks"} || failed=1
     done

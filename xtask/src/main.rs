@@ -5,12 +5,14 @@
 //! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
 //! - [`viz`]: recordings and snapshots as a page to look at
+//! - [`bench`]: our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
+mod bench;
 mod bundle;
 mod child;
 mod ci;
@@ -52,6 +54,8 @@ enum Task {
     Doctor(doctor::Options),
     /// Replay recorded programs against the caching allocator: what it reserves, how often it calls the driver, how fast
     Replay(replay::Options),
+    /// Measure our crates beside what they replace
+    Bench(bench::Options),
     /// Run all tests: unit, property, end-to-end and documentation tests
     Test(run_tests::Options),
     /// Run everything that a change has to pass
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
         Task::DemoRank(options) => return demo::run_rank(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Replay(options) => replay::run(&options),
+        Task::Bench(options) => bench::run(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),

@@ -1,0 +1,55 @@
+//! Programs of other allocators, built where what they need is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::child;
+
+const PROGRAM: &str = include_str!("../../peers/alloc_bench.cpp");
+
+/// A compiler takes a minute over PyTorch's headers on a slow host.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What `peers/alloc_bench.cpp` prints.
+///
+/// # Errors
+/// Why it cannot be had here.
+pub(super) fn torch() -> Result<String> {
+    let find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
+    let python = child::output_within(Command::new("python3").args(["-c", find]), LIMIT)
+        .context("looking for torch with python3")?;
+    if !python.status.success() {
+        bail!("python3 has no torch");
+    }
+    let torch = PathBuf::from(String::from_utf8_lossy(&python.stdout).trim());
+    let cuda = std::env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
+    if !cuda.join("include/cuda_runtime.h").exists() {
+        bail!("no CUDA toolkit in {} (CUDA_HOME names another)", cuda.display());
+    }
+    let folder = tempfile::tempdir().context("a folder for the program")?;
+    let (source, program) = (folder.path().join("alloc_bench.cpp"), folder.path().join("alloc_bench"));
+    std::fs::write(&source, PROGRAM).with_context(|| format!("cannot write {}", source.display()))?;
+    let mut compiler = Command::new("g++");
+    compiler.args(["-O2", "-std=c++20"]).arg(&source).arg("-o").arg(&program);
+    compiler.arg("-pthread").args(flags("-I", &[torch.join("include"), cuda.join("include")]));
+    let libraries = [torch.join("lib"), cuda.join("lib64")];
+    compiler.args(flags("-L", &libraries)).args(["-lc10_cuda", "-lc10", "-lcudart"]);
+    compiler.args(flags("-Wl,-rpath,", &libraries));
+    run(&mut compiler, "building it")?;
+    run(&mut Command::new(&program), "running it")
+}
+
+fn flags<'a>(flag: &'a str, folders: &'a [PathBuf]) -> impl Iterator<Item = String> + 'a {
+    folders.iter().map(move |folder: &PathBuf| format!("{flag}{}", Path::display(folder)))
+}
+
+fn run(command: &mut Command, what: &str) -> Result<String> {
+    let output = child::output_within(command, LIMIT).context(what.to_owned())?;
+    if !output.status.success() {
+        bail!("{what}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
