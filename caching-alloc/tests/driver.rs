@@ -22,17 +22,17 @@ static TURN: Mutex<()> = Mutex::new(());
 
 /// Runs `test` in a fresh world, where nothing may leak and no `Drop` may fail.
 pub(super) fn on_devices(devices: usize, test: impl FnOnce(&World, Vec<Context>)) {
-    in_a_world(devices, test, |drops, world| {
+    in_a_world(devices, test, |(), drops, world| {
         assert_eq!(drops, Vec::<String>::new());
         world.finish().expect("the test leaves nothing behind");
     });
 }
 
-/// Runs `test` in a fresh world, and `after` over what drops could not do and the world that is left.
-pub(super) fn in_a_world(
+/// Runs `test` in a fresh world, and `after` over what it returned, what drops could not do and the world that is left.
+pub(super) fn in_a_world<T>(
     devices: usize,
-    test: impl FnOnce(&World, Vec<Context>),
-    after: impl FnOnce(Vec<String>, World),
+    test: impl FnOnce(&World, Vec<Context>) -> T,
+    after: impl FnOnce(T, Vec<String>, World),
 ) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -43,9 +43,9 @@ pub(super) fn in_a_world(
     let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
     let contexts = driver.devices().unwrap().iter().map(|device| device.retain_primary().unwrap()).collect();
     drop(driver);
-    test(&world, contexts);
+    let outcome = test(&world, contexts);
     let drops = std::mem::take(&mut *DROPS.lock().unwrap());
-    after(drops, world);
+    after(outcome, drops, world);
 }
 
 fn sources(context: &Context) -> [Box<dyn SegmentSource>; 2] {

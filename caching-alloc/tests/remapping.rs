@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use caching_alloc::core::{
-    AllocError, Allocator, Block, PageSource, SegmentMemory, SegmentSource, Settings, SourceError, StreamId,
+    AllocError, Allocator, Block, PageSource, PoolSettings, SegmentMemory, SegmentSource, Settings,
+    SourceError, StreamId,
 };
 use caching_alloc::driver::{DriverEvents, Sharing, VirtualMemorySource};
 use cuda_driver::graph::CaptureMode;
@@ -13,7 +14,7 @@ use cuda_driver::{Context, DevicePtr, Stream, StreamFlags};
 use gpu_sim::{Action, Injection};
 
 use super::common::{MIB, check_tiling};
-use super::driver::{CAPACITY, on_devices};
+use super::driver::{CAPACITY, in_a_world, on_devices};
 
 /// A code that no driver has.
 const INJECTED: u32 = 99_999;
@@ -235,4 +236,148 @@ fn a_page_whose_unmapping_failed_goes_with_its_addresses() {
         pages.unreserve(base, 16 * MIB);
         assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (2, 1));
     });
+}
+
+/// Asks for what failed once more: it must work then. What went wrong is kept.
+fn insist<T>(
+    wrong: &mut Vec<Box<dyn std::error::Error>>,
+    mut attempt: impl FnMut() -> Result<T, Box<dyn std::error::Error>>,
+) -> T {
+    match attempt() {
+        Ok(value) => value,
+        Err(error) => {
+            wrong.push(error);
+            attempt().expect("it works the second time")
+        }
+    }
+}
+
+/// A bit of everything: blocks that fit and that do not, uses by other streams, memory that is wanted back, a pool of
+/// fixed segments beside, blocks that hold what was put there throughout.
+fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
+    let mut wrong = Vec::new();
+    let mut bench = insist(&mut wrong, || Bench::new(context));
+    // What is free on both sides of a block has to come together.
+    bench.allocator.set_memory_limit(Some(16 * MIB));
+    let [before, between, behind] = [6, 2, 6].map(|mib| insist(&mut wrong, || bench.fill(mib * MIB, 0)));
+    for filled in [before, behind] {
+        bench.check(filled).unwrap_or_else(|error| wrong.push(error.into()));
+    }
+    let together = insist(&mut wrong, || bench.fill(10 * MIB, 1));
+    for filled in [between, together] {
+        bench.check(filled).unwrap_or_else(|error| wrong.push(error.into()));
+    }
+    bench.allocator.set_memory_limit(Some(24 * MIB));
+    let fixed = insist(&mut wrong, || {
+        let settings = PoolSettings { name: "fixed".into(), ..PoolSettings::default() };
+        Ok(bench.allocator.pool(settings)?)
+    });
+    let mut live: VecDeque<Filled> = VecDeque::new();
+    for (step, mib) in (0..).zip([1, 3, 2, 5, 4, 12]) {
+        let stream = step % 3;
+        if mib > 7 {
+            // Room for it is made of what is idle.
+            live.drain(..)
+                .for_each(|filled| bench.check(filled).unwrap_or_else(|error| wrong.push(error.into())));
+        }
+        live.push_back(insist(&mut wrong, || bench.fill(mib * MIB, stream)));
+        if step == 3 {
+            let other = bench.streams[2].1;
+            let last = live.pop_back().expect("it was just put there");
+            insist(&mut wrong, || Ok(last.block.record_stream(other)?));
+            drop(last);
+        }
+        if step == 4 {
+            let stream = bench.streams[0].1;
+            drop(insist(&mut wrong, || Ok(fixed.allocate(MIB, stream)?)));
+        }
+        if live.len() > 2 {
+            let filled = live.pop_front().expect("there are three");
+            bench.check(filled).unwrap_or_else(|error| wrong.push(error.into()));
+        }
+    }
+    live.drain(..).for_each(|filled| bench.check(filled).unwrap_or_else(|error| wrong.push(error.into())));
+    insist(&mut wrong, || Ok(bench.allocator.empty_cache()?));
+    let told = bench.allocator.faults().into_iter().map(|fault| format!("{fault:?}").into());
+    wrong.extend(told);
+    wrong
+}
+
+/// Functions whose failure leaves behind what they, or the release that needed them, should have given back.
+const RELEASES: &[&str] = &[
+    "cuCtxGetCurrent",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuEventDestroy_v2",
+    "cuMemAddressFree",
+    "cuMemRelease",
+    "cuStreamDestroy_v2",
+];
+
+/// Functions whose failure nobody need hear of: without their answer there is another way, such as to wait for the whole
+/// device.
+const SILENT: &[&str] = &[
+    "cuDeviceGetAttribute",
+    "cuEventCreate",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuStreamIsCapturing",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+#[test]
+fn every_driver_call_may_fail() {
+    let mut calls = std::collections::BTreeMap::new();
+    in_a_world(
+        1,
+        |world, contexts| {
+            let before = world.faults().all_calls();
+            let wrong = mixed(&contexts[0]);
+            assert!(wrong.is_empty(), "{wrong:?}");
+            calls = world.faults().all_calls();
+            calls.iter_mut().for_each(|(function, count)| *count -= before.get(function).unwrap_or(&0));
+            calls.retain(|_, count| *count > 0);
+        },
+        |(), _, world| drop(world.finish().unwrap()),
+    );
+    assert!(calls["cuMemMap"] > calls["cuMemCreate"], "something moved: {calls:?}");
+    for (function, count) in &calls {
+        for nth in 1..=*count {
+            let place = format!("call {nth} of {count} of {function}");
+            in_a_world(
+                1,
+                |world, contexts| {
+                    world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
+                    // The current context and the capture mode are the thread's: a failed restore stays with it.
+                    let context = contexts[0].clone();
+                    let run = move || mixed(&context).iter().map(|error| chain(&**error)).collect::<Vec<_>>();
+                    std::thread::spawn(run).join().unwrap_or_else(|_| panic!("{place}: it panicked"))
+                },
+                |mut told, drops, world| {
+                    // How far the device has come decides about a few calls.
+                    if world.faults().hits() == 0 {
+                        return drop(world.finish());
+                    }
+                    told.extend(drops);
+                    let heard = told.iter().any(|text| text.contains(function.as_str()));
+                    assert!(heard || SILENT.contains(&function.as_str()), "{place}: nobody heard; {told:?}");
+                    let ended = world.finish();
+                    // Pages are unmapped once more in the end; a fixed segment is left.
+                    let is_segment = function == "cuMemUnmap" && told[0].contains("ReleaseFailed");
+                    if !RELEASES.contains(&function.as_str()) && !is_segment {
+                        ended.unwrap_or_else(|left| panic!("{place}: {left}; {told:?}"));
+                    }
+                },
+            );
+        }
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

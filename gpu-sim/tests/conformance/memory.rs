@@ -126,6 +126,47 @@ pub(super) const ROWS: &[Row] = &[
         "INVALID_VALUE SUCCESS SUCCESS",
     ),
     (
+        "several mappings by one call",
+        |cuda| {
+            // One handle at both ends, and one of two granules between.
+            let (one, two, start) =
+                (cuda.create(0, GRANULE), cuda.create(0, 2 * GRANULE), cuda.reserve(4 * GRANULE));
+            let mapped = [(0, 1, one), (1, 2, two), (3, 1, one)].map(|(at, granules, handle)| {
+                cu!(cuda, cuMemMap(start + at * G, granules * GRANULE, 0, handle, 0))
+            });
+            let right = CUmemAccessDesc { location: cuda.location(0), flags: RW };
+            let access = cu!(cuda, cuMemSetAccess(start, 4 * GRANULE, &right, 1));
+            let mut word = 0u32;
+            let written = cu!(cuda, cuMemsetD32_v2(start + 4, 77, 1));
+            let read = cu!(cuda, cuMemcpyDtoH_v2((&raw mut word).cast(), start + 3 * G + 4, 4));
+            let unmapped = cu!(cuda, cuMemUnmap(start, 3 * GRANULE));
+            let left = cu!(cuda, cuMemcpyDtoH_v2((&raw mut word).cast(), start + 3 * G + 4, 4));
+            let all = mapped.into_iter().chain([access, written, read, unmapped, left]);
+            format!("{} {word}", codes(all))
+        },
+        "SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS SUCCESS 77",
+    ),
+    (
+        "reservations larger than the device",
+        |cuda| {
+            let reserve = || {
+                let mut start = 0;
+                let code = cu!(cuda, cuMemAddressReserve(&mut start, 256 << 30, GRANULE, 0, 0));
+                (code, start)
+            };
+            let ranges = [(); 8].map(|()| reserve());
+            let handle = cuda.create(0, GRANULE);
+            let last = ranges[7].1 + (256 << 30) - G;
+            let mapped = cu!(cuda, cuMemMap(last, GRANULE, 0, handle, 0));
+            let unmapped = cu!(cuda, cuMemUnmap(last, GRANULE));
+            let freed = ranges.map(|(_, start)| cu!(cuda, cuMemAddressFree(start, 256 << 30)));
+            let is_success = |code: &CUresult| *code == CUresult::CUDA_SUCCESS;
+            let all = ranges.map(|(code, _)| code).iter().chain(&freed).all(is_success);
+            format!("{} {all}", codes([mapped, unmapped]))
+        },
+        "SUCCESS SUCCESS true",
+    ),
+    (
         "access with holes",
         |cuda| {
             let start = two_mappings(cuda);
