@@ -1,7 +1,7 @@
 //! Recorded programs: what they allocated and freed, in order.
 //!
 //! - `text`: our own form, one event a line: `CODE ADDRESS(hex) SIZE(bytes) STREAM`
-//! - [`snapshot`]: PyTorch's memory snapshots, and ours; `program`: what the program did that led to one
+//! - [`snapshot`](mod@snapshot): PyTorch's memory snapshots, and ours; `program`: what the program did that led to one
 //! - `minimalloc`: minimalloc's CSV
 //! - `builder`: what all of them become
 //!
