@@ -5,7 +5,7 @@
 //! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
 //! - [`viz`]: recordings and snapshots as a page to look at
-//! - [`bench`]: our crates beside what they replace
+//! - [`bench`](mod@bench): our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
