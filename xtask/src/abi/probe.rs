@@ -50,6 +50,7 @@ pub(crate) struct Refused {
     pub(crate) summary: String,
     /// Whether it is there, but this release is known to do it wrong.
     pub(crate) known_bad: bool,
+    /// Why, for a reader who knows of which feature and library this is.
     pub(crate) reason: String,
 }
 
@@ -107,7 +108,11 @@ pub(super) fn print(kind: Kind, library: Option<&Path>) -> Result<()> {
                     feature: name.to_owned(),
                     summary: feature.summary().unwrap_or_default().to_owned(),
                     known_bad: matches!(missing.why, $sys::Why::KnownBad { .. }),
-                    reason: missing.to_string(),
+                    reason: match missing.why {
+                        $sys::Why::KnownBad { fault, mended } => format!("{fault}; use {mended} or newer"),
+                        $sys::Why::TooOld => format!("it needs {} or newer", missing.needed),
+                        _ => missing.to_string(),
+                    },
                 })
             });
             Probe {

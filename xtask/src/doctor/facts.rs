@@ -137,28 +137,28 @@ pub(super) struct Devices {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Gpu {
     pub(super) ordinal: u32,
-    pub(super) name: String,
+    pub(super) name: Tried<String>,
     pub(super) uuid: Option<String>,
     pub(super) pci: Option<String>,
-    pub(super) compute_capability: String,
+    pub(super) compute_capability: Tried<String>,
     /// Bytes.
-    pub(super) memory_total: u64,
+    pub(super) memory_total: Tried<u64>,
     /// Bytes; absent where no context could be had.
     pub(super) memory_free: Option<u64>,
-    pub(super) compute_mode: String,
+    pub(super) compute_mode: Tried<String>,
     /// Whether it is cut into instances; absent where NVML does not tell.
     pub(super) mig: Option<bool>,
     /// Active NVLinks; absent where NVML does not tell.
     pub(super) nvlinks: Option<u32>,
     /// Whether its primary context could be made.
     pub(super) context: Tried<Works>,
-    pub(super) virtual_memory: bool,
+    pub(super) virtual_memory: Tried<bool>,
     pub(super) granularity: Option<Granularity>,
     /// Memory made, exported, imported, mapped and let go again, really.
     pub(super) file_descriptor_export: Tried<Works>,
     pub(super) fabric_export: Tried<Works>,
     /// What the device says; it is not tried.
-    pub(super) multicast: bool,
+    pub(super) multicast: Tried<bool>,
 }
 
 /// What sizes of physical memory must be multiples of, in bytes.
@@ -173,7 +173,7 @@ pub(super) struct Granularity {
 pub(super) struct Pair {
     pub(super) from: u32,
     pub(super) to: u32,
-    pub(super) access: bool,
+    pub(super) access: Tried<bool>,
     /// Atomics over the link.
     pub(super) native_atomics: Option<bool>,
     /// The driver's rank of the link: 0 is the best of the host.

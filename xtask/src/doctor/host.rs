@@ -18,7 +18,7 @@ pub(super) fn gather() -> Host {
     let read = |path: &str| fs::read_to_string(path).ok();
     let module = read("/proc/driver/nvidia/version");
     Host {
-        kernel_module: module.and_then(|text| text.lines().next().map(|line| line.trim().to_owned())),
+        kernel_module: module.and_then(|text| text.lines().next().map(release_of)),
         container: container(),
         shared_memory: space(Path::new("/dev/shm")).into(),
         limits: limits(),
@@ -27,6 +27,12 @@ pub(super) fn gather() -> Host {
         embedded_device: embedded_device().map(|()| WORKS).into(),
         imex_channels: names(Path::new("/dev/nvidia-caps-imex-channels")),
     }
+}
+
+/// The line that names the kernel module's release, without its heading and gaps.
+fn release_of(line: &str) -> String {
+    let words: Vec<_> = line.trim_start_matches("NVRM version:").split_whitespace().collect();
+    words.join(" ")
 }
 
 fn space(path: &Path) -> Result<Space> {
@@ -110,6 +116,14 @@ pub(super) fn turn() -> std::sync::MutexGuard<'static, ()> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_kernel_modules_line_is_told_without_gaps() {
+        let line =
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (who@where)";
+        let told = "NVIDIA UNIX Open Kernel Module for x86_64 580.159.04 Release Build (who@where)";
+        assert_eq!(super::release_of(line), told);
+    }
+
     #[test]
     fn every_trial_is_made() {
         let _turn = super::turn();

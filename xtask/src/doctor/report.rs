@@ -1,6 +1,6 @@
 //! What was found, for a person: facts, then verdicts, then findings, the worst last.
 
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 
 use super::Examined;
 use super::facts::{Devices, Host, Libraries, Tried, Variable, Works};
@@ -39,7 +39,10 @@ pub(super) fn text(examined: &Examined) -> String {
 }
 
 fn libraries(out: &mut String, title: &str, libraries: &Libraries) {
-    say!(out, "{title}");
+    let taken = libraries.taken();
+    let legend =
+        if taken.is_some() { " (*: the one that is taken, by the first way that is named)" } else { "" };
+    say!(out, "{title}{legend}");
     if let Tried::Failed { error } = &libraries.taken {
         say!(out, "  none is taken: {}", brief(error));
     }
@@ -57,18 +60,15 @@ fn libraries(out: &mut String, title: &str, libraries: &Libraries) {
                     probe.version,
                     library.path.display()
                 );
-                if let (true, Tried::Done(taken)) = (library.taken, &libraries.taken) {
-                    say!(out, "      taken, because of: {}", taken.why);
-                }
-                offer(out, probe);
+                offer(out, probe, taken.filter(|_| !library.taken));
             }
         }
     }
     say!(out, "");
 }
 
-/// What the library has and lacks, and what for.
-fn offer(out: &mut String, probe: &Probe) {
+/// What the library has and lacks, and what for; of one beside that which is taken, only where it differs.
+fn offer(out: &mut String, probe: &Probe, taken: Option<&Probe>) {
     let absent: usize = probe.absent.iter().map(|absent| absent.functions.len()).sum();
     let there = probe.functions.len();
     let features = probe.features.len();
@@ -78,18 +78,48 @@ fn offer(out: &mut String, probe: &Probe) {
         there + absent,
         features + probe.refused.len()
     );
+    if let Some(taken) = taken {
+        return difference(out, probe, taken);
+    }
     for refused in &probe.refused {
         let why = if refused.known_bad { &refused.reason } else { &refused.summary };
         say!(out, "      no {}: {why}", refused.feature);
     }
     for absent in &probe.absent {
-        say!(out, "      not before {}: {}", absent.since, some(&absent.functions));
+        say!(out, "      not before {}: {}", absent.since, some(absent.functions.iter()));
     }
 }
 
-/// Up to eight of a list.
-fn some(names: &[String]) -> String {
+fn difference(out: &mut String, probe: &Probe, taken: &Probe) {
+    let mut same = true;
+    for (word, has, lacks) in [("more", probe, taken), ("less", taken, probe)] {
+        let features = has.features.iter().filter(|name| !lacks.features.contains(name));
+        let functions = has.functions.difference(&lacks.functions);
+        for (what, names) in [("features", some(features)), ("functions", some(functions))] {
+            if !names.is_empty() {
+                same = false;
+                say!(out, "      {word} {what} than the one taken: {names}");
+            }
+        }
+    }
+    let bad = |probe: &Probe, feature: &str| {
+        probe.refused.iter().any(|refused| refused.known_bad && refused.feature == feature)
+    };
+    for refused in probe.refused.iter().filter(|refused| refused.known_bad) {
+        if !bad(taken, &refused.feature) {
+            same = false;
+            say!(out, "      no {}: {}", refused.feature, refused.reason);
+        }
+    }
+    if same {
+        say!(out, "      the same as the one taken");
+    }
+}
+
+/// Up to eight names.
+fn some<'a>(names: impl Iterator<Item = &'a String>) -> String {
     const SHOWN: usize = 8;
+    let names: Vec<_> = names.map(String::as_str).collect();
     match names.len().checked_sub(SHOWN) {
         None | Some(0) => names.join(" "),
         Some(more) => format!("{} and {more} more", names[..SHOWN].join(" ")),
@@ -101,6 +131,15 @@ fn table<const N: usize>(header: [&str; N]) -> Table {
     table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
     if table.width().is_none() {
         table.set_width(140);
+    }
+    // No lines between rows.
+    for line in [
+        TableComponent::HorizontalLines,
+        TableComponent::MiddleIntersections,
+        TableComponent::LeftBorderIntersections,
+        TableComponent::RightBorderIntersections,
+    ] {
+        table.remove_style(line);
     }
     table.set_header(header);
     table
@@ -120,22 +159,24 @@ fn devices(out: &mut String, devices: &Devices) {
         "multicast",
     ]);
     for gpu in &devices.gpus {
-        let free = gpu.memory_free.map_or_else(|| "-".into(), |bytes| format!("{:.1}", bytes as f64 / GIB));
+        let gib = |bytes: Option<&u64>| {
+            bytes.map_or_else(|| "-".into(), |&bytes| format!("{:.1}", bytes as f64 / GIB))
+        };
         let granule = gpu.granularity.map(|of| match (of.minimum >> 10, of.recommended >> 10) {
             (minimum, recommended) if minimum == recommended => minimum.to_string(),
             (minimum, recommended) => format!("{minimum}, better {recommended}"),
         });
         gpus.add_row([
             gpu.ordinal.to_string(),
-            gpu.name.clone(),
+            told(&gpu.name),
             gpu.pci.clone().unwrap_or_else(|| "-".into()),
-            gpu.compute_capability.clone(),
-            format!("{free} of {:.1}", gpu.memory_total as f64 / GIB),
+            told(&gpu.compute_capability),
+            format!("{} of {}", gib(gpu.memory_free.as_ref()), gib(gpu.memory_total.done())),
             gpu.nvlinks.map_or_else(|| "-".into(), |links| links.to_string()),
             granule.unwrap_or_else(|| "none".into()),
             works(&gpu.file_descriptor_export).into(),
             works(&gpu.fabric_export).into(),
-            if gpu.multicast { "supported" } else { "no" }.into(),
+            gpu.multicast.done().map_or("-", |&can| if can { "supported" } else { "no" }).into(),
         ]);
     }
     say!(out, "GPUs\n{gpus}");
@@ -151,9 +192,13 @@ fn devices(out: &mut String, devices: &Devices) {
     }
     say!(
         out,
-        "  modules are loaded: {}\n",
+        "  module loading: {}\n",
         devices.module_loading.as_deref().unwrap_or("the driver does not tell")
     );
+}
+
+fn told(answer: &Tried<String>) -> String {
+    answer.done().map_or_else(|| "-".into(), String::clone)
 }
 
 fn works(tried: &Tried<Works>) -> &'static str {
@@ -169,7 +214,8 @@ fn matrix(devices: &Devices) -> Table {
             let pair = devices.pairs.iter().find(|pair| (pair.from, pair.to) == (from.ordinal, to.ordinal));
             match pair {
                 None => "·".to_owned(),
-                Some(pair) if !pair.access => "no".into(),
+                Some(pair) if pair.access.error().is_some() => "-".into(),
+                Some(pair) if pair.access.done() == Some(&false) => "no".into(),
                 Some(pair) => {
                     let atomics = if pair.native_atomics == Some(true) { " a" } else { "" };
                     let rank = pair.performance_rank.map(|rank| format!(" {rank}")).unwrap_or_default();
@@ -200,8 +246,15 @@ fn host(out: &mut String, host: &Host) {
         Tried::Failed { error } => say!(out, "  /dev/shm: {}", brief(error)),
     }
     let limits = host.limits.iter().map(|(name, limit)| {
-        let soft = limit.soft.map_or_else(|| "unlimited".into(), |soft| soft.to_string());
-        format!("{name} {soft}")
+        let (what, unit) = match name.as_str() {
+            "as" => ("address space", " bytes"),
+            "memlock" => ("locked memory", " bytes"),
+            "nofile" => ("open files", ""),
+            "nproc" => ("processes and threads", ""),
+            other => (other, ""),
+        };
+        let soft = limit.soft.map_or_else(|| "unlimited".into(), |soft| format!("{soft}{unit}"));
+        format!("{what} {soft}")
     });
     say!(out, "  limits: {}", limits.collect::<Vec<_>>().join(", "));
     for (name, tried) in [

@@ -201,6 +201,8 @@ static KNOWN: &[Known] = &[
     note("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a part of the GPU's processors"),
     note("CUDA_ENABLE_COREDUMP_ON_EXCEPTION", "1 writes a core dump of the GPU where a kernel faults"),
     note("CUDA_HOME", "where toolkits lie; these crates need none"),
+    note("CUDA_VERSION", "a container image's label; nothing reads it"),
+    note("NCCL_VERSION", "a container image's label; nothing reads it"),
     note("CUDA_PATH", "where toolkits lie; these crates need none"),
 ];
 

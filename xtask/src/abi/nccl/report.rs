@@ -34,7 +34,7 @@ pub(super) fn print(findings: &[Finding]) {
             }
         }
         for refused in found.probe.refused.iter().filter(|refused| refused.known_bad) {
-            println!("  {}", refused.reason);
+            println!("  no {}: {}", refused.feature, refused.reason);
         }
     }
     println!();

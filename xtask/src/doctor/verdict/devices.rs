@@ -26,6 +26,7 @@ impl Findings {
         for gpu in &devices.gpus {
             self.gpu(gpu);
         }
+        self.untold(devices);
         self.exports(devices, host);
         self.pairs(devices);
         if let Some(error) = devices.nvml.error() {
@@ -49,21 +50,21 @@ impl Findings {
     fn gpu(&mut self, gpu: &Gpu) {
         let name = format!("GPU {}", gpu.ordinal);
         if let Some(error) = gpu.context.error() {
-            let remedy = match gpu.compute_mode.as_str() {
-                "default" => "see who fills it (`nvidia-smi`)".into(),
-                mode => {
+            let remedy = match special_mode(gpu) {
+                None => "see who fills it (`nvidia-smi`)".into(),
+                Some(mode) => {
                     format!("its compute mode is {mode:?}: `nvidia-smi -c 0`, or end the process that has it")
                 }
             };
             self.add(Weight::Fault, format!("{name}: no context"), &ON_GPUS, brief(error), Some(remedy));
             return;
         }
-        if gpu.compute_mode != "default" {
+        if let Some(mode) = special_mode(gpu) {
             self.add(
                 Weight::Limit,
                 format!("{name}: compute mode"),
                 &ON_GPUS,
-                format!("{:?}: no two processes can share it", gpu.compute_mode),
+                format!("{mode:?}: no two processes can share it"),
                 Some("`nvidia-smi -c 0`".into()),
             );
         }
@@ -76,7 +77,7 @@ impl Findings {
                 Some("whole GPUs are needed for windows".into()),
             );
         }
-        if !gpu.virtual_memory {
+        if gpu.virtual_memory.done() == Some(&false) {
             self.add(
                 Weight::Limit,
                 format!("{name}: no virtual memory"),
@@ -87,15 +88,49 @@ impl Findings {
         }
     }
 
+    /// What the driver refused to tell.
+    fn untold(&mut self, devices: &Devices) {
+        const REMEDY: &str =
+            "`nvidia-smi` and the kernel's log (`dmesg`, lines with NVRM or Xid) say what ails the GPU";
+        type Asked = (&'static str, Weight, &'static [&'static str], fn(&Gpu) -> Option<&str>);
+        let asked: [Asked; 6] = [
+            ("name", Weight::Note, &[], |gpu| gpu.name.error()),
+            ("compute capability", Weight::Note, &[], |gpu| gpu.compute_capability.error()),
+            ("size of memory", Weight::Note, &[], |gpu| gpu.memory_total.error()),
+            ("compute mode", Weight::Note, &[], |gpu| gpu.compute_mode.error()),
+            ("multicast", Weight::Note, &[], |gpu| gpu.multicast.error()),
+            ("virtual memory", Weight::Limit, &["caching-alloc", "symm-mem"], |gpu| {
+                gpu.virtual_memory.error()
+            }),
+        ];
+        for (what, weight, crates, error) in asked {
+            for (which, error) in grouped(devices.gpus.iter().map(|gpu| (gpu.ordinal, error(gpu)))) {
+                let subject = format!("{}: {what}", gpus(&which));
+                let cause = format!("the driver does not tell: {}", brief(error));
+                self.add(weight, subject, crates, cause, Some(REMEDY.into()));
+            }
+        }
+        let pairs = devices.pairs.iter().map(|pair| ((pair.from, pair.to), pair.access.error()));
+        for (which, error) in grouped(pairs) {
+            let cause = format!("the driver does not tell {}: {}", arrows(&which), brief(error));
+            self.add(Weight::Limit, "whether GPUs reach each other", &ON_GROUPS, cause, Some(REMEDY.into()));
+        }
+    }
+
     /// What can be handed to other processes: told once for all GPUs with the same fault.
     fn exports(&mut self, devices: &Devices, host: &Host) {
-        let usable = || devices.gpus.iter().filter(|gpu| gpu.virtual_memory && gpu.context.done().is_some());
+        let usable = || {
+            devices
+                .gpus
+                .iter()
+                .filter(|gpu| gpu.virtual_memory.done() != Some(&false) && gpu.context.done().is_some())
+        };
         for (which, error) in grouped(usable().map(|gpu| (gpu.ordinal, gpu.file_descriptor_export.error()))) {
             self.add(
                 Weight::Limit,
-                format!("{which}: no file-descriptor export"),
+                format!("{}: no file-descriptor export", gpus(&which)),
                 &["symm-mem"],
-                format!("memory cannot be shared with other processes: {}", brief(&error)),
+                format!("memory cannot be shared with other processes: {}", brief(error)),
                 Some(
                     "containers must be allowed the calls; MIG instances and some virtual GPUs cannot".into(),
                 ),
@@ -109,11 +144,11 @@ impl Findings {
             };
             self.add(
                 Weight::Note,
-                format!("{which}: no fabric export"),
+                format!("{}: no fabric export", gpus(&which)),
                 &[],
-                format!("{}; {channels}", brief(&error)),
+                format!("{}; {channels}", brief(error)),
                 Some(
-                    "only several hosts of one NVLink domain need it: nvidia-imex, and a channel mapped in"
+                    "none on a single host; between hosts of one NVLink domain, run nvidia-imex and map in a channel"
                         .into(),
                 ),
             );
@@ -121,11 +156,8 @@ impl Findings {
     }
 
     fn pairs(&mut self, devices: &Devices) {
-        let list = |pairs: Vec<(u32, u32)>| {
-            pairs.iter().map(|(from, to)| format!("{from}→{to}")).collect::<Vec<_>>().join(", ")
-        };
-        let apart: Vec<_> =
-            devices.pairs.iter().filter(|pair| !pair.access).map(|pair| (pair.from, pair.to)).collect();
+        let access = |wanted| devices.pairs.iter().filter(move |pair| pair.access.done() == Some(&wanted));
+        let apart: Vec<_> = access(false).map(|pair| (pair.from, pair.to)).collect();
         if !apart.is_empty() {
             self.add(
                 Weight::Limit,
@@ -133,32 +165,42 @@ impl Findings {
                 &ON_GROUPS,
                 format!(
                     "no direct access {}: NCCL goes through host memory, and groups with such a pair have no windows",
-                    list(apart)
+                    arrows(&apart)
                 ),
                 Some("`nvidia-smi topo -p2p r` says why; IOMMU and PCIe access control forbid it on many hosts".into()),
             );
         }
-        let plain = devices.pairs.iter().filter(|pair| pair.access && pair.native_atomics == Some(false));
+        let plain = access(true).filter(|pair| pair.native_atomics == Some(false));
         let plain: Vec<_> = plain.map(|pair| (pair.from, pair.to)).collect();
         if !plain.is_empty() {
-            let cause = format!("no native atomics {}: the link is PCIe, not NVLink", list(plain));
+            let cause = format!("no native atomics {}: the link is PCIe, not NVLink", arrows(&plain));
             self.add(Weight::Note, "GPUs without NVLink", &[], cause, None);
         }
     }
 }
 
-/// GPUs with the same error, named together.
-fn grouped<'a>(errors: impl Iterator<Item = (u32, Option<&'a str>)>) -> Vec<(String, String)> {
-    let mut groups: Vec<(Vec<u32>, &str)> = Vec::new();
-    for (ordinal, error) in errors.filter_map(|(ordinal, error)| Some((ordinal, error?))) {
+/// A compute mode that keeps processes out.
+fn special_mode(gpu: &Gpu) -> Option<&str> {
+    gpu.compute_mode.done().map(String::as_str).filter(|mode| *mode != "default")
+}
+
+/// What has the same error, together.
+fn grouped<'a, T>(errors: impl Iterator<Item = (T, Option<&'a str>)>) -> Vec<(Vec<T>, &'a str)> {
+    let mut groups: Vec<(Vec<T>, &str)> = Vec::new();
+    for (one, error) in errors.filter_map(|(one, error)| Some((one, error?))) {
         match groups.iter_mut().find(|(_, known)| *known == error) {
-            Some((ordinals, _)) => ordinals.push(ordinal),
-            None => groups.push((vec![ordinal], error)),
+            Some((members, _)) => members.push(one),
+            None => groups.push((vec![one], error)),
         }
     }
-    let name = |ordinals: Vec<u32>| {
-        let list: Vec<_> = ordinals.iter().map(u32::to_string).collect();
-        format!("{} {}", if list.len() == 1 { "GPU" } else { "GPUs" }, list.join(", "))
-    };
-    groups.into_iter().map(|(ordinals, error)| (name(ordinals), error.to_owned())).collect()
+    groups
+}
+
+fn gpus(ordinals: &[u32]) -> String {
+    let list: Vec<_> = ordinals.iter().map(u32::to_string).collect();
+    format!("{} {}", if list.len() == 1 { "GPU" } else { "GPUs" }, list.join(", "))
+}
+
+fn arrows(pairs: &[(u32, u32)]) -> String {
+    pairs.iter().map(|(from, to)| format!("{from}→{to}")).collect::<Vec<_>>().join(", ")
 }

@@ -38,7 +38,7 @@ fn probe(version: &str, path: &str, features: &[&str], refused: &[(&str, bool, &
 }
 
 fn old_nccl() -> Probe {
-    let why = "WINDOWS is not used with NCCL 2.28.3: collectives from windows corrupt small messages";
+    let why = "collectives from windows corrupt small messages";
     probe("2.28.3", "/usr/lib/libnccl.so.2", &["SPLIT"], &[("WINDOWS", true, why)])
 }
 
@@ -65,21 +65,21 @@ fn libraries(probes: Vec<Probe>) -> Libraries {
 fn gpu(ordinal: u32) -> Gpu {
     Gpu {
         ordinal,
-        name: "H200".into(),
+        name: Tried::Done("H200".into()),
         uuid: None,
         pci: None,
-        compute_capability: "9.0".into(),
-        memory_total: 140 * GIB,
+        compute_capability: Tried::Done("9.0".into()),
+        memory_total: Tried::Done(140 * GIB),
         memory_free: Some(139 * GIB),
-        compute_mode: "default".into(),
+        compute_mode: Tried::Done("default".into()),
         mig: Some(false),
         nvlinks: Some(18),
         context: Tried::Done(WORKS),
-        virtual_memory: true,
+        virtual_memory: Tried::Done(true),
         granularity: Some(Granularity { minimum: 2 << 20, recommended: 2 << 20 }),
         file_descriptor_export: Tried::Done(WORKS),
         fabric_export: Tried::Done(WORKS),
-        multicast: true,
+        multicast: Tried::Done(true),
     }
 }
 
@@ -88,7 +88,7 @@ fn devices(count: u32) -> Devices {
     let pairs = ordered.filter(|(from, to)| from != to).map(|(from, to)| Pair {
         from,
         to,
-        access: true,
+        access: Tried::Done(true),
         native_atomics: Some(true),
         performance_rank: Some(0),
     });
@@ -218,7 +218,7 @@ fn a_pair_that_does_not_reach_each_other_is_named() {
     let mut facts = good();
     facts.devices = Tried::Done(devices(3));
     for pair in &mut good_devices(&mut facts).pairs {
-        pair.access = pair.from + pair.to != 3;
+        pair.access = Tried::Done(pair.from + pair.to != 3);
     }
     let (findings, verdicts) = judge(&facts);
     let finding = about(&findings, "do not reach each other");
@@ -241,6 +241,16 @@ fn refused_fabric_handles_are_a_note_with_the_cause() {
     assert!(verdicts.iter().all(|verdict| verdict.outcome == Outcome::Works), "{verdicts:?}");
 }
 
+#[test]
+fn what_the_driver_does_not_tell_is_a_finding() {
+    let (findings, verdicts) = judge(&changed(&[Change::Untold]));
+    let name = about(&findings, "GPUs 0, 1: name");
+    assert!(name.cause.contains("no answer") && name.remedy.is_some(), "{name:?}");
+    assert!(about(&findings, "reach each other").cause.contains("0→1, 1→0"), "{findings:?}");
+    assert_eq!(outcome(&verdicts, "cuda-driver"), Outcome::Works);
+    assert_eq!(outcome(&verdicts, "process-group"), Outcome::Limited);
+}
+
 /// One change to a host.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::doctor) enum Change {
@@ -256,6 +266,7 @@ pub(in crate::doctor) enum Change {
     Mig,
     NoVirtualMemory,
     NoExport,
+    Untold,
     OpenFiles(u64),
     Processes(u64),
     NoSockets,
@@ -280,6 +291,7 @@ pub(in crate::doctor) fn change() -> impl Strategy<Value = Change> {
         Just(Mig),
         Just(NoVirtualMemory),
         Just(NoExport),
+        Just(Untold),
         (0_u64..10_000).prop_map(OpenFiles),
         (0_u64..10_000).prop_map(Processes),
         Just(NoSockets),
@@ -325,13 +337,23 @@ fn apply(facts: &mut Facts, change: Change) {
         }
         Change::Apart(ordinal) => {
             if let Tried::Done(devices) = &mut facts.devices {
-                devices.pairs.iter_mut().for_each(|pair| pair.access &= pair.from != ordinal);
+                let cut = devices.pairs.iter_mut().filter(|pair| pair.from == ordinal);
+                cut.for_each(|pair| pair.access = Tried::Done(false));
             }
         }
         Change::NoContext => gpus(&|gpu| gpu.context = failed("CUDA_ERROR_OUT_OF_MEMORY")),
         Change::Mig => gpus(&|gpu| gpu.mig = Some(true)),
-        Change::NoVirtualMemory => gpus(&|gpu| gpu.virtual_memory = false),
+        Change::NoVirtualMemory => gpus(&|gpu| gpu.virtual_memory = Tried::Done(false)),
         Change::NoExport => gpus(&|gpu| gpu.file_descriptor_export = failed("importing: not permitted")),
+        Change::Untold => {
+            if let Tried::Done(devices) = &mut facts.devices {
+                for gpu in &mut devices.gpus {
+                    (gpu.name, gpu.memory_total) = (failed("no answer"), failed("no answer"));
+                    (gpu.virtual_memory, gpu.compute_mode) = (failed("no answer"), failed("no answer"));
+                }
+                devices.pairs.iter_mut().for_each(|pair| pair.access = failed("no answer"));
+            }
+        }
         Change::OpenFiles(soft) => drop(facts.host.limits.insert("nofile".into(), limit(soft))),
         Change::Processes(soft) => drop(facts.host.limits.insert("nproc".into(), limit(soft))),
         Change::NoSockets => facts.host.abstract_sockets = failed("not permitted"),
