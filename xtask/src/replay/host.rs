@@ -14,7 +14,7 @@ use super::program::{Active, Call};
 const OTHER_USES: u64 = 1 << 32;
 
 #[derive(Debug, Error)]
-pub(super) enum ReplayError {
+pub(crate) enum ReplayError {
     #[error("operation {operation}, which asks for {bytes} bytes")]
     Allocate { operation: u64, bytes: u64, source: AllocError },
     #[error("operation {operation}, which lets go of block {block}")]
@@ -51,16 +51,16 @@ pub(super) struct Outcome {
 }
 
 /// An allocator, and the program's blocks in it.
-struct Bench {
+pub(crate) struct Bench {
     source: Arc<HostSource>,
     streams: Arc<HostStreams>,
-    allocator: Allocator,
-    blocks: Vec<Option<Block>>,
+    pub(crate) allocator: Allocator,
+    pub(crate) blocks: Vec<Option<Block>>,
     operation: u64,
 }
 
 impl Bench {
-    fn new(policy: Policy, capacity: u64, blocks: usize) -> Result<Self, ReplayError> {
+    pub(crate) fn new(policy: Policy, capacity: u64, blocks: usize) -> Result<Self, ReplayError> {
         let source = Arc::new(HostSource::new(capacity));
         let streams = Arc::new(HostStreams::new());
         let settings = Settings::default();
@@ -75,7 +75,7 @@ impl Bench {
     }
 
     #[inline]
-    fn make(&mut self, call: Call) -> Result<(), ReplayError> {
+    pub(crate) fn make(&mut self, call: Call) -> Result<(), ReplayError> {
         self.operation += 1;
         let operation = self.operation;
         match call {

@@ -23,7 +23,8 @@ use serde::Serialize;
 
 use crate::trace::Trace;
 use figures::Figures;
-use program::Program;
+pub(crate) use host::Bench;
+pub(crate) use program::{Call, Program};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {

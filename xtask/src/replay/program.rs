@@ -4,7 +4,7 @@ use crate::trace::{Event, Trace};
 
 /// One call of the program. Blocks are numbered in the order of their allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Call {
+pub(crate) enum Call {
     /// Block number `block` is asked for.
     Allocate { block: u32, bytes: u64, stream: u32 },
     /// The owner lets go, and nobody else has used the block.
@@ -17,10 +17,10 @@ pub(super) enum Call {
 
 /// What a trace recorded, ready to be repeated.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     pub(super) name: String,
-    pub(super) calls: Vec<Call>,
-    pub(super) blocks: usize,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) blocks: usize,
     /// Streams, numbered from 0.
     pub(super) streams: u32,
     /// Allocations and frees: an `a` or an `r` of the trace each.
@@ -31,7 +31,7 @@ pub(super) struct Program {
 
 impl Program {
     /// The program of a trace. A free that completes with the next event was nobody else's business.
-    pub(super) fn of(trace: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let mut events = trace.events.iter().copied().peekable();
         let mut calls = Vec::with_capacity(trace.events.len());
         while let Some(event) = events.next() {

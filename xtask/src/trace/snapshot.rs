@@ -11,7 +11,7 @@ use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use super::{Origin, TraceError};
 
 /// The state of an allocator at one moment, and what led to it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 pub(crate) struct Snapshot {
     pub(crate) segments: Vec<Segment>,
     /// By device, oldest first.
@@ -30,6 +30,9 @@ pub(crate) struct Segment {
     pub(crate) total_size: u64,
     #[serde(default)]
     pub(crate) stream: u64,
+    /// Made of pages: neighbours are one to the allocator.
+    #[serde(default)]
+    pub(crate) is_expandable: bool,
     pub(crate) blocks: Vec<Block>,
 }
 
