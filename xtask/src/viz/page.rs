@@ -11,6 +11,7 @@ const TEMPLATE: &str = include_str!("page.html");
 const PROGRAM: &str = include_str!("page.js");
 const STYLE: &str = include_str!("page.css");
 const CHARTS: &str = include_str!("../../data/uplot/uPlot.iife.min.js");
+const CHARTS_LICENCE: &str = include_str!("../../data/uplot/LICENSE");
 const CHARTS_STYLE: &str = include_str!("../../data/uplot/uPlot.min.css");
 
 /// Points of a curve: more than a screen has columns.
@@ -97,6 +98,7 @@ pub(super) fn html(title: &str, history: &History) -> Result<String> {
     let title = title.replace('&', "&amp;").replace('<', "&lt;");
     let parts = [
         ("{{title}}", title.as_str()),
+        ("{{licence}}", CHARTS_LICENCE),
         ("{{charts_style}}", CHARTS_STYLE),
         ("{{style}}", STYLE),
         ("{{charts}}", CHARTS),

@@ -19,7 +19,7 @@ use crate::trace::snapshot::{Block as RecordedBlock, BlockState, Format, Snapsho
 const FLAME_GRAPH: &str = "#!/bin/sh\nexec awk '{ print } !/^.+ [0-9]+$/ { bad = 1 } END { exit bad }'\n";
 
 /// Draws, prints and compares in every way that the viewer knows. Its `compare` takes lists of segments, which its
-/// command line never passes: no release since 2.0 can compare two files.
+/// command line does not pass: that fails on any two files.
 const COMPARE: &str = "
 import pickle, runpy, sys
 viewer = runpy.run_path(sys.argv[1])
