@@ -16,9 +16,9 @@ fn on_gpu(test: impl FnOnce(&Gpu)) {
     test(&Gpu::open(Backend::Sim).unwrap());
 }
 
-/// A program of these requests over two streams. Every third block is in use by another stream when it is let go, until
-/// two more have been.
-fn program(requests: &[(u64, bool)]) -> Program {
+/// A program of these requests over two streams. If `shared`, every third block is in use by another stream when it is
+/// let go, until two more have been.
+fn program(requests: &[(u64, bool)], shared: bool) -> Program {
     let (mut calls, mut active) = (Vec::new(), Active::new(requests.len()));
     let mut make = |call| {
         active.follow(call);
@@ -27,8 +27,8 @@ fn program(requests: &[(u64, bool)]) -> Program {
     for (block, (bytes, second)) in (0..).zip(requests) {
         make(Call::Allocate { block, bytes: *bytes, stream: (*second).into() });
         let Some(old) = u32::checked_sub(block, 4) else { continue };
-        make(if old % 3 == 0 { Call::FreeInUse { block: old } } else { Call::Free { block: old } });
-        if let Some(older) = old.checked_sub(2).filter(|older| older % 3 == 0) {
+        make(if shared && old % 3 == 0 { Call::FreeInUse { block: old } } else { Call::Free { block: old } });
+        if let Some(older) = old.checked_sub(2).filter(|older| shared && older % 3 == 0) {
             make(Call::EndUse { block: older });
         }
     }
@@ -43,7 +43,7 @@ fn every_block_holds_what_was_written_there() {
         let requests = prop::collection::vec((1..6 * MIB, any::<bool>()), 8..40);
         let mut runner = TestRunner::new(Config { cases: 8, failure_persistence: None, ..Config::default() });
         let outcome = runner.run(&requests, |requests| {
-            let program = program(&requests);
+            let program = program(&requests, true);
             for policy in [Policy::Remap, Policy::Fixed] {
                 let ample = gpu.check(&program, policy, u64::MAX);
                 prop_assert!(ample.is_ok(), "{:?}: {:?}", policy, ample);
@@ -64,7 +64,8 @@ fn a_device_makes_the_same_of_a_program_as_counting_does() {
     on_gpu(|gpu| {
         let requests: Vec<_> =
             (0..300u64).map(|at| ((at * 7919) % 37 * 100_000 + 512, at % 5 == 0)).collect();
-        let program = program(&requests);
+        // When the host sees another stream's use end is the device's matter: here nothing depends on it.
+        let program = program(&requests, false);
         let counted = Figures::measure(&program, Policy::Remap, u64::MAX).unwrap();
         let real = gpu.measure(&program, Policy::Remap, u64::MAX, false).unwrap();
         assert_eq!((real.peak_reserved, real.ratio), (counted.peak_reserved, counted.ratio));
@@ -81,7 +82,7 @@ fn hardware_holds_what_was_written_there() {
     };
     let requests: Vec<_> = (0..600u64).map(|at| ((at * 7919) % 37 * 1_000_000 + 512, at % 5 == 0)).collect();
     for policy in [Policy::Remap, Policy::Fixed] {
-        gpu.check(&program(&requests), policy, u64::MAX).unwrap();
+        gpu.check(&program(&requests, true), policy, u64::MAX).unwrap();
     }
 }
 
