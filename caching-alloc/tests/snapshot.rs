@@ -202,4 +202,14 @@ fn a_short_ring_keeps_the_last_entries() {
     assert_eq!(blocks.last().unwrap().number, 49 * 3);
     assert!(blocks.windows(2).all(|pair| pair[1].number == pair[0].number + 1));
     assert!(matches!(&blocks[0].action, Action::Alloc(span) if span.requested == 46_000));
+
+    // What the viewer gets begins where nothing is forgotten, of any ring: it undoes the trace from its end.
+    let whole = bench.allocator.allocate(512, s(2)).unwrap();
+    for bytes in 1..50u64 {
+        bench.allocator.allocate(bytes * 1000, s(1)).unwrap();
+    }
+    let json: Value = serde_json::from_str(&bench.allocator.snapshot().unwrap().to_json().unwrap()).unwrap();
+    let trace = json["device_traces"][0].as_array().unwrap();
+    assert!(trace.iter().all(|entry| entry["addr"] != whole.address()), "older than what another ring has");
+    assert_eq!(trace.iter().filter(|entry| entry["stream"] == 1 && entry["action"] == "alloc").count(), 4);
 }
