@@ -4,6 +4,7 @@
 //!   [`StreamEvents`](core::StreamEvents); [`core::symmetric`]: placement that is the same on every rank.
 //! - [`driver`]: sources and streams of real devices.
 //! - [`host`]: a source and streams without a device.
+//! - `cudarc` (the feature of that name): blocks as that crate's memory, its streams as the allocator's.
 //!
 //! | in [`core`] | what it is |
 //! | --- | --- |
@@ -32,6 +33,8 @@
 //! - Which block serves a request never depends on an address.
 
 pub mod core;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 pub mod driver;
 pub mod host;
 

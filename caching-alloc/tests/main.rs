@@ -1,6 +1,8 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
 mod common;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 mod driver;
 mod hits;
 mod model;

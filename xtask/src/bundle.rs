@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"], &[])? {
         install(&artifact.path, &dir.join("xtask"))?;
     }
-    let tests = build(&root, &["test", "--no-run", "--workspace"], &SMALL)?;
+    let tests = build(&root, &["test", "--no-run", "--workspace", "--features", shell::ADAPTERS], &SMALL)?;
     for name in CRATES {
         let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {

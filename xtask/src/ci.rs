@@ -46,7 +46,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "warnings",
     ];
     shell::run(&mut shell::cargo(&root, &minimal))?;
+    let adapters = ["clippy", "--quiet", "--package", &shell::package("caching-alloc"), "--all-features"];
+    let adapters = [&adapters[..], &["--all-targets", "--", "-D", "warnings"]].concat();
+    shell::run(&mut shell::cargo(&root, &adapters))?;
     let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
+    let document = [&document[..], &["--features", shell::ADAPTERS]].concat();
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
     // What writes the raw tables is built, linted and tested by itself: the rest does without its feature.
@@ -95,13 +99,8 @@ fn by_itself(root: &Path, name: &str) -> Result<()> {
 
 /// The raw crates' example, over the embedded machine as a shared library: loaded as NVIDIA's are.
 fn call_raw(root: &Path) -> Result<()> {
-    let (machine, stranger) = (shell::package("gpu-sim"), shell::package("nccl-sys"));
-    let build =
-        ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
-    shell::run(&mut shell::cargo(root, &build))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
-    let library = target.join("debug/examples/libshared_library.so");
+    let library = shell::embedded_library(root)?;
+    let stranger = shell::package("nccl-sys");
     let call = ["run", "--quiet", "--package", &stranger, "--example", "all_reduce"];
     let mut call = shell::cargo(root, &call);
     shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))

@@ -76,6 +76,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Some(name) => command.args(["--package", &shell::package(name)]),
         None => command.arg("--workspace"),
     };
+    if options.package.as_deref().is_none_or(|name| name == "caching-alloc") {
+        command.args(["--features", shell::ADAPTERS]);
+        // Which the adapters' tests run on.
+        shell::embedded_library(&root)?;
+    }
     command.arg("--").arg("--show-output").args(&options.filter).stdout(Stdio::piped());
     eprintln!("$ {}", shell::line(&command));
     let mut child = command.spawn().context("cannot run cargo")?;

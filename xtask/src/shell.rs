@@ -23,6 +23,20 @@ pub(crate) fn package(name: &str) -> String {
     if name == "xtask" || !CRATES.contains(&name) { name.to_owned() } else { format!("lockstep-{name}") }
 }
 
+/// Optional parts that the tests, the documentation and the bundle are made with.
+pub(crate) const ADAPTERS: &str = "lockstep-caching-alloc/cudarc";
+
+/// Builds the embedded machine as a shared library, for programs that load it as they would NVIDIA's.
+pub(crate) fn embedded_library(root: &Path) -> Result<PathBuf> {
+    let machine = package("gpu-sim");
+    let build =
+        ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
+    run(&mut cargo(root, &build))?;
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
+    Ok(target.join("debug/examples/libshared_library.so"))
+}
+
 /// The folder that holds the workspace's `Cargo.toml`: cargo names it, wherever the task is started.
 pub(crate) fn workspace() -> Result<PathBuf> {
     let output = Command::new(cargo_path())

@@ -96,6 +96,12 @@ impl Block {
         self.desk.lock().placement(self.id)
     }
 
+    /// What orders its allocator's streams.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
+        self.desk.lock().events()
+    }
+
     /// Says that work on `stream` uses the block, now or from work that is enqueued before the block is dropped.
     /// Its memory is used again only after that.
     ///

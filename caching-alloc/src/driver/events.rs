@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver::graph::{CaptureStatus, RelaxedCapture};
+use cuda_driver::sys::CUstream;
 use cuda_driver::{Context, Error, Event, EventFlags, Stream};
 
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
@@ -56,6 +57,12 @@ impl DriverEvents {
         streams.by_handle.insert(handle, id);
         streams.known.insert(id, stream.clone());
         id
+    }
+
+    /// The number under which the stream of this handle was [introduced](Self::introduce), if it was.
+    #[must_use]
+    pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
+        lock(&self.streams).by_handle.get(&handle.addr()).copied()
     }
 
     /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail. What the allocator has

@@ -4,6 +4,7 @@ mod copy;
 mod host_fn;
 mod memory_op;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -39,9 +40,19 @@ pub struct Stream {
 }
 
 struct Inner {
-    context: Context,
     raw: CUstream,
-    owned: bool,
+    owner: Owner,
+    context: Context,
+}
+
+/// Who destroys a stream.
+enum Owner {
+    /// This handle.
+    Us,
+    /// Somebody else, when it likes.
+    Others,
+    /// What is kept here, once it is dropped.
+    Kept(#[expect(dead_code, reason = "dropped with the handle")] Box<dyn Any + Send + Sync>),
 }
 
 // SAFETY: a stream's handle may be used from every thread.
@@ -60,7 +71,7 @@ impl Stream {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.
         unsafe { call!(context.api(), cuStreamCreate(&mut raw, flags.bits())) }?;
-        Ok(Self::from_raw(context, raw, true))
+        Ok(Self::from_raw(context, raw, Owner::Us))
     }
 
     /// Makes a stream of a priority within [`Context::stream_priority_range`]; others are clamped to it.
@@ -73,13 +84,13 @@ impl Stream {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.
         unsafe { call!(context.api(), cuStreamCreateWithPriority(&mut raw, flags.bits(), priority)) }?;
-        Ok(Self::from_raw(context, raw, true))
+        Ok(Self::from_raw(context, raw, Owner::Us))
     }
 
     /// The context's legacy default stream, which other blocking streams wait for.
     #[must_use]
     pub fn legacy_default(context: &Context) -> Self {
-        Self::from_raw(context, std::ptr::null_mut(), false)
+        Self::from_raw(context, std::ptr::null_mut(), Owner::Others)
     }
 
     /// Takes a stream of another owner, which is not destroyed when the handle goes.
@@ -89,11 +100,22 @@ impl Stream {
     /// this handle, its clones and what is made from them live.
     #[must_use]
     pub unsafe fn borrowed(context: &Context, raw: CUstream) -> Self {
-        Self::from_raw(context, raw, false)
+        Self::from_raw(context, raw, Owner::Others)
     }
 
-    fn from_raw(context: &Context, raw: CUstream, owned: bool) -> Self {
-        Self { inner: Arc::new(Inner { context: context.clone(), raw, owned }) }
+    /// Takes a stream of another library together with what keeps it alive there, which is dropped with the last clone
+    /// of the handle.
+    ///
+    /// # Safety
+    /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one until `owner` is
+    /// dropped.
+    #[must_use]
+    pub unsafe fn kept_by(context: &Context, raw: CUstream, owner: impl Any + Send + Sync) -> Self {
+        Self::from_raw(context, raw, Owner::Kept(Box::new(owner)))
+    }
+
+    fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
+        Self { inner: Arc::new(Inner { raw, owner, context: context.clone() }) }
     }
 
     pub(crate) fn api(&self) -> &Api {
@@ -218,7 +240,7 @@ impl Stream {
 impl Drop for Inner {
     #[doc(alias = "cuStreamDestroy")]
     fn drop(&mut self) {
-        if self.owned {
+        if matches!(self.owner, Owner::Us) {
             // SAFETY: made by `cuStreamCreate` and used by nobody after this; enqueued work still completes.
             teardown::report(unsafe { call!(self.context.api(), cuStreamDestroy_v2(self.raw)) });
         }

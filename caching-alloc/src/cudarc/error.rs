@@ -1,0 +1,99 @@
+//! What can go wrong between the allocator and cudarc.
+
+use std::any::Any;
+
+use ::cudarc::driver::DriverError;
+
+use crate::core::{AllocError, StreamId};
+
+/// Why memory could not be shared with cudarc.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudarcError {
+    /// The context was made by `cuCtxCreate`.
+    #[error(
+        "the context of device {ordinal} is not the device's primary one, which `CudaContext::new` retains; the \
+         allocator's driver layer knows that one only"
+    )]
+    NotPrimary {
+        /// The device.
+        ordinal: usize,
+    },
+    /// The driver that was found has another primary context: it is another copy, or it counts the devices otherwise.
+    #[error(
+        "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
+         {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",
+        .found.map_or_else(|| "no such device".to_owned(), |found| format!("{found:#x}"))
+    )]
+    NotShared {
+        /// The device.
+        ordinal: usize,
+        /// cudarc's context.
+        wanted: usize,
+        /// Ours, if there is such a device.
+        found: Option<usize>,
+    },
+    /// The stream is of another context.
+    #[error("a stream of device {wanted} was expected, this one is of a context of device {found}")]
+    OtherContext {
+        /// The device of the context that was adopted.
+        wanted: usize,
+        /// The stream's.
+        found: usize,
+    },
+    /// The per-thread default stream.
+    #[error(
+        "the per-thread default stream is another one on every thread, so no memory can be freed on it; make a stream"
+    )]
+    PerThreadStream,
+    /// The block is not of an allocator over the adopted context's streams, or not of the stream that was named.
+    #[error(
+        "the block at {address:#x} of {stream} cannot be a slice here: its allocator has to be made with this \
+         `Adopted::events`, and the stream to be the one that it was allocated on"
+    )]
+    ForeignBlock {
+        /// Its first byte.
+        address: u64,
+        /// Its stream.
+        stream: StreamId,
+    },
+    /// The block has less bytes than the slice would have.
+    #[error("{len} elements of {size} bytes do not fit into a block of {bytes} bytes")]
+    TooLong {
+        /// Elements asked for.
+        len: usize,
+        /// Bytes of one.
+        size: usize,
+        /// Bytes of the block.
+        bytes: u64,
+    },
+    /// The elements' alignment is more than a block's.
+    #[error("elements aligned to {align} bytes cannot lie in a block, which begins at a multiple of 512")]
+    Alignment {
+        /// Their alignment, in bytes.
+        align: usize,
+    },
+    /// The allocator refused.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The driver layer failed.
+    #[error(transparent)]
+    Driver(#[from] cuda_driver::Error),
+    /// cudarc failed; possibly over something earlier, which it tells of at its next call.
+    #[error("cudarc: {0}")]
+    Cuda(#[from] DriverError),
+    /// cudarc panicked where it has no error.
+    #[error("cudarc panicked while it made a slice: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+}
+
+impl CudarcError {
+    pub(super) fn of_panic(payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
+        Self::Panicked { message: text.unwrap_or("no message").to_owned() }
+    }
+}
