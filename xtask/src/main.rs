@@ -70,6 +70,13 @@ enum Task {
     Abi(abi::Options),
 }
 
+/// Held by a test that has a world: a process has one at a time.
+#[cfg(test)]
+fn turn_with_a_world() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Demo(options) => return demo::run(&options),

@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn embedded_devices_are_asked_like_real_ones() {
-        let _turn = crate::doctor::host::turn();
+        let _turn = crate::turn_with_a_world();
         let world = gpu_sim::World::builder().devices(3).capacity(1 << 30).start().unwrap();
         // SAFETY: the embedded device's functions keep the contracts of the C API, and the world outlives their use.
         let api = unsafe { cuda_driver_sys::Api::from_parts(world.cuda()) }.unwrap();
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_with_the_call_that_was_refused() {
-        let _turn = crate::doctor::host::turn();
+        let _turn = crate::turn_with_a_world();
         let world = gpu_sim::World::builder().capacity(1 << 30).start().unwrap();
         let refused = CUresult::CUDA_ERROR_NOT_PERMITTED.0;
         world.faults().inject(Injection::new("cuMemImportFromShareableHandle", Action::Fail(refused)));
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_question_that_is_refused_costs_its_answer_alone() {
-        let _turn = crate::doctor::host::turn();
+        let _turn = crate::turn_with_a_world();
         let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start().unwrap();
         let refused = CUresult::CUDA_ERROR_UNKNOWN.0;
         for function in ["cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceCanAccessPeer"] {

@@ -107,13 +107,6 @@ fn container() -> Option<String> {
     file.or_else(variable)
 }
 
-/// Held by a test that has a world: a process has one at a time.
-#[cfg(test)]
-pub(super) fn turn() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     #[test]
@@ -126,7 +119,7 @@ mod tests {
 
     #[test]
     fn every_trial_is_made() {
-        let _turn = super::turn();
+        let _turn = crate::turn_with_a_world();
         let found = super::gather();
         assert_eq!(found.embedded_device.error(), None);
         assert_eq!(found.loopback.error(), None);

@@ -1,6 +1,4 @@
-//! Replays over the embedded device. One world lives in a process at a time: they take turns.
-
-use std::sync::{Mutex, PoisonError};
+//! Replays over the embedded device.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -9,10 +7,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-static TURN: Mutex<()> = Mutex::new(());
-
 fn on_gpu(test: impl FnOnce(&Gpu)) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = crate::turn_with_a_world();
     test(&Gpu::open(Backend::Sim).unwrap());
 }
 
@@ -75,7 +71,7 @@ fn a_device_makes_the_same_of_a_program_as_counting_does() {
 
 #[test]
 fn hardware_holds_what_was_written_there() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = crate::turn_with_a_world();
     let gpu = match Gpu::open(Backend::Cuda) {
         Ok(gpu) => gpu,
         Err(error) => return println!("skipped: {error}"),
