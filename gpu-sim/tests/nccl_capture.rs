@@ -38,7 +38,7 @@ fn all_reduce(rank: &Rank, comm: Comm, buffer: u64) {
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn a_graph_replays_its_collectives_among_live_ones() {

@@ -188,7 +188,7 @@ prop_compose! {
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn everything_equals_its_reference() {

@@ -39,19 +39,8 @@ fn faithful(devices: usize) -> World {
     World::builder().devices(devices).capacity(1 << 30).faithful().start().unwrap()
 }
 
-/// Waits until `count` waits of the world say `what`.
-fn until_waiting(world: &World, what: &str, count: usize) {
-    for _ in 0..2000 {
-        if world.waiting().iter().filter(|waiting| waiting.what.contains(what)).count() >= count {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    panic!("nobody waits for {what:?}: {:?}", world.waiting());
-}
-
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn a_collective_that_differs_fails_on_every_member() {
@@ -126,7 +115,7 @@ rusty_fork_test! {
                 })
             })
             .collect();
-        until_waiting(&world, "an abort", 2);
+        rig::until_waiting(&world, "an abort", 2);
         reached.wait();
         ranks.into_iter().for_each(|rank| rank.join().unwrap());
         world.finish().unwrap();

@@ -53,7 +53,7 @@ fn exchange(rank: &Rank, comm: Comm, size: usize, number: usize, unit: usize, re
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn messages_of_a_group_progress_together() {

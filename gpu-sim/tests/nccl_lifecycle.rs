@@ -3,15 +3,29 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
-use super::rig::{Comm, OK, Rig, run, run_in_comm, world};
+use super::rig::{Comm, OK, Rig, run, run_in_comm, until_waiting, world};
 use gpu_sim::{Action, Injection, World};
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
 
 const UNUSABLE: ncclResult_t = ncclResult_t::ncclInvalidArgument;
 
+/// Splits a communicator whose other ranks do not come, and aborts it; what the split said.
+fn split_until_aborted(world: &World, rig: &Rig, comm: Comm) -> ncclResult_t {
+    let split = |comm: Comm| {
+        let mut child = std::ptr::null_mut();
+        nccl!(rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()))
+    };
+    std::thread::scope(|scope| {
+        let split = scope.spawn(move || split(comm));
+        until_waiting(world, "ncclCommSplit", 1);
+        rig.abort(comm);
+        split.join().unwrap()
+    })
+}
+
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn ranks_disagree_at_init() {
@@ -187,18 +201,8 @@ rusty_fork_test! {
         for _ in 0..3 {
             assert_eq!(rank.all_reduce(comms[0], buffer, 16), OK);
         }
-        let aborter = std::thread::spawn({
-            let (rig, comm) = (rig.clone(), comms[0]);
-            move || {
-                std::thread::sleep(Duration::from_millis(50));
-                rig.abort(comm);
-            }
-        });
-        let mut child = std::ptr::null_mut();
-        let code = nccl!(rig, ncclCommSplit(comms[0].0, 0, 0, &mut child, std::ptr::null_mut()));
-        assert_eq!(code, ncclResult_t::ncclInternalError);
+        assert_eq!(split_until_aborted(&world, &rig, comms[0]), ncclResult_t::ncclInternalError);
         rank.synchronize();
-        aborter.join().unwrap();
         assert_eq!(rank.all_reduce(comms[0], buffer, 1), UNUSABLE, "the handle is gone");
         rig.abort(comms[1]);
         rank.free(buffer);
@@ -223,27 +227,12 @@ rusty_fork_test! {
 
     #[test]
     fn below_2_22_an_abort_under_a_caller_is_misuse() {
-        let world = World::builder().devices(1).capacity(1 << 30).nccl_release(22105).start().unwrap();
+        let world = World::builder().devices(2).capacity(1 << 30).nccl_release(22105).start().unwrap();
         let rig = Rig::new(&world);
-        let rank = rig.rank(0);
         let id = rig.unique_id();
-        let cell = &*Box::leak(Box::new(std::sync::atomic::AtomicPtr::<ncclComm>::default()));
-        let init = std::thread::spawn({
-            let rig = rig.clone();
-            move || {
-                let rank = rig.rank(0);
-                let code = nccl!(rig, ncclCommInitRank(cell.as_ptr(), 2, id.0, 0));
-                rank.leave();
-                code
-            }
-        });
-        while world.calls("ncclCommInitRank") == 0 || cell.load(std::sync::atomic::Ordering::SeqCst).is_null() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-        rig.abort(Comm(cell.load(std::sync::atomic::Ordering::SeqCst)));
-        assert_eq!(init.join().unwrap(), ncclResult_t::ncclInternalError);
-        rank.leave();
+        let comms: Vec<Comm> = run(&world, 2, move |rank| rank.init(id, 2));
+        assert_eq!(split_until_aborted(&world, &rig, comms[0]), ncclResult_t::ncclInternalError);
+        rig.abort(comms[1]);
         let error = world.finish().unwrap_err().to_string();
         assert!(error.contains("below 2.22"), "{error}");
     }

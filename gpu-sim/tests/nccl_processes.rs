@@ -122,8 +122,11 @@ fn a_rank() {
     println!("done");
 }
 
-/// Starts all ranks of a role, and gives them the id of rank 0.
-fn start(role: &str, size: usize) -> Vec<(Child, BufReader<std::process::ChildStdout>)> {
+/// A rank's process, and what it prints.
+type Started = (Child, BufReader<std::process::ChildStdout>);
+
+/// Starts all ranks of a role, and gives them the id of rank 0; that id too.
+fn start(role: &str, size: usize) -> (Vec<Started>, String) {
     let mut ranks: Vec<_> = (0..size)
         .map(|rank| {
             let mut child = spawn(role, rank, size);
@@ -135,19 +138,21 @@ fn start(role: &str, size: usize) -> Vec<(Child, BufReader<std::process::ChildSt
     for (child, _) in &mut ranks[1..] {
         writeln!(child.stdin.as_mut().unwrap(), "{id}").unwrap();
     }
-    ranks
+    (ranks, id)
 }
 
-fn sockets() -> usize {
-    std::fs::read_to_string("/proc/net/unix").map_or(0, |all| all.matches("@gpu-sim-nccl-").count())
+/// How many sockets are there under an id: other tests have theirs.
+fn sockets(id: &str) -> usize {
+    let name = format!("@gpu-sim-nccl-{}", &id[16..48]);
+    std::fs::read_to_string("/proc/net/unix").unwrap().matches(&name).count()
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn processes_reduce_split_and_register() {
-        for (mut child, mut output) in start("work", 4) {
+        for (mut child, mut output) in start("work", 4).0 {
             hear(&mut output, "done");
             assert!(child.wait().unwrap().success());
         }
@@ -155,7 +160,7 @@ rusty_fork_test! {
 
     #[test]
     fn a_killed_peer_leaves_the_others_waiting_until_they_abort() {
-        let mut ranks = start("stay", 3);
+        let (mut ranks, _) = start("stay", 3);
         for (_, output) in &mut ranks {
             hear(output, "ready");
         }
@@ -198,8 +203,7 @@ rusty_fork_test! {
 
     #[test]
     fn nothing_stays_behind() {
-        let before = sockets();
-        let mut ranks = start("stay", 2);
+        let (mut ranks, first) = start("stay", 2);
         for (_, output) in &mut ranks {
             hear(output, "ready");
         }
@@ -209,16 +213,10 @@ rusty_fork_test! {
         }
         let mut waiting = spawn("work", 0, 2);
         let mut output = BufReader::new(waiting.stdout.take().unwrap());
-        hear(&mut output, "id ");
+        let second = hear(&mut output, "id ");
+        assert_ne!(sockets(&second), 0, "its root waits for the others");
         waiting.kill().unwrap();
         waiting.wait().unwrap();
-        // Other tests' sockets come and go; ours are gone when there are no more than before.
-        for _ in 0..200 {
-            if sockets() <= before {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("{} abstract sockets, {before} before", sockets());
+        assert_eq!((sockets(&first), sockets(&second)), (0, 0));
     }
 }

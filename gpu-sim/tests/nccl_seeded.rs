@@ -51,7 +51,7 @@ fn one_run(seed: u64) -> Vec<Step> {
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn a_group_that_cannot_end_is_done_with_the_callers_memory_when_it_returns() {

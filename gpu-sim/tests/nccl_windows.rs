@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::rig::{Comm, OK, Rank, Rig, run_in_comm};
+use super::rig::{Comm, OK, Rank, Rig, run, run_in_comm, until_waiting};
 use cuda_driver_sys as cu;
 use gpu_sim::World;
 use nccl_sys::*;
@@ -69,7 +69,7 @@ fn two_segments(rank: &Rank) -> (u64, impl FnOnce()) {
 }
 
 rusty_fork_test! {
-    #![rusty_fork(timeout_ms = 60000)]
+    #![rusty_fork(timeout_ms = 300000)]
 
     #[test]
     fn every_release_registers_and_uses_windows() {
@@ -333,38 +333,23 @@ rusty_fork_test! {
         let world = world_of(22809, 2);
         let rig = Rig::new(&world);
         let id = rig.unique_id();
-        let ranks: Vec<_> = (0..2)
-            .map(|device| {
-                let rig = rig.clone();
-                std::thread::spawn(move || {
-                    let rank = rig.rank(device);
-                    let comm = rank.init(id, 2);
-                    if device == 1 {
-                        return (comm, rank);
-                    }
-                    let buffer = rank.symmetric(2 * MIB);
-                    let aborter = std::thread::spawn({
-                        let rig = rig.clone();
-                        move || {
-                            std::thread::sleep(std::time::Duration::from_millis(50));
-                            rig.abort(comm);
-                        }
-                    });
-                    let (code, _) = register(&rank, comm, buffer, MIB);
-                    assert_eq!(code, ncclResult_t::ncclInternalError);
-                    assert!(rig.last_error().contains("aborted"), "{}", rig.last_error());
-                    aborter.join().unwrap();
-                    rank.free_symmetric(buffer);
-                    (comm, rank)
-                })
-            })
-            .collect();
-        for rank in ranks {
-            let (comm, rank) = rank.join().unwrap();
-            if rank.rank == 1 {
-                rig.abort(comm);
-            }
-        }
+        let comms: Vec<Comm> = run(&world, 2, move |rank| rank.init(id, 2));
+        std::thread::scope(|scope| {
+            let registering = scope.spawn(|| {
+                let rank = rig.rank(0);
+                let buffer = rank.symmetric(2 * MIB);
+                let (code, _) = register(&rank, comms[0], buffer, MIB);
+                assert_eq!(code, ncclResult_t::ncclInternalError);
+                assert!(rig.last_error().contains("aborted"), "{}", rig.last_error());
+                rank.free_symmetric(buffer);
+                rank.leave();
+            });
+            until_waiting(&world, "ncclCommWindowRegister", 1);
+            rig.abort(comms[0]);
+            registering.join().unwrap();
+        });
+        rig.abort(comms[1]);
+        world.finish().unwrap();
     }
 
     #[test]

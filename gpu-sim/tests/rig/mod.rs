@@ -284,3 +284,14 @@ pub(crate) fn world(devices: usize) -> World {
 
 /// A value that several threads fill in.
 pub(crate) type Shared<T> = Arc<Mutex<T>>;
+
+/// Waits until `count` waits of the world say `what`.
+pub(crate) fn until_waiting(world: &World, what: &str, count: usize) {
+    for _ in 0..12_000 {
+        if world.waiting().iter().filter(|waiting| waiting.what.contains(what)).count() >= count {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("nobody waits for {what:?}: {:?}", world.waiting());
+}
