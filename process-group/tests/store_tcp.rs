@@ -305,6 +305,6 @@ fn a_host_with_workers_waits_for_them() {
         worker.join().unwrap().unwrap();
     }
     assert_eq!(host.drain(soon()), 0);
-    let alone = TcpStore::options().workers(2).host(0, Deadline::after(Duration::from_millis(500)));
+    let alone = TcpStore::options().workers(2).host(0, Deadline::after(Duration::from_secs(2)));
     assert!(matches!(alone, Err(StoreError::Workers { arrived: 1, expected: 2, .. })), "{alone:?}");
 }

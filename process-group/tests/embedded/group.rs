@@ -1,17 +1,23 @@
 //! Process groups: joining, identity, splits, work, and what members are told when they do not fit.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Barrier},
+    time::Duration,
+};
 
 use cuda_driver::graph::CaptureMode;
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp},
     group::{Buffer, Disagreement, GroupError, GroupId, Request, SplitError, enqueued_on},
-    store::{Store, TcpStore},
+    store::Store,
 };
 use rusty_fork::rusty_fork_test;
 
-use super::common::{far, machine, machine_with, soon, values};
+use super::{
+    super::store_support::ports::reserved_port,
+    common::{far, machine, machine_with, soon, values},
+};
 
 rusty_fork_test! {
     #[test]
@@ -222,8 +228,10 @@ rusty_fork_test! {
     #[test]
     fn who_is_absent_is_named_by_all_who_came() {
         let machine = machine(4);
+        let present = Barrier::new(3);
         machine.these_ranks(4, &[0, 1, 3], |rank| {
-            let error = rank.builder().timeout(Duration::from_millis(300)).build().unwrap_err();
+            present.wait();
+            let error = rank.builder().timeout(Duration::from_secs(2)).build().unwrap_err();
             let GroupError::Absent { ranks, size: 4, .. } = &error else { panic!("{error}") };
             assert_eq!(*ranks, [2]);
         });
@@ -338,15 +346,12 @@ rusty_fork_test! {
 
     #[test]
     fn the_environment_and_a_tcp_store_are_enough() {
-        let machine = machine(2);
-        let port = {
-            let free = TcpStore::host(0).unwrap();
-            free.address().rsplit(':').next().unwrap().to_owned()
-        };
-        for (variable, value) in [("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)] {
-            // SAFETY: this process has one thread yet.
+        let (_reserved, port) = reserved_port();
+        for (variable, value) in [("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())] {
+            // SAFETY: this process runs this one test, and nothing of it reads the environment meanwhile.
             unsafe { std::env::set_var(variable, value) };
         }
+        let machine = machine(2);
         machine.ranks(2, |rank| {
             let build = ProcessGroup::builder()
                 .rank(rank.rank)
