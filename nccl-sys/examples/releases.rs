@@ -3,6 +3,7 @@
 
 use std::env::args;
 use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
 
 /// Whether the library at hand has something: yes, no, or there is no library.
 fn mark(there: Option<bool>) -> char {
@@ -39,6 +40,9 @@ macro_rules! list {
 
 fn list(out: &mut impl Write) -> io::Result<()> {
     let wanted = args().nth(1);
+    if let Some(other) = wanted.as_deref().filter(|wanted| !["nccl", "cuda"].contains(wanted)) {
+        return Err(io::Error::other(format!("{other:?} is no library that is listed: `nccl` or `cuda`")));
+    }
     let lists = |library| wanted.as_deref().is_none_or(|wanted| wanted == library);
     if lists("nccl") {
         list!(out, nccl_sys, "NCCL");
@@ -53,10 +57,13 @@ fn list(out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-fn main() -> io::Result<()> {
+fn main() -> ExitCode {
     match list(&mut io::stdout().lock()) {
-        // Who reads has seen enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
+        // A reader who has seen enough is no failure.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
 }

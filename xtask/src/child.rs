@@ -1,7 +1,7 @@
 //! This program again, in a process of its own: what a foreign library may crash or hang is asked there.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -42,8 +42,8 @@ pub(crate) fn ask<T: DeserializeOwned>(
 
 /// Prints `value` for the process that [`ask`]s.
 pub(crate) fn answer(value: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(value)?);
-    Ok(())
+    // Who listens may have left: an error, where `println!` would panic.
+    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(value)?)?)
 }
 
 /// Runs the command to its end and takes what it prints; what takes longer than `limit` is killed.
