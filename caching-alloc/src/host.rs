@@ -21,7 +21,7 @@ pub struct HostSource {
 struct HostState {
     next: u64,
     capacity: u64,
-    live: HashMap<u64, u64>,
+    live: BTreeMap<u64, u64>,
     /// Pages, by token: length, and how often mapped.
     pages: HashMap<u64, (u64, u32)>,
     /// Mappings of pages, by address: length, token, and whether the device may use them.
@@ -70,7 +70,7 @@ impl HostSource {
         let state = HostState {
             next: base,
             capacity,
-            live: HashMap::new(),
+            live: BTreeMap::new(),
             pages: HashMap::new(),
             mapped: BTreeMap::new(),
             calls: Calls::default(),
@@ -141,8 +141,8 @@ impl HostSource {
         let page = state.mapped.range(..=address).next_back();
         let page = page.filter(|(base, (length, ..))| address < *base + length);
         let segment = || {
-            let mut live = state.live.iter();
-            live.find(|(base, bytes)| (**base..**base + **bytes).contains(&address)).map(|(base, _)| *base)
+            let (base, bytes) = state.live.range(..=address).next_back()?;
+            (address < base + bytes).then_some(*base)
         };
         match page {
             Some((base, (_, token, _))) => Some((*token, address - base)),
@@ -429,7 +429,13 @@ impl HostStreams {
     /// Device-side waits so far, as (who waits, for whom).
     #[must_use]
     pub fn waits(&self) -> Vec<(StreamId, StreamId)> {
-        self.state().waits.clone()
+        self.waits_after(0)
+    }
+
+    /// Those after the first `seen`.
+    #[must_use]
+    pub fn waits_after(&self, seen: usize) -> Vec<(StreamId, StreamId)> {
+        self.state().waits.get(seen..).unwrap_or_default().to_vec()
     }
 
     fn state(&self) -> MutexGuard<'_, StreamsState> {
@@ -467,13 +473,16 @@ impl StreamEvents for HostStreams {
 
     fn query(&self, event: EventId) -> Result<bool, EventError> {
         let state = self.state();
-        let HostEvent { stream, position, .. } = state.event("query", event)?;
-        match state.streams.get(&stream) {
-            Some(stream) if stream.capturing => {
-                Err(EventError { call: "query", source: "the event's stream is being captured".into() })
-            }
-            stream => Ok(stream.is_some_and(|stream| stream.completed >= position)),
+        let HostEvent { stream, position, after } = state.event("query", event)?;
+        if state.streams.get(&stream).is_some_and(|stream| stream.capturing) {
+            let source = "the event's stream is being captured".into();
+            return Err(EventError { call: "query", source });
         }
+        // What the stream waited for before has come to pass too.
+        let ended = |(stream, position): (&StreamId, &u64)| {
+            state.streams.get(stream).is_some_and(|stream| stream.completed >= *position)
+        };
+        Ok(after.iter().chain([(&stream, &position)]).all(ended))
     }
 
     fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
@@ -512,5 +521,22 @@ impl StreamEvents for HostStreams {
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
         Ok(self.state().streams.get(&stream).is_some_and(|stream| stream.capturing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_ends_after_what_its_stream_waited_for() {
+        let streams = HostStreams::new();
+        let [first, second] = [1, 2].map(StreamId);
+        streams.enqueue(first);
+        streams.wait(second, streams.record(first).unwrap()).unwrap();
+        let event = streams.record(second).unwrap();
+        assert!(!streams.query(event).unwrap());
+        streams.complete(first);
+        assert!(streams.query(event).unwrap());
     }
 }

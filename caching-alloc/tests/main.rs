@@ -6,6 +6,7 @@ mod cudarc;
 mod driver;
 mod hits;
 mod model;
+mod modelled;
 mod pools;
 mod remapping;
 mod routing;

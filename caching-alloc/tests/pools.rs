@@ -57,6 +57,22 @@ fn a_pool_that_does_not_split_gives_each_block_a_segment() {
 }
 
 #[test]
+fn pages_of_a_dropped_pool_stay_while_a_stream_that_left_it_uses_them() {
+    let bench = bench(u64::MAX, tight());
+    let pool = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
+    let pool = bench.allocator.pool(pool).unwrap();
+    let [_keeps, goes] = [1, 2].map(|stream| pool.allocate(2 * MIB, s(stream)).unwrap());
+    drop(pool);
+    bench.streams.enqueue(s(2));
+    drop(goes);
+    bench.streams.set_capturing(s(2), true);
+    assert_eq!(bench.allocator.empty_cache().unwrap(), 0, "a captured stream cannot be waited for");
+    bench.streams.set_capturing(s(2), false);
+    assert_eq!(bench.allocator.empty_cache().unwrap(), 2 * MIB);
+    assert!(bench.streams.comes_after(s(3), s(2), 1), "what was done there has ended");
+}
+
+#[test]
 fn a_frozen_pool_uses_what_it_has() {
     let bench = bench(u64::MAX, tight());
     let pool =

@@ -6,7 +6,7 @@
 //! - [`trace`]: recorded allocation traces
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
-//! - [`run_tests`], [`ci`]: what a change has to pass
+//! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`]: whether that is enough
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`bundle`]: everything that a GPU host without Rust needs
@@ -29,6 +29,7 @@ mod headers;
 mod replay;
 mod run_tests;
 mod shell;
+mod soak;
 mod trace;
 mod viz;
 
@@ -58,6 +59,8 @@ enum Task {
     Bench(bench::Options),
     /// Run all tests: unit, property, end-to-end and documentation tests
     Test(run_tests::Options),
+    /// Run what the tests run for seconds, for longer
+    Soak(soak::Options),
     /// Run everything that a change has to pass
     Ci(ci::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Task::Replay(options) => replay::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Test(options) => run_tests::run(&options),
+        Task::Soak(options) => soak::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
         Task::Abi(options) => abi::run(&options),

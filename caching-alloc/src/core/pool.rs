@@ -296,6 +296,13 @@ impl PoolCore {
         Some(Found { segment, block: super::shard::block_state(&tile, lease.as_ref()) })
     }
 
+    /// The streams that may use memory of a re-mappable pool, those too whose shards are gone.
+    pub(super) fn streams(&self) -> Vec<StreamId> {
+        let mut streams = locked(&self.orphans).streams.clone();
+        streams.extend(self.shards().iter().map(|shard| shard.stream));
+        streams
+    }
+
     /// A shard of a re-mappable pool is gone: its memory stays until the pool is.
     pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
         let mut orphans = locked(&self.orphans);

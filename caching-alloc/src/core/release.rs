@@ -1,7 +1,5 @@
 //! Giving memory back: cached segments, and what the last block of a dropped pool leaves.
 
-use std::sync::Arc;
-
 use super::device::{Device, Growth};
 use super::entry::Action;
 use super::error::{Fault, chain};
@@ -9,6 +7,7 @@ use super::fixed::Fits;
 use super::pool::PoolCore;
 use super::segment::{PoolId, Segment};
 use super::shard::Shard;
+use super::stream::StreamId;
 
 impl Shard {
     /// Whether its segments may go.
@@ -43,10 +42,10 @@ impl Device {
 
     /// Gives back idle pages of a re-mappable pool that nobody holds, until `wanted` bytes have gone.
     fn release_pages(&self, growth: &mut Growth, pool: &PoolCore, wanted: u64) {
-        let shards = pool.shards();
-        let captured = |shard: &Arc<Shard>| self.events.is_capturing(shard.stream).unwrap_or(true);
+        let (shards, streams) = (pool.shards(), pool.streams());
+        let captured = |stream: &StreamId| self.events.is_capturing(*stream).unwrap_or(true);
         let Some(source) = pool.source.as_pages() else { return };
-        if pool.is_kept() || shards.iter().any(captured) {
+        if pool.is_kept() || streams.iter().any(captured) {
             return;
         }
         shards.iter().for_each(|shard| _ = shard.state.lock().drain());
@@ -59,7 +58,7 @@ impl Device {
             return;
         }
         shards.iter().for_each(|shard| shard.settle_entries());
-        let ended = shards.iter().try_for_each(|shard| self.drain_stream(shard.stream));
+        let ended = streams.iter().try_for_each(|stream| self.drain_stream(*stream));
         if let Err(error) = ended {
             let message = chain(&error);
             for (pages, pieces) in idle {

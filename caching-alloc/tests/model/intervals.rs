@@ -1,0 +1,55 @@
+//! Ranges of numbers with a value each: disjoint, and cut where others are written over them.
+
+use std::collections::BTreeMap;
+
+/// A range of numbers, in one of many spaces of numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) space: u64,
+    pub(super) begin: u64,
+    pub(super) end: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Intervals<V>(BTreeMap<(u64, u64), (u64, V)>);
+
+impl<V> Default for Intervals<V> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<V: Clone> Intervals<V> {
+    /// What lies in the range, at least in part.
+    pub(super) fn over(&self, span: Span) -> impl Iterator<Item = &V> {
+        self.keys(span).into_iter().map(|key| &self.0[&key].1)
+    }
+
+    /// Empties the range; what lay in it.
+    pub(super) fn cut(&mut self, span: Span) -> Vec<V> {
+        let mut values = Vec::new();
+        for key in self.keys(span) {
+            let Some((end, value)) = self.0.remove(&key) else { continue };
+            if key.1 < span.begin {
+                self.0.insert(key, (span.begin, value.clone()));
+            }
+            if span.end < end {
+                self.0.insert((span.space, span.end), (end, value.clone()));
+            }
+            values.push(value);
+        }
+        values
+    }
+
+    /// Writes over the range.
+    pub(super) fn set(&mut self, span: Span, value: V) {
+        self.cut(span);
+        self.0.insert((span.space, span.begin), (span.end, value));
+    }
+
+    fn keys(&self, Span { space, begin, end }: Span) -> Vec<(u64, u64)> {
+        let into = self.0.range((space, 0)..(space, begin)).next_back().filter(|(_, (to, _))| *to > begin);
+        let inside = self.0.range((space, begin)..(space, end));
+        into.into_iter().chain(inside).map(|(key, _)| *key).collect()
+    }
+}

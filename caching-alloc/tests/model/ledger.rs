@@ -1,0 +1,208 @@
+//! Who has which memory, what still uses it, and what must stay: all that the world outside an allocator knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use caching_alloc::core::{Action, Entry, PoolId, Segment, SegmentMemory, StreamId};
+use caching_alloc::host::HostStreams;
+
+use super::intervals::{Intervals, Span};
+use super::mirror::Mirror;
+
+/// Work that has to come before the next use, as (stream, position).
+pub(super) type Uses = Arc<[(StreamId, u64)]>;
+
+/// A stream that has done nothing and waits for nobody: what comes after something there, the host has seen end.
+const HOST: StreamId = StreamId(u64::MAX);
+
+#[derive(Clone, Debug)]
+enum Tenure {
+    /// A block has it.
+    Live,
+    /// The last block that had it has gone.
+    Left(Uses),
+}
+
+#[derive(Debug)]
+pub(super) struct Ledger {
+    streams: Arc<HostStreams>,
+    /// By address, in space 0.
+    addresses: Intervals<Tenure>,
+    /// By offset, each token a space.
+    physical: Intervals<Tenure>,
+    /// The pool that each piece of memory has served.
+    pools: HashMap<u64, PoolId>,
+    /// What is held, by token: its addresses, and how often.
+    held: HashMap<u64, (Span, u64)>,
+    /// Pools that keep what they have.
+    pub(super) kept: Vec<PoolId>,
+    pub(super) limit: Option<u64>,
+    pub(super) mirror: Mirror,
+    /// What went wrong first.
+    wrong: Option<String>,
+}
+
+/// The addresses of a range.
+pub(super) fn at(address: u64, bytes: u64) -> Span {
+    Span { space: 0, begin: address, end: address + bytes }
+}
+
+/// All of a piece of memory.
+fn all_of(token: u64) -> Span {
+    Span { space: token, begin: 0, end: u64::MAX }
+}
+
+impl Ledger {
+    pub(super) fn new(streams: Arc<HostStreams>, limit: Option<u64>) -> Self {
+        Self {
+            streams,
+            addresses: Intervals::default(),
+            physical: Intervals::default(),
+            pools: HashMap::new(),
+            held: HashMap::new(),
+            kept: Vec::new(),
+            limit,
+            mirror: Mirror::default(),
+            wrong: None,
+        }
+    }
+
+    /// Notes what went wrong. Not a panic: the allocator may be on the stack.
+    pub(super) fn complain(&mut self, what: String) {
+        self.wrong.get_or_insert(what);
+    }
+
+    /// What went wrong so far.
+    pub(super) fn take_wrong(&mut self) -> Option<String> {
+        self.wrong.take()
+    }
+
+    /// A block is handed out, of this physical memory.
+    pub(super) fn take(&mut self, block: Span, memory: &[Span], pool: PoolId, stream: StreamId) {
+        if self.has_blocks(block) {
+            self.complain(format!("{block:x?} overlaps a block that is handed out"));
+        }
+        self.addresses.set(block, Tenure::Live);
+        for span in memory {
+            for tenure in self.physical.cut(*span) {
+                match tenure {
+                    Tenure::Live => self.complain(format!("{block:x?} has the memory of another block")),
+                    Tenure::Left(uses) => {
+                        for (user, position) in uses.iter() {
+                            if !self.streams.comes_after(stream, *user, *position) {
+                                let what = format!("{block:x?} is used on {stream} before {user} is done");
+                                self.complain(what);
+                            }
+                        }
+                    }
+                }
+            }
+            self.physical.set(*span, Tenure::Live);
+            let owner = *self.pools.entry(span.space).or_insert(pool);
+            if owner != pool {
+                self.complain(format!("memory of {owner:?} serves {pool:?}"));
+            }
+        }
+    }
+
+    /// It goes; these uses of it may go on.
+    pub(super) fn leave(&mut self, block: Span, memory: &[Span], uses: &Uses) {
+        self.addresses.set(block, Tenure::Left(uses.clone()));
+        memory.iter().for_each(|span| self.physical.set(*span, Tenure::Left(uses.clone())));
+    }
+
+    /// A segment's memory is to stay, at its address.
+    pub(super) fn hold(&mut self, memory: SegmentMemory) {
+        self.held.entry(memory.token).or_insert((at(memory.address, memory.bytes), 0)).1 += 1;
+    }
+
+    pub(super) fn let_go(&mut self, memory: SegmentMemory) {
+        if let Some((_, count)) = self.held.get_mut(&memory.token) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&memory.token);
+            }
+        }
+    }
+
+    /// A structural entry is told.
+    pub(super) fn observe(&mut self, entry: &Entry) {
+        if let Err(what) = self.mirror.read(entry) {
+            self.complain(what);
+        }
+        match &entry.action {
+            Action::SegmentFree(segment) => {
+                self.check_idle("SegmentFree", segment);
+                if !self.has_ended(at(segment.address(), segment.bytes())) {
+                    self.complain(format!("SegmentFree of {segment:?} with work on it"));
+                }
+            }
+            Action::SegmentUnmap(segment) => {
+                self.check_idle("SegmentUnmap", segment);
+                self.check_free("SegmentUnmap", segment.memory().token);
+            }
+            _ => {}
+        }
+    }
+
+    fn check_idle(&mut self, what: &str, segment: &Segment) {
+        if self.has_blocks(at(segment.address(), segment.bytes())) {
+            self.complain(format!("{what} of {segment:?} with blocks handed out"));
+        }
+        if self.kept.contains(&segment.pool()) {
+            self.complain(format!("{what} of {segment:?}, whose pool keeps what it has"));
+        }
+    }
+
+    fn check_free(&mut self, what: &str, token: u64) {
+        if self.held.contains_key(&token) {
+            self.complain(format!("{what} of {token:#x}, which is held"));
+        }
+    }
+
+    fn has_blocks(&self, span: Span) -> bool {
+        self.addresses.over(span).any(|tenure| matches!(tenure, Tenure::Live))
+    }
+
+    /// Whether the host has seen everything end that was done at these addresses.
+    fn has_ended(&self, span: Span) -> bool {
+        self.addresses.over(span).all(|tenure| self.is_over(tenure))
+    }
+
+    fn is_over(&self, tenure: &Tenure) -> bool {
+        match tenure {
+            Tenure::Live => false,
+            Tenure::Left(uses) => {
+                uses.iter().all(|(user, position)| self.streams.comes_after(HOST, *user, *position))
+            }
+        }
+    }
+
+    /// The source is told to unmap these addresses.
+    pub(super) fn unmap(&mut self, address: u64, bytes: u64) {
+        let span = at(address, bytes);
+        if !self.addresses.cut(span).iter().all(|tenure| self.is_over(tenure)) {
+            self.complain(format!("{span:x?} is unmapped while it is used"));
+        }
+        if self.held.values().any(|(held, _)| held.begin < span.end && span.begin < held.end) {
+            self.complain(format!("{span:x?} is unmapped while it is held"));
+        }
+    }
+
+    /// The source is told to map a page, perhaps at one more address.
+    pub(super) fn map(&mut self, token: u64) {
+        self.check_free("mapping", token);
+        if self.physical.over(all_of(token)).any(|tenure| matches!(tenure, Tenure::Live)) {
+            self.complain(format!("page {token:#x} moves under a block"));
+        }
+    }
+
+    /// The source takes memory back.
+    pub(super) fn discard(&mut self, token: u64) {
+        self.check_free("giving back", token);
+        self.pools.remove(&token);
+        if !self.physical.cut(all_of(token)).iter().all(|tenure| self.is_over(tenure)) {
+            self.complain(format!("{token:#x} goes back while it is used"));
+        }
+    }
+}

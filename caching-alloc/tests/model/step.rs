@@ -1,0 +1,125 @@
+//! What a program may do.
+
+use super::super::common::MIB;
+
+/// Streams that programs use; the last carries collectives.
+pub(super) const STREAMS: u64 = 4;
+
+/// The pools that programs use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Default,
+    /// One that may lend to the default pool, or borrow from it.
+    Private,
+    /// One that never splits.
+    Whole,
+    /// One whose pages move.
+    Remapped,
+    /// One that places by its requests alone, on stream 0.
+    Symmetric,
+    /// One that only captures take from.
+    Graph,
+}
+
+impl Which {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Default, Self::Private, Self::Whole, Self::Remapped, Self::Symmetric, Self::Graph];
+    /// All but the graph pool.
+    const OPEN: u64 = 5;
+
+    fn open(bits: &mut Bits) -> Self {
+        Self::ALL[bits.below(Self::OPEN) as usize]
+    }
+}
+
+/// Indices count what there is, modulo its number.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// From a pool, or from whichever takes this thread's requests on the stream.
+    Allocate {
+        bytes: u64,
+        stream: u64,
+        pool: Option<Which>,
+    },
+    Free(usize),
+    /// A stream uses a block.
+    Record(usize, u64),
+    /// All work of a stream ends.
+    Complete(u64),
+    /// A capture that the allocator is not told of begins or ends.
+    Capture(u64, bool),
+    /// A capture with the graph pool begins; or it ends, and there is a graph, or none.
+    Graph(u64, bool),
+    DropGraph(usize),
+    Freeze(Which, bool),
+    Trim(u64),
+    Route(Which),
+    Unroute(usize),
+    /// Somebody holds the segments of a block.
+    Hold(usize),
+    LetGo(usize),
+    /// A pool is dropped, and another one takes its place.
+    Renew(Which),
+    /// The limit is set anew.
+    Limit(u64),
+    /// A tracker comes late, and the one before it goes.
+    Attach,
+    /// The reader of entries reads on.
+    CatchUp,
+}
+
+impl Step {
+    /// Every number is a step, and small ones are simple: so shrinking a number simplifies its step.
+    pub(super) fn of(number: u64) -> Self {
+        let bits = &mut Bits(number);
+        match bits.below(128) {
+            0..=46 => Self::Allocate { bytes: bytes(bits), stream: bits.below(STREAMS), pool: pool(bits) },
+            47..=91 => Self::Free(bits.index()),
+            92..=99 => Self::Record(bits.index(), bits.below(STREAMS)),
+            100..=106 => Self::Complete(bits.below(STREAMS)),
+            107..=108 => Self::Capture(bits.below(STREAMS), bits.below(3) == 0),
+            109..=111 => Self::Graph(bits.below(STREAMS), bits.below(2) == 0),
+            112 => Self::DropGraph(bits.index()),
+            113..=114 => Self::Freeze(Which::ALL[bits.below(6) as usize], bits.below(3) == 0),
+            115 => Self::Trim(bits.below(2) * bits.below(64) * MIB),
+            116 => Self::Route(Which::open(bits)),
+            117..=118 => Self::Unroute(bits.index()),
+            119..=120 => Self::Hold(bits.index()),
+            121..=123 => Self::LetGo(bits.index()),
+            124 => Self::Renew([Which::Private, Which::Whole, Which::Remapped][bits.below(3) as usize]),
+            125 => Self::Limit(bits.below(48) * MIB),
+            126 => Self::Attach,
+            _ => Self::CatchUp,
+        }
+    }
+}
+
+fn bytes(bits: &mut Bits) -> u64 {
+    match bits.below(8) {
+        0..=1 => 512 * (1 + bits.below(8)),
+        2 => 1 + bits.below(4096),
+        3..=4 => 1 + bits.below(MIB),
+        5..=6 => MIB + bits.below(4 * MIB),
+        // What segments and limits are multiples of.
+        _ => 2 * MIB * (1 + bits.below(3)),
+    }
+}
+
+fn pool(bits: &mut Bits) -> Option<Which> {
+    (bits.below(10) < 7).then(|| Which::open(bits))
+}
+
+/// A number, taken apart.
+struct Bits(u64);
+
+impl Bits {
+    fn below(&mut self, bound: u64) -> u64 {
+        let part = self.0 % bound;
+        self.0 /= bound;
+        part
+    }
+
+    fn index(&mut self) -> usize {
+        self.below(1 << 16) as usize
+    }
+}

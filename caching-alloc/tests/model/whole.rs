@@ -1,0 +1,128 @@
+//! What holds for the whole of an allocator.
+
+use caching_alloc::core::{Block, BlockState, Fault, PoolId, Segment, Snapshot, Usage};
+
+use super::super::common::{check_tiling, used};
+use super::machine::Machine;
+use super::mirror::Mirror;
+use super::step::{STREAMS, Which};
+
+impl Machine {
+    /// Everything, at any moment.
+    pub(super) fn check_whole(&mut self) {
+        let snapshot = self.allocator.snapshot().unwrap();
+        check_tiling(&snapshot);
+        let blocks = used(&snapshot);
+        for live in &self.live {
+            let block = &live.block;
+            assert_eq!(blocks.get(&block.address()), Some(&(block.bytes(), false)), "{block:?}");
+        }
+        assert_eq!(blocks.values().filter(|(_, pending)| !pending).count(), self.live.len());
+        self.check_figures(&snapshot);
+        let seen = Mirror::of(&snapshot);
+        assert_eq!(self.ledger.open().mirror, seen, "entries lead to the state");
+        if let Some((_, late)) = &self.late {
+            assert_eq!(*late.mirror(), seen, "for those who come late, too");
+        }
+        self.reader.catch_up(&self.allocator).unwrap();
+        assert_eq!(self.reader, seen, "and for those who read later");
+        self.check_faults();
+    }
+
+    /// Statistics are what they should be: nothing is lost, nothing counted twice.
+    fn check_figures(&self, snapshot: &Snapshot) {
+        let stats = self.allocator.stats();
+        let calls = self.source.host.calls();
+        let segments = || {
+            let fixed = snapshot.segments.iter().map(|state| &state.segment);
+            fixed.chain(snapshot.mapped.iter().flat_map(|state| &state.segments)).chain(&snapshot.quarantined)
+        };
+        let reserved: u64 = segments().map(Segment::bytes).sum();
+        assert_eq!((stats.reserved.current, reserved), (calls.live_bytes, calls.live_bytes), "conservation");
+        assert_eq!(stats.quarantined, snapshot.quarantined.iter().map(Segment::bytes).sum::<u64>());
+        // Pages that were made in vain are the source's peak alone.
+        assert!(stats.reserved.peak == calls.peak_bytes || calls.discard > 0);
+        assert!(stats.reserved.peak <= calls.peak_bytes);
+        assert_eq!(stats.segments.current, segments().count() as u64);
+        let sum = |of: fn(&Block) -> u64| self.live.iter().map(|live| of(&live.block)).sum::<u64>();
+        assert_eq!(stats.all.allocated.current, sum(Block::bytes));
+        assert_eq!(stats.all.requested.current, sum(Block::requested));
+        assert_eq!(stats.all.blocks.current, self.live.len() as u64);
+        let fixed = snapshot.segments.iter().flat_map(|state| &state.blocks);
+        let blocks = fixed.chain(snapshot.mapped.iter().flat_map(|state| &state.blocks));
+        // What a pool left that is gone shows whole segments, and nobody who asked for them.
+        let owned = blocks.filter(|block| block.call_site.is_some());
+        assert_eq!(stats.all.active.current, owned.map(BlockState::active_bytes).sum::<u64>());
+        let both = stats.small.allocated.current + stats.large.allocated.current;
+        assert_eq!(both, stats.all.allocated.current);
+        for pool in &self.pools {
+            let of = |segment: &&Segment| segment.pool() == pool.id();
+            let reserved: u64 = segments().filter(of).map(Segment::bytes).sum();
+            assert_eq!(pool.stats().reserved.current, reserved, "conservation in {pool:?}");
+        }
+    }
+
+    /// Nothing is amiss but that what was held had to stay.
+    fn check_faults(&self) {
+        let mut faults = self.allocator.faults();
+        faults.retain(|fault| !matches!(fault, Fault::Quarantined { .. }));
+        assert!(faults.is_empty(), "{faults:?}");
+    }
+
+    /// Everything that can go back has gone: what is left is used, or kept; `but` for one pool.
+    pub(super) fn check_nothing_idle(&self, but: Option<PoolId>) {
+        let snapshot = self.allocator.snapshot().unwrap();
+        for state in &snapshot.segments {
+            let idle = state.blocks.iter().all(|block| block.usage == Usage::Inactive);
+            assert!(!idle || !self.may_go(&state.segment), "{:?} is idle", state.segment);
+        }
+        if (0..STREAMS).any(|stream| self.is_capturing(super::super::common::s(stream))) {
+            return;
+        }
+        for state in &snapshot.mapped {
+            let used: Vec<_> = state.blocks.iter().filter(|block| block.usage != Usage::Inactive).collect();
+            for page in &state.segments {
+                let (begin, end) = (page.address(), page.memory().end());
+                let idle = !used.iter().any(|used| used.address < end && begin < used.address + used.bytes);
+                let stays = Some(page.pool()) == but || !page.holders().is_empty() || !self.may_go(page);
+                assert!(!idle || stays, "{page:?} is idle");
+            }
+        }
+    }
+
+    /// After a trim, what can be merged is.
+    pub(super) fn check_merged(&self) {
+        let snapshot = self.allocator.snapshot().unwrap();
+        for state in snapshot.segments.iter().filter(|state| self.may_go(&state.segment)) {
+            let merged = |pair: &[_]| {
+                let [left, right] = [0, 1].map(|at: usize| -> Usage { pair[at] });
+                left != Usage::Inactive || right != Usage::Inactive
+            };
+            let usages: Vec<_> = state.blocks.iter().map(|block| block.usage).collect();
+            assert!(usages.windows(2).all(merged), "free neighbours in {:?}: {usages:?}", state.segment);
+        }
+    }
+
+    /// Whether a segment goes back when it is idle and memory is wanted.
+    fn may_go(&self, segment: &Segment) -> bool {
+        let kept = self.ledger.open().kept.contains(&segment.pool());
+        // What a pool left that is gone waits until nothing of it is used any more.
+        let there = self.pools.iter().any(|pool| pool.id() == segment.pool());
+        there && !kept && !self.is_capturing(segment.stream())
+    }
+
+    /// Everything goes back when nobody wants it any more.
+    pub(super) fn finish(mut self) {
+        self.check_whole();
+        self.release_all();
+        self.check_whole();
+        self.allocator.empty_cache().unwrap();
+        self.check_whole();
+        let stats = self.allocator.stats();
+        let symmetric = self.pools[Which::Symmetric as usize].stats();
+        assert_eq!(stats.reserved.current, symmetric.reserved.current, "all but what never goes");
+        assert_eq!(stats.all.active.current, 0);
+        assert_eq!(self.streams.live_events(), 0, "every event is given back");
+        assert_eq!(self.dismantle(), 0, "all of it goes back");
+    }
+}
