@@ -44,6 +44,6 @@ struct Readme;
 
 #[cfg(test)]
 extern crate self as caching_alloc;
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[path = "../tests/main.rs"]
 mod end_to_end;

@@ -1,7 +1,6 @@
 //! The allocator's handle.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::block::Block;
 use super::device::Device;
@@ -15,6 +14,7 @@ use super::snapshot::{BlockState, Snapshot};
 use super::source::{MemoryInfo, SegmentSource, SourceError};
 use super::stats::{Gauge, MemoryReport, Stats, Tallies, Usages};
 use super::stream::{StreamEvents, StreamId};
+use super::sync::atomic::Ordering;
 use super::tracker::{Attachment, Filter, Tracker};
 
 /// A caching allocator of one device's memory: a cheap handle, for use from any thread.

@@ -5,11 +5,12 @@
 
 use super::device::{Device, Growth};
 use super::rounding::Fraction;
+use super::sync::atomic::Ordering;
 
 impl Device {
     /// What is collected above.
     pub(super) fn collect_above(&self) -> Option<u64> {
-        let part = Fraction::from_millionths(self.collect.load(std::sync::atomic::Ordering::Relaxed))?;
+        let part = Fraction::from_millionths(self.collect.load(Ordering::Relaxed))?;
         self.limit().map(|limit| part.of(limit))
     }
 

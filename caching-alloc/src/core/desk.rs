@@ -3,16 +3,19 @@
 //! A block's way in and out costs two locks; counting a reference on each would cost a third of that again. Desks of
 //! shards that are gone serve the next ones: there are never more than there were shards at one time.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use super::lock::{Quick, QuickGuard};
 use super::shard::ShardState;
+use super::sync::{Mutex, global};
 
 /// A shard's state behind the lock that a hit takes.
 #[derive(Debug)]
 pub(super) struct Desk(Quick<Option<ShardState>>);
 
-static SPARE: Mutex<Vec<&'static Desk>> = Mutex::new(Vec::new());
+global! {
+    static SPARE: Mutex<Vec<&'static Desk>> = Mutex::new(Vec::new());
+}
 
 /// A shard's state, locked.
 pub(super) struct Open<'a>(QuickGuard<'a, Option<ShardState>>);

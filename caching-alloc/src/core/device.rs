@@ -3,9 +3,8 @@
 //! Structure (segments and trackers) changes only under the growth lock. That lock is held while the source and
 //! trackers are called; a shard's lock never is.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
 use super::block::Block;
@@ -21,10 +20,12 @@ use super::route::Routes;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
 use super::settings::Settings;
 use super::shard::{Request, Shard};
-use super::snapshot::{BlockState, SegmentState, Usage};
+use super::snapshot::{SegmentState, Usage};
 use super::source::{self, SegmentSource, SourceError};
 use super::stats::{SourceCalls, Stats};
 use super::stream::{StreamEvents, StreamId};
+use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::sync::{Mutex, MutexGuard, RwLock};
 use super::tracker::{self, Slot, Slots};
 
 /// Faults that are kept.
@@ -60,6 +61,8 @@ pub(super) struct Device {
 pub(super) struct Growth {
     pub(super) trackers: Slots,
     pub(super) ring: VecDeque<Entry>,
+    /// Segments that trackers have been told of, and not yet that they go.
+    pub(super) segments: BTreeMap<SegmentId, Segment>,
     last_time: u64,
     next_segment: u64,
     next_pool: u32,
@@ -94,11 +97,12 @@ impl Grave {
     /// What a snapshot shows: every segment as one block, in use as long as any block of it may be.
     pub(super) fn capture(&self) -> impl Iterator<Item = SegmentState> {
         let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
-        self.segments.iter().map(move |segment| {
-            let (address, bytes) = (segment.address(), segment.bytes());
-            let whole = BlockState { address, bytes, requested: 0, usage, call_site: None };
-            SegmentState { segment: segment.clone(), blocks: vec![whole] }
-        })
+        self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
+    }
+
+    /// The entries that trackers have still to get, and those trackers.
+    pub(super) fn take_entries(&mut self) -> (Slots, Vec<Entry>) {
+        (self.slots.clone(), std::mem::take(&mut self.entries))
     }
 }
 
@@ -111,6 +115,7 @@ impl Device {
         let growth = Growth {
             trackers: Arc::new([]),
             ring: VecDeque::new(),
+            segments: BTreeMap::new(),
             last_time: 0,
             next_segment: 0,
             next_pool: 0,
@@ -239,6 +244,15 @@ impl Device {
 
     /// Numbers a structural entry, keeps it and delivers it.
     pub(super) fn emit(&self, growth: &mut Growth, pool: PoolId, stream: StreamId, action: Action) -> u64 {
+        match &action {
+            Action::SegmentAlloc(segment) | Action::SegmentMap(segment) => {
+                growth.segments.insert(segment.id(), segment.clone());
+            }
+            Action::SegmentFree(segment) | Action::SegmentUnmap(segment) => {
+                growth.segments.remove(&segment.id());
+            }
+            _ => {}
+        }
         growth.last_time = self.now().max(growth.last_time + 1);
         let number = self.generation() + 1;
         let time_ns = growth.last_time;
@@ -345,7 +359,8 @@ impl Device {
     }
 
     fn empty(&self, growth: &mut Growth, mut grave: Grave) {
-        self.tell(&grave.slots, &std::mem::take(&mut grave.entries));
+        let (slots, entries) = grave.take_entries();
+        self.tell(&slots, &entries);
         for pending in &mut grave.pending {
             pending.waits.retain(|wait| !self.wait_for(wait));
         }

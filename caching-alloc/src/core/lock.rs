@@ -1,6 +1,8 @@
 //! Locks with a rank: they are taken in ascending order only, which debug builds check.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
+
+use super::sync::{self, Mutex, MutexGuard, QuickMutex};
 
 /// The order in which locks are taken. Trackers run under the first two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,17 +57,17 @@ impl<T> Ranked<T> {
 /// The lock that a hit takes. Its holder calls nobody and is done in tens of ns, so that who finds it taken yields
 /// instead of going to sleep; letting go is a plain store, where a lock with sleepers needs an exchange.
 #[derive(Debug)]
-pub(super) struct Quick<T>(spin::mutex::SpinMutex<T, spin::relax::Yield>);
+pub(super) struct Quick<T>(QuickMutex<T>);
 
 /// The quick lock, held.
 pub(super) struct QuickGuard<'a, T> {
-    inner: spin::mutex::SpinMutexGuard<'a, T>,
+    inner: sync::QuickGuard<'a, T>,
     _held: held::Held,
 }
 
 impl<T> Quick<T> {
     pub(super) fn new(value: T) -> Self {
-        Self(spin::mutex::SpinMutex::new(value))
+        Self(QuickMutex::new(value))
     }
 
     #[inline]
@@ -108,8 +110,9 @@ mod held {
     use std::cell::Cell;
 
     use super::Rank;
+    use super::sync::per_thread;
 
-    thread_local! {
+    per_thread! {
         /// How many locks of each rank this thread holds.
         static HELD: Cell<[u32; 5]> = const { Cell::new([0; 5]) };
     }

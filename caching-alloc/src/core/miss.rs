@@ -260,7 +260,8 @@ impl Shard {
             let Some(id) = reserved else { continue };
             let ordered = self.is_ordered_after(&other, wait);
             let mut state = other.state.lock();
-            if ordered {
+            // A pool that goes lends nothing more: nothing would keep it for what it lent.
+            if ordered && !state.is_closed {
                 self.device.totals().borrowed += 1;
                 return Some(other.hand_out(state, id, request, self.stream));
             }

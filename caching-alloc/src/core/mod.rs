@@ -15,6 +15,8 @@ mod fixed;
 mod front;
 mod graph;
 mod heap;
+#[cfg(test)]
+mod interleavings;
 mod lease;
 mod lock;
 mod miss;
@@ -36,6 +38,7 @@ mod source;
 mod stats;
 mod stream;
 pub mod symmetric;
+mod sync;
 mod tracker;
 mod watch;
 

@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::allocator::Allocator;
 use super::device::{Device, locked};
 use super::error::{Fault, OutOfMemory};
+use super::sync::{Mutex, per_thread};
 use super::tracker;
 
 /// What an observer says to a request that found no memory.
@@ -56,7 +57,7 @@ impl Drop for Observation {
     }
 }
 
-thread_local! {
+per_thread! {
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -65,7 +66,7 @@ impl Device {
     pub(super) fn ask_observers(&self, figures: &OutOfMemory) -> bool {
         let list: Vec<_> =
             locked(&self.observers.0).list.iter().map(|(_, observe)| observe.clone()).collect();
-        if list.is_empty() || ASKING.replace(true) {
+        if list.is_empty() || ASKING.with(|asking| asking.replace(true)) {
             return false;
         }
         let mut again = false;
@@ -75,7 +76,7 @@ impl Device {
                 Err(panic) => self.fault(Fault::ObserverPanicked { message: tracker::message(&*panic) }),
             }
         }
-        ASKING.set(false);
+        ASKING.with(|asking| asking.set(false));
         again
     }
 }

@@ -1,7 +1,6 @@
 //! Pools, and how a request finds its shard.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::allocator::Found;
 use super::block::Block;
@@ -21,6 +20,8 @@ use super::source::SegmentSource;
 use super::stats::{Gauge, Stats, Tallies};
 use super::stream::StreamId;
 use super::symmetric::{Log, SEGMENT_STEP, SymmetricSegment};
+use super::sync::atomic::{AtomicUsize, Ordering};
+use super::sync::{Mutex, MutexGuard};
 
 /// Memory that is kept apart from all other pools: a cheap handle.
 ///

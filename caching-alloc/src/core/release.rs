@@ -23,6 +23,8 @@ impl Device {
     pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64, but: Option<PoolId>) -> u64 {
         let before = self.totals().reserved.current;
         let gone = |device: &Self| before - device.totals().reserved.current;
+        // Pools that have gone since this began have left theirs.
+        self.reap(growth);
         for shard in self.shards() {
             let left = wanted.saturating_sub(gone(self));
             if left == 0 {

@@ -6,17 +6,19 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, PoisonError};
 
 use super::device::Device;
 use super::pool::Pool;
 use super::stream::StreamId;
+use super::sync::atomic::{AtomicUsize, Ordering};
+use super::sync::{RwLock, per_thread};
 
-/// The order in which guards were made, over all allocators; it names them too.
+/// The order in which guards were made, over all allocators; it names them too, and orders nothing else.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-thread_local! {
+per_thread! {
     static HERE: RefCell<Vec<Route>> = const { RefCell::new(Vec::new()) };
 }
 

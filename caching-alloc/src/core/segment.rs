@@ -1,11 +1,12 @@
 //! A segment as others see it, and the holds they take on it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::source::{SegmentMemory, SegmentSource};
 use super::stream::StreamId;
+use super::sync::atomic::{AtomicU64, Ordering};
+use super::sync::{Mutex, MutexGuard};
 
 /// A segment's number on its device, in order of creation; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]

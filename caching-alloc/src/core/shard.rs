@@ -47,7 +47,9 @@ pub(super) struct Shard {
 pub(super) struct ShardState {
     pub(super) origin: Origin,
     shard: Weak<Shard>,
-    /// Keeps the shard until the last of them is back, once its pool is gone.
+    /// Its pool is gone.
+    pub(super) is_closed: bool,
+    /// Keeps the shard then until the last block is back.
     keeper: Option<Arc<Shard>>,
     pub(super) fixed: Fixed,
     /// In a re-mappable pool instead: what all streams share, and which list is this one's.
@@ -85,6 +87,7 @@ impl Shard {
         let mut state = ShardState {
             origin,
             shard: Weak::new(),
+            is_closed: false,
             keeper: None,
             fixed: Fixed::new(pool.splitting()),
             shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
@@ -138,6 +141,7 @@ impl Shard {
     /// Its pool is gone: it goes with the last block.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
+        state.is_closed = true;
         if state.tallies.live() > 0 {
             state.keeper = Some(self.clone());
         }

@@ -6,12 +6,13 @@ use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::device::Device;
 use super::entry::{ActionKind, Entry};
 use super::error::{Fault, TrackError, chain};
 use super::snapshot::Snapshot;
+use super::sync::atomic::{AtomicBool, Ordering};
+use super::sync::per_thread;
 
 /// What a tracker may fail with.
 pub type TrackerError = Box<dyn Error + Send + Sync>;
@@ -114,22 +115,21 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Detaches: once this returns, the tracker is not called any more.
+    /// Detaches: the tracker gets what happened before, and once this returns it is not called any more.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker. It is detached all the same; entries that are under way on
     /// other threads may still reach it.
     pub fn detach(self) -> Result<(), TrackError> {
-        self.slot.attached.store(false, Ordering::Release);
-        self.device.detach()
+        self.device.detach(&self.slot)
     }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if self.slot.attached.swap(false, Ordering::AcqRel) {
-            // Inside a tracker the slot is dead already, and is swept with the next attachment.
-            let _ = self.device.detach();
+        if self.slot.attached.load(Ordering::Acquire) {
+            // Inside a tracker it may still be called on other threads; nobody can be told.
+            let _ = self.device.detach(&self.slot);
         }
     }
 }
@@ -196,20 +196,20 @@ impl Slot {
     }
 }
 
-thread_local! {
+per_thread! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether this thread is inside a tracker, of whatever allocator.
 pub(super) fn inside() -> bool {
-    INSIDE.get() > 0
+    INSIDE.with(Cell::get) > 0
 }
 
 /// Runs a tracker's code; a panic ends here, as its message.
 fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
-    INSIDE.set(INSIDE.get() + 1);
+    INSIDE.with(|inside| inside.set(inside.get() + 1));
     let result = catch_unwind(AssertUnwindSafe(call));
-    INSIDE.set(INSIDE.get() - 1);
+    INSIDE.with(|inside| inside.set(inside.get() - 1));
     result.map_err(|panic| message(&*panic))
 }
 

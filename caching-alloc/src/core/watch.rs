@@ -2,9 +2,8 @@
 //!
 //! All of it under the growth lock, so that a snapshot and what follows it fit together exactly.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::allocator::Allocator;
 use super::device::{Device, Grave, Growth, locked};
@@ -12,8 +11,10 @@ use super::entry::Entry;
 use super::error::TrackError;
 use super::fixed::Tile;
 use super::pool::PoolCore;
+use super::segment::Segment;
 use super::shard::{self, Shard, ShardState};
-use super::snapshot::{MappedState, SegmentState, Snapshot};
+use super::snapshot::{MappedState, SegmentState, Snapshot, Usage};
+use super::sync::atomic::Ordering;
 use super::tracker::{Filter, Slot, Tracker};
 
 /// What a reader of an allocator's structure has missed; see [`Allocator::since`].
@@ -88,6 +89,11 @@ impl Device {
     fn assemble(&self, growth: &Growth, states: States, mut trace: Vec<Entry>) -> Snapshot {
         let States { mut segments, mapped } = states;
         segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
+        // What a shard leaves is in no place for a moment, and known to trackers all the same.
+        let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
+        let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
+        let left = growth.segments.values().filter(|segment| !shown.contains(&segment.id()));
+        segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
         segments.sort_by_key(|state| state.segment.address());
         // Stable: equal stamps keep their order, structure first.
         trace.sort_by_key(|entry| entry.time_ns);
@@ -136,16 +142,27 @@ impl Device {
         Ok(slot)
     }
 
-    /// Delivers the block entries that wait.
+    /// Delivers the block entries that wait, those of shards that are gone too.
     pub(super) fn flush(&self) {
         for shard in self.shards() {
             shard.settle_entries();
         }
+        // A tracker may free the last block of a pool: no lock that this takes is held.
+        let last: Vec<_> = locked(&self.graves).iter_mut().map(Grave::take_entries).collect();
+        for (slots, entries) in last {
+            self.tell(&slots, &entries);
+        }
     }
 
-    /// Forgets a tracker and waits for deliveries to it that are under way.
-    pub(super) fn detach(&self) -> Result<(), TrackError> {
-        let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "detaching a tracker" })?;
+    /// Delivers to a tracker what has happened, and forgets it.
+    pub(super) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
+        let Some(mut growth) = self.grow() else {
+            // The slot is dead; it is swept with the next that comes or goes.
+            slot.attached.store(false, Ordering::Release);
+            return Err(TrackError::Reentrant { operation: "detaching a tracker" });
+        };
+        self.flush();
+        slot.attached.store(false, Ordering::Release);
         self.sweep(&mut growth);
         Ok(())
     }

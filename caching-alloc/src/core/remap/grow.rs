@@ -140,7 +140,10 @@ impl Shard {
             match self.map(source, &plan) {
                 Ok(mapped) => {
                     self.publish(growth, plan, mapped);
-                    return Ok(self.hit_now(request));
+                    // Unless another thread has had it on this stream meanwhile.
+                    if let Some(block) = self.hit_now(request) {
+                        return Ok(Some(block));
+                    }
                 }
                 Err(error) => {
                     self.pool.arena_mut().abandon(plan);

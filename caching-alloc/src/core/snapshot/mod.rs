@@ -88,6 +88,13 @@ impl BlockState {
 }
 
 impl SegmentState {
+    /// A segment as one block that nobody has.
+    pub(super) fn whole(segment: &Segment, usage: Usage) -> Self {
+        let (address, bytes) = (segment.address(), segment.bytes());
+        let whole = BlockState { address, bytes, requested: 0, usage, call_site: None };
+        Self { segment: segment.clone(), blocks: vec![whole] }
+    }
+
     /// Bytes of its blocks that are not free.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {

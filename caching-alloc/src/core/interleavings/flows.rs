@@ -1,0 +1,103 @@
+//! Whole flows: more steps than all orders of which could be tried.
+
+use super::*;
+
+const SIZES: [u64; 3] = [1000, 700_000, 3 << 20];
+
+/// Asks for blocks of several lengths, has some used on another stream, and drops every other.
+fn churn(program: &Program, pool: &Pool, stream: u64) -> Vec<Owned> {
+    let mut kept = Vec::new();
+    for step in 0..8 {
+        let block = program.allocate_from(pool, SIZES[step % SIZES.len()], stream);
+        if step % 4 == 3 {
+            program.streams.enqueue(StreamId(stream + 1));
+            block.block().record_stream(StreamId(stream + 1)).unwrap();
+        }
+        if step % 2 == 0 {
+            kept.push(block);
+        }
+    }
+    kept
+}
+
+/// Threads churn in a pool that goes meanwhile; what they keep is freed by others. Trackers and late readers come and go.
+fn come_and_go(program: &Program, kind: PoolKind) {
+    let pool = program.pool(PoolSettings { kind, lends: true, ..PoolSettings::default() });
+    let workers: Vec<_> = (0..3)
+        .map(|worker| {
+            let (program, pool) = (program.clone(), pool.clone());
+            thread::spawn(move || churn(&program, &pool, 1 + worker % 2))
+        })
+        .collect();
+    let structure = Reader::new();
+    let attached = program.allocator.attach(structure.clone(), Filter::structural()).unwrap();
+    let late = program.clone();
+    let late = thread::spawn(move || {
+        let mut books = reader::Books::default();
+        books.begin(&late.allocator.snapshot().unwrap());
+        (0..3).for_each(|_| models::catch_up(&late, &mut books));
+        assert!(books.wrong.is_empty(), "{:#?}", books.wrong);
+    });
+    let everything = Reader::new();
+    let attachment = program.allocator.attach(everything.clone(), Filter::all()).unwrap();
+    let mine: Vec<_> = (0..5).map(|_| program.allocate(1000, 9)).collect();
+    drop(pool);
+    let rest: Vec<_> = workers.into_iter().map(|worker| worker.join().unwrap()).collect();
+    let freeing: Vec<_> = rest.into_iter().map(|blocks| thread::spawn(move || drop(blocks))).collect();
+    attachment.detach().unwrap();
+    everything.close();
+    let handed_out = everything.books().handed_out;
+    assert!(handed_out >= 5, "what came before detaching is told");
+    drop(mine);
+    freeing.into_iter().for_each(|thread| thread.join().unwrap());
+    late.join().unwrap();
+    everything.check();
+    assert_eq!(everything.books().handed_out, handed_out, "what comes after is not");
+    program.end();
+    assert!(structure.books().segments.is_empty(), "{:?}", structure.books().segments);
+    structure.check();
+    drop(attached);
+}
+
+#[test]
+fn threads_trackers_and_pools_come_and_go() {
+    check(|| come_and_go(&Program::new(1 << 30), PoolKind::Cached));
+}
+
+#[test]
+fn pages_move_while_threads_trackers_and_pools_come_and_go() {
+    check(|| come_and_go(&Program::new(1 << 30), PoolKind::Remappable));
+}
+
+#[test]
+fn threads_that_want_more_than_there_is_share_it() {
+    check(|| {
+        let program = Program::new(12 * MIB);
+        let lender = program.pool(PoolSettings { lends: true, ..PoolSettings::default() });
+        let workers: Vec<_> = (0..3u64)
+            .map(|worker| {
+                let (program, lender) = (program.clone(), (worker == 0).then(|| lender.clone()));
+                thread::spawn(move || {
+                    for step in 0..6 {
+                        let bytes = SIZES[step % SIZES.len()];
+                        let stream = StreamId(1 + worker);
+                        let block = match &lender {
+                            Some(lender) => lender.allocate(bytes, stream),
+                            None => program.allocator.allocate(bytes, stream),
+                        };
+                        // No memory for it now: the others have it.
+                        let Ok(block) = block else { continue };
+                        let block = program.own(block);
+                        if step % 2 == 0 {
+                            program.streams.enqueue(StreamId(1 + (worker + 1) % 3));
+                            block.block().record_stream(StreamId(1 + (worker + 1) % 3)).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        drop(lender);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        program.end();
+    });
+}

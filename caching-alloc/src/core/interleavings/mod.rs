@@ -1,0 +1,170 @@
+//! What threads do to each other: programs of a few threads, whose order is left to whoever runs them.
+//!
+//! - Built with `--cfg loom`: [`models`], in every order in which no more than `LOOM_MAX_PREEMPTIONS` times (2 unless
+//!   set) a thread is interrupted that could go on. Orders that differ in steps that do not touch the same lock or
+//!   counter are one to loom, which therefore never reorders counted references (see [`sync`](super::sync)).
+//! - Built with `--cfg shuttle`: [`models`] and [`flows`], in `SHUTTLE_ORDERS` orders (300 unless set) chosen at random
+//!   and as many in which a thread has to wait for the others at three unlucky moments.
+//! - Otherwise: both, on threads of the system, as they come.
+//!
+//! What a program checks is what it can see from outside: its [`Ledger`], which no two blocks share bytes in; the
+//! figures of the source, the streams and the statistics at its end; what its [`Reader`] was told.
+
+#[cfg(not(loom))]
+mod flows;
+mod models;
+mod reader;
+mod streams;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::*;
+use crate::host::HostSource;
+use reader::Reader;
+use streams::Streams;
+
+#[cfg(loom)]
+use loom::thread;
+#[cfg(shuttle)]
+use shuttle::thread;
+#[cfg(not(any(loom, shuttle)))]
+use std::thread;
+
+const MIB: u64 = 1 << 20;
+
+#[cfg(loom)]
+fn check(program: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(2);
+    builder.max_branches = 100_000;
+    let orders = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let tried = orders.clone();
+    builder.check(move || {
+        tried.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        program();
+    });
+    println!("{} orders", orders.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+#[cfg(shuttle)]
+fn check(program: impl Fn() + Send + Sync + 'static) {
+    let orders = std::env::var("SHUTTLE_ORDERS").ok().and_then(|number| number.parse().ok()).unwrap_or(300);
+    let program = Arc::new(program);
+    let again = program.clone();
+    shuttle::check_random(move || program(), orders);
+    shuttle::check_pct(move || again(), orders, 3);
+}
+
+#[cfg(not(any(loom, shuttle)))]
+fn check(program: impl Fn() + Send + Sync + 'static) {
+    (0..30).for_each(|_| program());
+}
+
+/// An allocator whose source and streams are looked at in the end, and who has which bytes of it.
+#[derive(Clone)]
+struct Program {
+    source: Arc<HostSource>,
+    streams: Arc<Streams>,
+    allocator: Allocator,
+    ledger: Arc<Ledger>,
+}
+
+/// Blocks that are out, by address: where they end. No checker knows of its lock, which never has to be waited for.
+#[derive(Default)]
+struct Ledger(Mutex<BTreeMap<u64, u64>>);
+
+/// A block that is in the ledger.
+#[derive(Debug)]
+struct Owned {
+    /// `None`: dropped.
+    block: Option<Block>,
+    ledger: Arc<Ledger>,
+}
+
+impl std::fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ledger")
+    }
+}
+
+impl Program {
+    /// One segment of each class in 8 MiB: the least that its models can do with.
+    fn new(capacity: u64) -> Self {
+        Self::with(capacity, Settings::default())
+    }
+
+    fn with(capacity: u64, settings: Settings) -> Self {
+        Self::made(capacity, |source, streams| Allocator::new(source, streams, Self::small(settings)))
+    }
+
+    fn remapping(capacity: u64) -> Self {
+        Self::made(capacity, |source, streams| {
+            Allocator::remapping(source, streams, Self::small(Settings::default())).unwrap()
+        })
+    }
+
+    fn small(settings: Settings) -> Settings {
+        Settings {
+            large_segment: 4 * MIB,
+            small_segment: 2 * MIB,
+            front_bytes: MIB,
+            ring_entries: 16,
+            ..settings
+        }
+    }
+
+    fn made(capacity: u64, make: impl FnOnce(Arc<HostSource>, Arc<Streams>) -> Allocator) -> Self {
+        let (source, streams) = (Arc::new(HostSource::new(capacity)), Arc::new(Streams::new()));
+        let allocator = make(source.clone(), streams.clone());
+        Self { source, streams, allocator, ledger: Arc::default() }
+    }
+
+    fn pool(&self, settings: PoolSettings) -> Pool {
+        self.allocator.pool(PoolSettings { name: "private".into(), ..settings }).unwrap()
+    }
+
+    fn own(&self, block: Block) -> Owned {
+        let mut ledger = self.ledger.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (first, end) = (block.address(), block.address() + block.bytes());
+        let below = ledger.range(..end).next_back();
+        assert!(below.is_none_or(|(_, end)| *end <= first), "{block:?} is out already: {below:x?}");
+        ledger.insert(first, end);
+        Owned { block: Some(block), ledger: self.ledger.clone() }
+    }
+
+    /// From the allocator, whatever pool that is.
+    fn allocate(&self, bytes: u64, stream: u64) -> Owned {
+        self.own(self.allocator.allocate(bytes, StreamId(stream)).unwrap())
+    }
+
+    fn allocate_from(&self, pool: &Pool, bytes: u64, stream: u64) -> Owned {
+        self.own(pool.allocate(bytes, StreamId(stream)).unwrap())
+    }
+
+    /// Everything is back: no block is out, nothing is wanted of a stream, and all memory can be given back.
+    fn end(&self) {
+        let stats = self.allocator.stats();
+        assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0), "blocks that are out");
+        self.allocator.empty_cache().unwrap();
+        let stats = self.allocator.stats();
+        assert_eq!((stats.all.active.current, stats.reserved.current), (0, 0), "memory that is in use");
+        assert_eq!(self.source.calls().live_bytes, 0, "memory that the source misses");
+        assert_eq!(self.streams.live_events(), 0, "events that nobody waits for any more");
+        assert!(self.allocator.faults().is_empty(), "{:?}", self.allocator.faults());
+    }
+}
+
+impl Owned {
+    fn block(&self) -> &Block {
+        self.block.as_ref().unwrap()
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        self.ledger.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.address());
+        drop(block);
+    }
+}

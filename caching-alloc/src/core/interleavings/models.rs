@@ -1,0 +1,231 @@
+//! Few threads, few steps: small enough for every order to be tried.
+
+use super::*;
+
+/// A length that the front keeps, and one that it does not.
+const SHORT: u64 = 1000;
+const LONG: u64 = 3 * MIB;
+
+#[test]
+fn a_block_freed_by_another_thread_is_found_or_not_but_never_lost() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let theirs = program.allocate(SHORT, 1);
+        let other = thread::spawn(move || drop(theirs));
+        let mine = program.allocate(SHORT, 1);
+        other.join().unwrap();
+        assert_eq!(program.allocator.stats().all.blocks.current, 1);
+        drop(mine);
+        program.end();
+    });
+}
+
+#[test]
+fn two_threads_that_ask_first_get_one_segment() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let here = program.clone();
+        let other = thread::spawn(move || here.allocate(SHORT, 1));
+        let mine = program.allocate(SHORT, 1);
+        let theirs = other.join().unwrap();
+        assert_eq!(program.source.calls().allocate, 1);
+        drop((mine, theirs));
+        program.end();
+    });
+}
+
+#[test]
+fn a_thread_that_ends_leaves_what_it_kept_to_the_others() {
+    check(|| {
+        let program = Program::new(4 * MIB);
+        // What it frees stays with its stream, which nobody uses from then on; there is no more than that.
+        let theirs = program.allocate(LONG, 2);
+        let other = thread::spawn(move || drop(theirs));
+        let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
+        other.join().unwrap();
+        // As long as the other thread had it there was none.
+        drop(mine.unwrap_or_else(|_| program.allocate(LONG, 1)));
+        program.end();
+    });
+}
+
+#[test]
+fn a_block_that_outlives_its_pool_leaves_its_desk_to_the_next() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let pool = program.pool(PoolSettings::default());
+        let block = program.allocate_from(&pool, SHORT, 1);
+        let other = thread::spawn(move || drop(block));
+        drop(pool);
+        let next = program.pool(PoolSettings::default());
+        let mine = program.allocate_from(&next, SHORT, 1);
+        other.join().unwrap();
+        assert_eq!((mine.block().pool(), next.stats().all.blocks.current), (next.id(), 1));
+        drop((mine, next));
+        program.end();
+    });
+}
+
+#[test]
+fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
+    check(|| {
+        let program = Program::new(4 * MIB);
+        let lender = program.pool(PoolSettings { lends: true, ..PoolSettings::default() });
+        drop(program.allocate_from(&lender, LONG, 1));
+        let other = thread::spawn(move || drop(lender));
+        let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
+        other.join().unwrap();
+        // Borrowed, or the default pool's own; while the lender's memory is on its way back there is none.
+        let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
+        // Were the lender's desk free already, this would have it.
+        let next = program.pool(PoolSettings::default());
+        assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
+        assert_eq!(mine.block().requested(), LONG);
+        drop((mine, next));
+        program.end();
+    });
+}
+
+#[test]
+fn a_block_in_use_by_another_stream_waits_for_it_and_comes_back() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let block = program.allocate(LONG, 1);
+        block.block().record_stream(StreamId(2)).unwrap();
+        program.streams.enqueue(StreamId(2));
+        let (address, here) = (block.block().address(), program.clone());
+        let freeing = thread::spawn(move || drop(block));
+        let ending = thread::spawn(move || {
+            here.streams.complete(StreamId(2));
+        });
+        let mine = program.allocate(LONG, 1);
+        if mine.block().address() == address {
+            assert!(program.streams.comes_after(StreamId(1), StreamId(2), 1), "it is in use");
+        }
+        freeing.join().unwrap();
+        ending.join().unwrap();
+        drop(mine);
+        program.end();
+    });
+}
+
+#[test]
+fn two_threads_that_look_for_pending_blocks_find_them_once() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let block = program.allocate(LONG, 1);
+        block.block().record_stream(StreamId(2)).unwrap();
+        drop(block);
+        let here = program.clone();
+        let other = thread::spawn(move || here.allocate(LONG, 1));
+        let mine = program.allocate(LONG, 1);
+        let theirs = other.join().unwrap();
+        drop((mine, theirs));
+        program.end();
+    });
+}
+
+#[test]
+fn a_tracker_misses_nothing_between_attaching_and_detaching() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let first = program.allocate(SHORT, 1);
+        let here = program.clone();
+        let other = thread::spawn(move || {
+            drop(first);
+            here.allocate(LONG, 1)
+        });
+        let reader = Reader::new();
+        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let mine = program.allocate(SHORT, 2);
+        attachment.detach().unwrap();
+        reader.close();
+        assert!(reader.books().is_out(mine.block()), "what came before is told");
+        let told = reader.books().handed_out;
+        drop((mine, other.join().unwrap()));
+        reader.check();
+        assert_eq!(reader.books().handed_out, told, "what comes after is not");
+        program.end();
+    });
+}
+
+#[test]
+fn a_tracker_knows_every_segment_of_a_pool_that_goes() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let pool = program.pool(PoolSettings::default());
+        let block = program.allocate_from(&pool, SHORT, 1);
+        drop(pool);
+        let other = thread::spawn(move || drop(block));
+        let reader = Reader::new();
+        let _attachment = program.allocator.attach(reader.clone(), Filter::structural()).unwrap();
+        other.join().unwrap();
+        program.allocator.reap().unwrap();
+        reader.check();
+        assert!(reader.books().segments.is_empty(), "{:?}", reader.books().segments);
+        program.end();
+    });
+}
+
+#[test]
+fn a_late_reader_gets_the_snapshot_and_exactly_what_follows() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let here = program.clone();
+        let other = thread::spawn(move || {
+            drop(here.allocate(SHORT, 1));
+            here.allocator.empty_cache().unwrap();
+        });
+        let mut books = reader::Books::default();
+        books.begin(&program.allocator.snapshot().unwrap());
+        catch_up(&program, &mut books);
+        other.join().unwrap();
+        catch_up(&program, &mut books);
+        assert!(books.wrong.is_empty(), "{:#?}", books.wrong);
+        assert_eq!((books.generation, books.segments.len()), (Some(program.allocator.generation()), 0));
+        program.end();
+    });
+}
+
+/// Reads what was missed.
+pub(super) fn catch_up(program: &Program, books: &mut reader::Books) {
+    match program.allocator.since(books.generation.unwrap_or(0)).unwrap() {
+        Since::Entries(entries) => entries.iter().for_each(|entry| books.enter(entry)),
+        Since::TooOld(snapshot) => books.begin(&snapshot),
+    }
+}
+
+#[test]
+fn memory_that_is_held_does_not_go() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let segment = program.allocate(LONG, 1).block().segment();
+        let here = program.clone();
+        let other = thread::spawn(move || _ = here.allocator.empty_cache().unwrap());
+        let hold = segment.hold("model");
+        if hold.is_ok() {
+            assert_eq!(program.source.calls().live_bytes, segment.bytes(), "it is here");
+        }
+        other.join().unwrap();
+        assert_eq!(program.source.calls().live_bytes > 0, hold.is_ok());
+        drop(hold);
+        program.allocator.reap().unwrap();
+        assert_eq!(program.allocator.stats().quarantined, 0);
+        program.allocator.empty_cache().unwrap();
+        assert_eq!(program.source.calls().live_bytes, 0);
+    });
+}
+
+#[test]
+fn two_streams_share_re_mappable_pages() {
+    check(|| {
+        let program = Program::remapping(4 * MIB);
+        let first = program.allocate(SHORT, 1);
+        let here = program.clone();
+        let other = thread::spawn(move || drop(here.allocate(SHORT, 2)));
+        drop(first);
+        drop(program.allocate(LONG, 1));
+        other.join().unwrap();
+        program.end();
+    });
+}

@@ -1,0 +1,133 @@
+//! A tracker that keeps books of what it is told, and says what did not fit.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::core::sync::atomic::{AtomicBool, Ordering};
+use crate::core::{
+    Action, Block, Entry, PoolId, Segment, SegmentId, Snapshot, StreamId, Tracker, TrackerError, Usage,
+};
+
+/// What follows from a snapshot and the entries after it.
+#[derive(Default)]
+pub(super) struct Books {
+    /// Number of the last structural entry.
+    pub(super) generation: Option<u64>,
+    pub(super) segments: BTreeSet<SegmentId>,
+    /// How many blocks are out at an address: one or none.
+    blocks: HashMap<u64, i32>,
+    /// Pools of pages, whose streams share addresses, while entries are in order for each stream alone.
+    shared: HashSet<PoolId>,
+    /// Number of the last block entry of each shard.
+    last: HashMap<(PoolId, StreamId), u64>,
+    /// Blocks that were handed out since.
+    pub(super) handed_out: u64,
+    pub(super) wrong: Vec<String>,
+}
+
+impl Books {
+    /// Begins with the state of then.
+    pub(super) fn begin(&mut self, snapshot: &Snapshot) {
+        self.generation = Some(snapshot.generation);
+        let mapped = snapshot.mapped.iter().flat_map(|range| &range.segments);
+        self.shared = mapped.clone().map(Segment::pool).collect();
+        let fixed = snapshot.segments.iter().map(|state| &state.segment);
+        self.segments = fixed.chain(mapped).map(Segment::id).collect();
+        let mapped = snapshot.mapped.iter().flat_map(|range| &range.blocks);
+        let all = snapshot.segments.iter().flat_map(|state| &state.blocks).chain(mapped);
+        let out = all.filter(|block| block.usage == Usage::Active).map(|block| (block.address, 1));
+        self.blocks = out.collect();
+    }
+
+    pub(super) fn is_out(&self, block: &Block) -> bool {
+        self.blocks.get(&block.address()) == Some(&1)
+    }
+
+    /// One block more or less; whether that can be.
+    fn count(&mut self, pool: PoolId, address: u64, more: i32) -> bool {
+        let out = self.blocks.entry(address).or_default();
+        *out += more;
+        (0..=1).contains(out) || self.shared.contains(&pool)
+    }
+
+    /// Goes on with an entry.
+    pub(super) fn enter(&mut self, entry: &Entry) {
+        let fits = match &entry.action {
+            Action::Alloc(span) => {
+                self.handed_out += 1;
+                self.count(entry.pool, span.address, 1)
+            }
+            Action::FreeRequested(span) => self.count(entry.pool, span.address, -1),
+            Action::SegmentAlloc(segment) => self.segments.insert(segment.id()),
+            Action::SegmentMap(segment) => {
+                self.shared.insert(segment.pool());
+                self.segments.insert(segment.id())
+            }
+            Action::SegmentFree(segment) | Action::SegmentUnmap(segment) => {
+                self.segments.remove(&segment.id())
+            }
+            _ => true,
+        };
+        let next = match entry.action {
+            Action::Alloc(_) | Action::FreeRequested(_) | Action::FreeCompleted(_) => {
+                let last = self.last.insert((entry.pool, entry.stream), entry.number);
+                last.is_none_or(|last| entry.number == last + 1)
+            }
+            _ => {
+                let last = self.generation.replace(entry.number);
+                last.is_some_and(|last| entry.number == last + 1)
+            }
+        };
+        if !fits || !next {
+            self.wrong.push(format!("{entry:?} does not follow (fits: {fits}, is the next: {next})"));
+        }
+    }
+}
+
+/// Keeps [`Books`] as long as it is attached.
+pub(super) struct Reader {
+    books: Mutex<Books>,
+    /// Unlike the books' lock, which nobody waits for, a step to a checker.
+    detached: AtomicBool,
+}
+
+impl Reader {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { books: Mutex::default(), detached: AtomicBool::new(false) })
+    }
+
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing may come any more; nothing that came may have been wrong.
+    pub(super) fn close(&self) {
+        self.detached.store(true, Ordering::SeqCst);
+        self.check();
+    }
+
+    pub(super) fn check(&self) {
+        assert!(self.books().wrong.is_empty(), "{:#?}", self.books().wrong);
+    }
+}
+
+impl Tracker for Reader {
+    fn name(&self) -> &str {
+        "reader"
+    }
+
+    fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
+        self.books().begin(snapshot);
+        Ok(())
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        let detached = self.detached.load(Ordering::SeqCst);
+        let mut books = self.books();
+        if detached {
+            books.wrong.push("called after it was detached".into());
+        }
+        entries.iter().for_each(|entry| books.enter(entry));
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! Streams whose every call is a step to a checker: what it does not see it would not reorder.
+
+use crate::core::sync::Mutex;
+use crate::core::{EventError, EventId, StreamEvents, StreamId};
+use crate::host::HostStreams;
+
+#[derive(Debug)]
+pub(super) struct Streams {
+    host: HostStreams,
+    step: Mutex<()>,
+}
+
+impl Streams {
+    pub(super) fn new() -> Self {
+        Self { host: HostStreams::new(), step: Mutex::new(()) }
+    }
+
+    fn step<R>(&self, call: impl FnOnce(&HostStreams) -> R) -> R {
+        let _step = self.step.lock();
+        call(&self.host)
+    }
+
+    pub(super) fn enqueue(&self, stream: StreamId) {
+        self.step(|host| host.enqueue(stream));
+    }
+
+    pub(super) fn complete(&self, stream: StreamId) {
+        self.step(|host| host.complete(stream));
+    }
+
+    pub(super) fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {
+        self.step(|host| host.comes_after(stream, other, position))
+    }
+
+    pub(super) fn live_events(&self) -> usize {
+        self.host.live_events()
+    }
+}
+
+impl StreamEvents for Streams {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        self.step(|host| host.record(stream))
+    }
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        self.step(|host| host.query(event))
+    }
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        self.step(|host| host.wait(stream, event))
+    }
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        self.step(|host| host.synchronize(event))
+    }
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        self.step(HostStreams::synchronize_device)
+    }
+    fn recycle(&self, event: EventId) {
+        self.step(|host| host.recycle(event));
+    }
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        self.step(|host| host.is_capturing(stream))
+    }
+}
