@@ -4,6 +4,7 @@ mod common;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 mod driver;
+mod failing;
 mod hits;
 mod model;
 mod modelled;

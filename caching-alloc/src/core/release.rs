@@ -79,7 +79,10 @@ impl Device {
             self.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.arena_mut().vacate(&pieces),
-                Err(error) => self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) }),
+                Err(error) => {
+                    pool.arena_mut().lose(&pieces);
+                    self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) });
+                }
             }
             for page in pages {
                 self.count_out(pool, page.bytes());

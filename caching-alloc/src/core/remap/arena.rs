@@ -18,6 +18,8 @@ pub(in crate::core) struct Arena {
     pub(super) granule: Units,
     /// Old addresses of pages that have moved.
     ghosts: Vec<Ghost>,
+    /// Places that could not be unmapped: nothing is mapped there again.
+    lost: Vec<BlockId>,
     /// Units that shards have of it.
     leased: u64,
     /// The most bytes that were not free when memory was looked for.
@@ -79,6 +81,7 @@ impl Arena {
             ranges: Vec::new(),
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
             ghosts: Vec::new(),
+            lost: Vec::new(),
             leased: 0,
             active_peak: 0,
             ceiling: u64::MAX,
@@ -215,6 +218,11 @@ impl Arena {
         self.heap.make_hole(block);
     }
 
+    /// Something may still be mapped where a block was.
+    pub(in crate::core) fn lose_block(&mut self, block: BlockId) {
+        self.lost.push(block);
+    }
+
     /// Whether there are addresses for a block.
     pub(in crate::core) fn has_room(&self, units: Units) -> bool {
         self.site(&mut Vec::new(), units).is_some()
@@ -269,10 +277,10 @@ impl Arena {
         let mut all: Vec<(Vec<Segment>, Vec<Tile>)> = Vec::new();
         for ordinal in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
             let mut end = None;
-            let ghosts: Vec<_> =
-                self.ghosts.iter().flat_map(|ghost| &ghost.places).map(|place| place.block).collect();
+            let ghosts = self.ghosts.iter().flat_map(|ghost| &ghost.places).map(|place| place.block);
+            let left: Vec<BlockId> = ghosts.chain(self.lost.iter().copied()).collect();
             for (id, block) in self.heap.blocks(ordinal) {
-                if block.state == State::Hole || ghosts.contains(&id) {
+                if block.state == State::Hole || left.contains(&id) {
                     continue;
                 }
                 if end != Some(block.offset) {

@@ -30,6 +30,13 @@ const SLACK: u64 = 8 << 20;
 /// Bytes of addresses that are reserved at a time.
 const RANGE: u64 = 256 << 30;
 
+/// A plan that could not be carried out.
+struct Unmade {
+    error: SourceError,
+    /// Whether nothing is mapped where it was to be.
+    is_undone: bool,
+}
+
 impl Shard {
     #[cold]
     pub(in crate::core) fn remap(&self, request: Request) -> Result<Block, AllocError> {
@@ -133,7 +140,7 @@ impl Shard {
                 continue;
             };
             if let Err(list) = self.order_after(plan.lists()) {
-                self.pool.arena_mut().abandon(plan);
+                self.pool.arena_mut().abandon(plan, true);
                 refused.push(list);
                 continue;
             }
@@ -145,8 +152,8 @@ impl Shard {
                         return Ok(Some(block));
                     }
                 }
-                Err(error) => {
-                    self.pool.arena_mut().abandon(plan);
+                Err(Unmade { error, is_undone }) => {
+                    self.pool.arena_mut().abandon(plan, is_undone);
                     match error {
                         // From now on plans move what they can before they ask for more.
                         SourceError::OutOfMemory { .. } if budget.freely > 0 => {
@@ -160,9 +167,11 @@ impl Shard {
         }
     }
 
-    /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed.
-    fn map(&self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, SourceError> {
-        let made = self.make_pages(source, &plan.makes)?;
+    /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed, unless that fails
+    /// too.
+    fn map(&self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
+        let unmapped = |error| Unmade { error, is_undone: true };
+        let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
         let moved = plan.moves.iter().map(|page| (page.bytes(), page.memory().token));
         let mut address = plan.address;
         let mut mapped = Vec::new();
@@ -183,10 +192,7 @@ impl Shard {
         };
         match outcome.and_then(|()| enable()) {
             Ok(()) => Ok(mapped),
-            Err(error) => {
-                self.undo(source, &mapped, &made);
-                Err(error)
-            }
+            Err(error) => Err(Unmade { error, is_undone: self.undo(source, &mapped, &made) }),
         }
     }
 
@@ -247,8 +253,8 @@ impl Shard {
         Ok(made)
     }
 
-    /// Takes back what was mapped and made before something failed.
-    fn undo(&self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) {
+    /// Takes back what was mapped and made before something failed. Returns whether nothing is mapped there any more.
+    fn undo(&self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) -> bool {
         self.device.count(|calls| {
             calls.unmap += u64::from(!mapped.is_empty());
             calls.discard += made.len() as u64;
@@ -257,10 +263,12 @@ impl Shard {
             [] => Ok(()),
             [first, ..] => source.unmap(first.address, mapped.iter().map(|memory| memory.bytes).sum()),
         };
+        let is_unmapped = outcome.is_ok();
         let discarded = made.iter().map(|(bytes, token)| source.discard(*token, *bytes));
         for error in std::iter::once(outcome).chain(discarded).filter_map(Result::err) {
             self.device.fault(Fault::Unmapped { pool: self.pool.id, message: chain(&error) });
         }
+        is_unmapped
     }
 
     /// Reserves further addresses, enough for the block.
@@ -313,6 +321,7 @@ impl PoolCore {
                 match source.unmap(place.address, place.bytes) {
                     Ok(()) => self.arena_mut().vacate_block(place.block),
                     Err(error) => {
+                        self.arena_mut().lose_block(place.block);
                         self.device.fault(Fault::Unmapped { pool: self.id, message: chain(&error) });
                     }
                 }

@@ -236,11 +236,16 @@ impl Arena {
         }
     }
 
-    /// Puts everything back: what the plan wanted to move stays where it was.
-    pub(in crate::core) fn abandon(&mut self, plan: Plan) {
+    /// Puts everything back: what the plan wanted to move stays where it was. Where it was to be, nothing comes any more
+    /// if something may still be mapped there.
+    pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, beside, sources, .. } = plan;
         self.put_pages_back(moves);
-        self.heap.make_hole(target);
+        if is_undone {
+            self.heap.make_hole(target);
+        } else {
+            self.lose_block(target);
+        }
         self.restore(beside);
         sources.into_iter().for_each(|pieces| self.restore(pieces));
     }
@@ -301,6 +306,11 @@ impl Arena {
         if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
             self.heap.make_hole(block);
         }
+    }
+
+    /// Something may still be mapped where these pieces are.
+    pub(in crate::core) fn lose(&mut self, pieces: &[Piece]) {
+        pieces.iter().for_each(|piece| self.lose_block(piece.block));
     }
 
     /// The pages stay where they are.

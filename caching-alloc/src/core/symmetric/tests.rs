@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::size::UNIT;
-use crate::host::HostSource;
+use crate::host::{Failing, HostSource, SourceCall};
 
 fn arena(base: u64, capacity: u64, geometry: Geometry) -> SymmetricArena {
     SymmetricArena::new(Arc::new(HostSource::at(base, capacity)), geometry).unwrap()
@@ -185,7 +185,7 @@ fn a_rank_that_fails_is_told_apart() {
     let source = Arc::new(HostSource::new(u64::MAX));
     let mut left = SymmetricArena::new(source.clone(), NARROW).unwrap();
     let mut right = arena(1 << 40, u64::MAX, NARROW);
-    source.fail_allocate_after(0);
+    source.fail(SourceCall::Allocate, Failing::once(0));
     assert!(matches!(left.allocate(9), Err(SymmetricError::Source { ordinal: 0, .. })));
     right.allocate(9).unwrap();
     left.allocate(9).unwrap();

@@ -1,0 +1,153 @@
+//! Calls that are made to fail.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::core::{EventError, SourceError};
+
+/// A call of a [`HostSource`](super::HostSource).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the methods' names")]
+pub enum SourceCall {
+    Allocate,
+    Release,
+    Reserve,
+    Create,
+    Discard,
+    Map,
+    Enable,
+    Unmap,
+    MemoryInfo,
+}
+
+impl SourceCall {
+    /// All of them; giving addresses back cannot fail.
+    pub const ALL: [Self; 9] = [
+        Self::Allocate,
+        Self::Release,
+        Self::Reserve,
+        Self::Create,
+        Self::Discard,
+        Self::Map,
+        Self::Enable,
+        Self::Unmap,
+        Self::MemoryInfo,
+    ];
+}
+
+/// A call of [`HostStreams`](super::HostStreams).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the methods' names")]
+pub enum StreamCall {
+    Record,
+    Query,
+    Wait,
+    Synchronize,
+    SynchronizeDevice,
+    IsCapturing,
+}
+
+impl StreamCall {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Record,
+        Self::Query,
+        Self::Wait,
+        Self::Synchronize,
+        Self::SynchronizeDevice,
+        Self::IsCapturing,
+    ];
+}
+
+/// Which calls of a kind fail, and how.
+#[derive(Debug, Clone, Copy)]
+pub struct Failing {
+    after: u64,
+    for_ever: bool,
+    scarce: bool,
+}
+
+impl Failing {
+    /// The one after `calls` further ones.
+    #[must_use]
+    pub fn once(calls: u64) -> Self {
+        Self { after: calls, for_ever: false, scarce: false }
+    }
+
+    /// Every one after `calls` further ones.
+    #[must_use]
+    pub fn for_ever(calls: u64) -> Self {
+        Self { for_ever: true, ..Self::once(calls) }
+    }
+
+    /// As if for want of memory, where a call can fail for that: an allocation, a page, a mapping.
+    #[must_use]
+    pub fn for_want_of_memory(self) -> Self {
+        Self { scarce: true, ..self }
+    }
+
+    /// Whether it is for want of memory.
+    #[must_use]
+    pub fn is_scarce(self) -> bool {
+        self.scarce
+    }
+
+    pub(super) fn source_error(self, call: &'static str, wanted: u64) -> SourceError {
+        match self.scarce {
+            true => SourceError::OutOfMemory { wanted },
+            false => SourceError::Failed { call, source: "told to fail".into() },
+        }
+    }
+
+    pub(super) fn event_error(self, call: &'static str) -> EventError {
+        EventError { call, source: "told to fail".into() }
+    }
+}
+
+/// How often each call was made, and which are to fail.
+#[derive(Debug)]
+pub(super) struct Failures<C> {
+    made: HashMap<C, u64>,
+    armed: HashMap<C, Failing>,
+    failed: u64,
+}
+
+impl<C> Default for Failures<C> {
+    fn default() -> Self {
+        Self { made: HashMap::new(), armed: HashMap::new(), failed: 0 }
+    }
+}
+
+impl<C: Copy + Eq + Hash> Failures<C> {
+    pub(super) fn arm(&mut self, call: C, failing: Failing) {
+        self.armed.insert(call, failing);
+    }
+
+    pub(super) fn disarm(&mut self) {
+        self.armed.clear();
+    }
+
+    pub(super) fn made(&self, call: C) -> u64 {
+        self.made.get(&call).copied().unwrap_or(0)
+    }
+
+    pub(super) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    /// Counts a call; how it is to fail, if it is.
+    pub(super) fn due(&mut self, call: C) -> Option<Failing> {
+        *self.made.entry(call).or_default() += 1;
+        let failing = self.armed.get_mut(&call)?;
+        if failing.after > 0 {
+            failing.after -= 1;
+            return None;
+        }
+        let failing = *failing;
+        self.failed += 1;
+        if !failing.for_ever {
+            self.armed.remove(&call);
+        }
+        Some(failing)
+    }
+}

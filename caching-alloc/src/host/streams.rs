@@ -1,0 +1,232 @@
+//! Streams without a device.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::failing::{Failing, Failures, StreamCall};
+use crate::core::{EventError, EventId, StreamEvents, StreamId};
+
+/// Streams whose work ends when the program says so.
+#[derive(Debug, Default)]
+pub struct HostStreams {
+    state: Mutex<StreamsState>,
+}
+
+#[derive(Debug, Default)]
+struct StreamsState {
+    streams: HashMap<StreamId, HostStream>,
+    events: HashMap<EventId, HostEvent>,
+    next_event: u64,
+    failures: Failures<StreamCall>,
+    waits: Vec<(StreamId, StreamId)>,
+}
+
+#[derive(Debug, Default)]
+struct HostStream {
+    enqueued: u64,
+    completed: u64,
+    capturing: bool,
+    /// How far each other stream has come before anything enqueued here from now on.
+    after: HashMap<StreamId, u64>,
+}
+
+#[derive(Debug, Clone)]
+struct HostEvent {
+    stream: StreamId,
+    position: u64,
+    after: HashMap<StreamId, u64>,
+}
+
+impl HostStreams {
+    /// Streams with nothing to do.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enqueues a piece of work.
+    pub fn enqueue(&self, stream: StreamId) {
+        self.state().streams.entry(stream).or_default().enqueued += 1;
+    }
+
+    /// Ends all work of a stream, and all work that it waited for.
+    pub fn complete(&self, stream: StreamId) {
+        let mut state = self.state();
+        let stream = state.streams.entry(stream).or_default();
+        stream.completed = stream.enqueued;
+        let after = stream.after.clone();
+        state.complete_upto(&after);
+    }
+
+    /// How many pieces of work were enqueued.
+    #[must_use]
+    pub fn position(&self, stream: StreamId) -> u64 {
+        self.state().streams.get(&stream).map_or(0, |stream| stream.enqueued)
+    }
+
+    /// Whether what `stream` does from now on comes after the first `position` pieces of work of `other`: they have
+    /// ended, or `stream` waits for them.
+    #[must_use]
+    pub fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {
+        let state = self.state();
+        let ended = state.streams.get(&other).map_or(0, |other| other.completed) >= position;
+        let awaited = state.streams.get(&stream).and_then(|stream| stream.after.get(&other));
+        stream == other || ended || awaited.is_some_and(|awaited| *awaited >= position)
+    }
+
+    /// Begins or ends a capture.
+    pub fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        self.state().streams.entry(stream).or_default().capturing = capturing;
+    }
+
+    /// Lets calls of a kind fail, from now on.
+    pub fn fail(&self, call: StreamCall, failing: Failing) {
+        self.state().failures.arm(call, failing);
+    }
+
+    /// Lets no call fail any more.
+    pub fn heal(&self) {
+        self.state().failures.disarm();
+    }
+
+    /// How often a call was made, also one that failed.
+    #[must_use]
+    pub fn made(&self, call: StreamCall) -> u64 {
+        self.state().failures.made(call)
+    }
+
+    /// How many calls failed as they were told to.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.state().failures.failed()
+    }
+
+    /// Events that were recorded and not given back.
+    #[must_use]
+    pub fn live_events(&self) -> usize {
+        self.state().events.len()
+    }
+
+    /// Device-side waits so far, as (who waits, for whom).
+    #[must_use]
+    pub fn waits(&self) -> Vec<(StreamId, StreamId)> {
+        self.waits_after(0)
+    }
+
+    /// Those after the first `seen`.
+    #[must_use]
+    pub fn waits_after(&self, seen: usize) -> Vec<(StreamId, StreamId)> {
+        self.state().waits.get(seen..).unwrap_or_default().to_vec()
+    }
+
+    fn state(&self) -> MutexGuard<'_, StreamsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StreamsState {
+    /// Counts a call, and fails it if that is due.
+    fn call(&mut self, call: StreamCall, name: &'static str) -> Result<(), EventError> {
+        self.failures.due(call).map_or(Ok(()), |failing| Err(failing.event_error(name)))
+    }
+
+    fn event(&self, call: &'static str, event: EventId) -> Result<HostEvent, EventError> {
+        let found = self.events.get(&event).cloned();
+        found.ok_or_else(|| EventError { call, source: format!("there is no {event:?}").into() })
+    }
+
+    fn complete_upto(&mut self, positions: &HashMap<StreamId, u64>) {
+        for (stream, position) in positions {
+            let stream = self.streams.entry(*stream).or_default();
+            stream.completed = stream.completed.max(*position);
+        }
+    }
+}
+
+impl StreamEvents for HostStreams {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::Record, "record")?;
+        let recorded = state.streams.entry(stream).or_default();
+        let recorded = HostEvent { stream, position: recorded.enqueued, after: recorded.after.clone() };
+        let event = EventId(state.next_event);
+        state.next_event += 1;
+        state.events.insert(event, recorded);
+        Ok(event)
+    }
+
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::Query, "query")?;
+        let HostEvent { stream, position, after } = state.event("query", event)?;
+        if state.streams.get(&stream).is_some_and(|stream| stream.capturing) {
+            let source = "the event's stream is being captured".into();
+            return Err(EventError { call: "query", source });
+        }
+        // What the stream waited for before has come to pass too.
+        let ended = |(stream, position): (&StreamId, &u64)| {
+            state.streams.get(stream).is_some_and(|stream| stream.completed >= *position)
+        };
+        Ok(after.iter().chain([(&stream, &position)]).all(ended))
+    }
+
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::Wait, "wait")?;
+        let event = state.event("wait", event)?;
+        state.waits.push((stream, event.stream));
+        let after = &mut state.streams.entry(stream).or_default().after;
+        for (other, position) in event.after.into_iter().chain([(event.stream, event.position)]) {
+            let known = after.entry(other).or_default();
+            *known = position.max(*known);
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::Synchronize, "synchronize")?;
+        let event = state.event("synchronize", event)?;
+        let ended = event.after.into_iter().chain([(event.stream, event.position)]).collect();
+        state.complete_upto(&ended);
+        Ok(())
+    }
+
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::SynchronizeDevice, "synchronize_device")?;
+        if state.streams.values().any(|stream| stream.capturing) {
+            let source = "a stream is being captured".into();
+            return Err(EventError { call: "synchronize_device", source });
+        }
+        state.streams.values_mut().for_each(|stream| stream.completed = stream.enqueued);
+        Ok(())
+    }
+
+    fn recycle(&self, event: EventId) {
+        self.state().events.remove(&event);
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        let mut state = self.state();
+        state.call(StreamCall::IsCapturing, "is_capturing")?;
+        Ok(state.streams.get(&stream).is_some_and(|stream| stream.capturing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_ends_after_what_its_stream_waited_for() {
+        let streams = HostStreams::new();
+        let [first, second] = [1, 2].map(StreamId);
+        streams.enqueue(first);
+        streams.wait(second, streams.record(first).unwrap()).unwrap();
+        let event = streams.record(second).unwrap();
+        assert!(!streams.query(event).unwrap());
+        streams.complete(first);
+        assert!(streams.query(event).unwrap());
+    }
+}
