@@ -24,7 +24,14 @@ pub(super) fn streams(driver: &Driver) -> Result<()> {
     let borrowed = unsafe { Stream::borrowed(&context, stream.raw()) };
     assert_eq!(borrowed, stream);
     assert_eq!(borrowed.context(), &context);
-    drop(borrowed);
+    let owner = Arc::new(());
+    // SAFETY: as above.
+    let kept = unsafe { Stream::kept_by(&context, stream.raw(), owner.clone()) };
+    let again = kept.clone();
+    drop((borrowed, kept));
+    assert_eq!((Arc::strong_count(&owner), &again), (2, &stream), "kept until the last clone goes");
+    drop(again);
+    assert_eq!(Arc::strong_count(&owner), 1);
     for stream in [&stream, &urgent, &Stream::legacy_default(&context)] {
         stream.synchronize()?;
         assert!(stream.query()?);
