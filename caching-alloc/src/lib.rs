@@ -32,6 +32,7 @@
 //!   (block trackers get their batches after it, on the same thread), and after warm-up allocates nothing.
 //! - Which block serves a request never depends on an address.
 
+mod biased;
 pub mod core;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;

@@ -64,12 +64,13 @@ mod statics {
 /// The lock that a hit takes.
 #[cfg(not(all(test, any(loom, shuttle))))]
 mod quick {
-    /// Who finds it taken yields.
-    pub(in crate::core) type QuickMutex<T> = spin::mutex::SpinMutex<T, spin::relax::Yield>;
-    pub(in crate::core) type QuickGuard<'a, T> = spin::mutex::SpinMutexGuard<'a, T>;
+    use crate::biased::Biased;
+
+    pub(in crate::core) type QuickMutex<T> = lock_api::Mutex<Biased, T>;
+    pub(in crate::core) type QuickGuard<'a, T> = lock_api::MutexGuard<'a, Biased, T>;
 }
 
-/// To a checker a lock is a lock.
+/// To a checker a lock is a lock; this one has models of its own.
 #[cfg(all(test, any(loom, shuttle)))]
 mod quick {
     use std::sync::PoisonError;
