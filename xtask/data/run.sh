@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
-#   ./run.sh [all|doctor|demo|tests|sanitize|benches|replay|peers] [RANKS]
+#   ./run.sh [all|unpack|doctor|demo|tests|sanitize|benches|replay|peers] [RANKS]
+# The programs are unpacked beside it first: ./xtask, tests/, benches/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
@@ -8,6 +9,7 @@ cd "$(dirname "$0")"
 what=${1:-all}
 ranks=${2:-}
 failed=0
+[ -e xtask ] || tar xzf bundle.tar.gz || exit
 
 # Builds a peer's program and runs it, or says why not: peer NAME WHY BUILD... -- RUN...; WHY is empty if nothing is
 # missing.
@@ -46,8 +48,8 @@ peers() {
     command -v g++ >/dev/null || why="no g++"
     peer replay_torch.cpp "$why" \
         g++ -O2 -std=c++20 peers/replay_torch.cpp -o "$out/replay_torch" \
-        "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -lc10_cuda -lc10 -lcudart \
-        "-Wl,-rpath,$torch/lib:$cuda/lib64" \
+        "-I$torch/include" "-I$cuda/include" "-L$torch/lib" "-L$cuda/lib64" -Wl,--no-as-needed -ltorch_cuda -ltorch_cpu \
+        -lc10_cuda -lc10 -lcudart "-Wl,-rpath,$torch/lib:$cuda/lib64" \
         -- replays "$out/replay_torch"
 
     # With the NCCL that ours takes.

@@ -1,18 +1,20 @@
 //! `cargo xtask gpu-bundle DIR`: what a GPU host without Rust needs to run the demo, the tests and the benchmarks.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 
 use crate::shell::{self, CRATES};
 
 /// What a folder may come to, in bytes: lent GPU hosts take only so much.
 const LIMIT: u64 = 40_000_000;
 
-/// How test binaries differ from the release profile: they are most of the bundle, and nobody measures them.
-const SMALL: [(&str, &str); 2] = [("OPT_LEVEL", "s"), ("LTO", "fat")];
+/// All but the script, which unpacks it.
+const ARCHIVE: &str = "bundle.tar.gz";
 
 const RUN: &str = include_str!("../data/run.sh");
 
@@ -39,33 +41,47 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if fs::read_dir(dir)?.next().is_some() {
         bail!("{} is not empty: expected a new or an empty folder", dir.display());
     }
-    for folder in ["tests", "benches", "traces", "peers"] {
-        fs::create_dir(dir.join(folder))?;
+    let archive = File::create(dir.join(ARCHIVE)).context("cannot create the archive")?;
+    let mut archive = tar::Builder::new(GzEncoder::new(archive, Compression::best()));
+    let mut add = |from: &Path, name: &str| {
+        let added = archive.append_path_with_name(from, name);
+        added.with_context(|| format!("cannot put {} into the archive", from.display()))
+    };
+    for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"])? {
+        add(&artifact.path, "xtask")?;
     }
-    for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"], &[])? {
-        install(&artifact.path, &dir.join("xtask"))?;
-    }
-    let tests = build(&root, &["test", "--no-run", "--workspace", "--features", shell::ADAPTERS], &SMALL)?;
+    let tests = build(&root, &["test", "--no-run", "--workspace"])?;
     for name in CRATES {
         let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {
             bail!("expected one test binary of {name}: its tests belong into one target");
         };
-        install(&binary.path, &dir.join("tests").join(name))?;
+        add(&binary.path, &format!("tests/{name}"))?;
     }
-    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"], &[])? {
+    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"])? {
         // Without a harness of their own these are the libraries' unit tests, which are there already.
         if !CRATES.contains(&artifact.target.replace('_', "-").as_str()) {
-            let name = format!("{}-{}", artifact.folder, artifact.target);
-            install(&artifact.path, &dir.join("benches").join(name))?;
+            add(&artifact.path, &format!("benches/{}-{}", artifact.folder, artifact.target))?;
         }
     }
-    copy_all(&root.join("xtask/data"), &dir.join("traces"), ".trace.gz")?;
-    copy_all(&root.join("xtask/peers"), &dir.join("peers"), "")?;
+    for artifact in build(&root, &["build", "--package", &shell::package("nccl-sys"), "--examples"])? {
+        add(&artifact.path, &format!("examples/{}", artifact.target))?;
+    }
+    for (folder, to, suffix) in [("xtask/data", "traces", ".trace.gz"), ("xtask/peers", "peers", "")] {
+        let folder = root.join(folder);
+        for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(suffix) {
+                add(&entry.path(), &format!("{to}/{name}"))?;
+            }
+        }
+    }
+    archive.into_inner().and_then(GzEncoder::finish).context("cannot write the archive")?;
     let script = dir.join("run.sh");
     fs::write(&script, RUN)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    let size = size(dir)?;
+    let size = fs::metadata(dir.join(ARCHIVE))?.len() + fs::metadata(&script)?.len();
     if size > LIMIT {
         bail!("{} came to {size} bytes, more than {LIMIT}", dir.display());
     }
@@ -73,9 +89,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo for release binaries without symbols and without paths into the source tree; `settings` change the
-/// release profile.
-fn build(root: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Result<Vec<Artifact>> {
+/// Runs cargo for release binaries without symbols and without paths into the source tree.
+fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let mut command = shell::cargo(root, arguments);
     command.args(["--message-format=json-render-diagnostics", "--target-dir", "target/bundle"]);
     if arguments[0] != "bench" {
@@ -87,9 +102,6 @@ fn build(root: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Result<V
     let flags = format!("--remap-path-prefix={}=. --remap-path-prefix={home}=cargo", root.display());
     for profile in ["RELEASE", "BENCH"] {
         command.env(format!("CARGO_PROFILE_{profile}_STRIP"), "symbols");
-    }
-    for (key, value) in settings {
-        command.env(format!("CARGO_PROFILE_RELEASE_{key}"), value);
     }
     command.env("RUSTFLAGS", flags).stderr(std::process::Stdio::inherit());
     eprintln!("$ {}", shell::line(&command));
@@ -115,29 +127,4 @@ fn build(root: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Result<V
         });
     }
     Ok(artifacts)
-}
-
-fn install(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
-    Ok(())
-}
-
-fn copy_all(from: &Path, to: &Path, suffix: &str) -> Result<()> {
-    for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().ends_with(suffix) {
-            install(&entry.path(), &to.join(entry.file_name()))?;
-        }
-    }
-    Ok(())
-}
-
-fn size(dir: &Path) -> Result<u64> {
-    let mut total = 0;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        total += if metadata.is_dir() { size(&entry.path())? } else { metadata.len() };
-    }
-    Ok(total)
 }

@@ -1,5 +1,5 @@
 //! What is done to each contender. `xtask/peers/alloc_bench.cpp` does the same to PyTorch's allocator, under the same
-//! names.
+//! names and in the same order.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -8,66 +8,97 @@ use std::time::Instant;
 use super::contenders::{Contender, Ours};
 use super::{Result, STREAMS};
 
-/// Runs of which the median is told.
-const RUNS: usize = 11;
+/// A round of a case with one contender: ns an operation.
+pub(crate) type Round<'a> = Box<dyn FnMut() -> Result<f64> + 'a>;
 
-/// The cases that every allocator has.
-pub(crate) fn all<C: Contender>(who: &str, make: impl Fn() -> C) -> Result<()> {
-    let contender = make();
-    for bytes in [512, 4096, 64 << 10, 1 << 20, 16 << 20] {
-        pair(who, &contender, bytes)?;
-    }
-    for live in [256, 10_000] {
+#[derive(Clone, Copy)]
+pub(crate) enum Case {
+    /// An allocation that is freed at once.
+    Pair { bytes: u64 },
+    /// A free and an allocation an operation, with `live` blocks of 512 bytes to `largest` alive, as many of each power
+    /// of two, on a stream of its own.
+    Churn { live: usize, largest: u64, stream: usize },
+    /// Pairs of 1 MiB by several threads: ns of wall time for a pair, of all threads together.
+    Parallel { threads: usize, own: bool },
+    /// A pair whose block another stream uses too: ours alone can be asked here.
+    Used,
+    /// 64 MiB from the source and back to it: likewise.
+    Miss,
+}
+
+impl Case {
+    pub(crate) fn all() -> Vec<Self> {
+        let pairs = [512, 4096, 64 << 10, 1 << 20, 16 << 20].map(|bytes| Self::Pair { bytes });
         // Of 10,000 blocks each is shorter: all of them have to fit a device.
-        let largest = if live > 1000 { 1 << 22 } else { 1 << 25 };
-        let name = format!("churn, {live} live, 512 B to {} MiB", largest >> 20);
-        tell(&name, who, churn(&make(), live, largest)?);
+        let churns = [(256, 1 << 25, 1), (10_000, 1 << 22, 2)];
+        let churns = churns.map(|(live, largest, stream)| Self::Churn { live, largest, stream });
+        let threads = [1, 2, 4, STREAMS].into_iter();
+        let parallel = threads.flat_map(|threads| [true, false].map(|own| Self::Parallel { threads, own }));
+        pairs.into_iter().chain(churns).chain(parallel).chain([Self::Used, Self::Miss]).collect()
     }
-    for threads in [1, 2, 4, STREAMS] {
-        for (which, own) in [("its own stream", true), ("one stream", false)] {
-            tell(&format!("{threads} threads, {which}"), who, parallel(&contender, threads, own)?);
+
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Pair { bytes } => format!("hit pair, {bytes} B"),
+            Self::Churn { live, largest, .. } => {
+                format!("churn, {live} live, 512 B to {} MiB", largest >> 20)
+            }
+            Self::Parallel { threads, own } => {
+                format!("{threads} threads, {}", if *own { "its own stream" } else { "one stream" })
+            }
+            Self::Used => "pair, used by another stream".into(),
+            Self::Miss => "miss and release, 64 MiB".into(),
         }
     }
-    Ok(())
+
+    /// Its rounds with a contender, warmed up; `None` if this is not for it.
+    pub(crate) fn with<'a, C: Contender>(&self, contender: &'a C) -> Result<Option<Round<'a>>> {
+        Ok(match *self {
+            Self::Pair { bytes } => Some(pair(contender, bytes)?),
+            Self::Churn { live, largest, stream } => Some(churn(contender, live, largest, stream)?),
+            Self::Parallel { threads, own } => Some(Box::new(move || parallel(contender, threads, own))),
+            Self::Used => contender.ours().map(used),
+            Self::Miss => contender.ours().map(miss),
+        })
+    }
 }
 
-/// What only our allocator can be asked, of the others in this program.
-pub(crate) fn of_ours(who: &str, make: impl Fn() -> Ours) -> Result<()> {
-    let Ours { allocator, streams } = make();
-    let time = median(1000, || {
-        for _ in 0..1000 {
-            allocator.allocate(1 << 20, streams[0])?.record_stream(streams[1])?;
-        }
-        Ok(())
-    })?;
-    tell("pair, used by another stream", who, time);
-    let time = median(10, || {
-        for _ in 0..10 {
-            drop(allocator.allocate(64 << 20, streams[0])?);
-            allocator.empty_cache()?;
-        }
-        Ok(())
-    })?;
-    tell("miss and release, 64 MiB", who, time);
-    Ok(())
+fn used(Ours { allocator, streams, .. }: &Ours) -> Round<'_> {
+    Box::new(move || {
+        timed(1000, || {
+            for _ in 0..1000 {
+                allocator.allocate(1 << 20, streams[0])?.record_stream(streams[1])?;
+            }
+            Ok(())
+        })
+    })
 }
 
-/// An allocation that is freed at once.
-pub(crate) fn pair<C: Contender>(who: &str, contender: &C, bytes: u64) -> Result<()> {
-    let pairs = |count| {
+fn miss(Ours { allocator, streams, .. }: &Ours) -> Round<'_> {
+    Box::new(move || {
+        allocator.empty_cache()?;
+        timed(10, || {
+            for _ in 0..10 {
+                drop(allocator.allocate(64 << 20, streams[0])?);
+                allocator.empty_cache()?;
+            }
+            Ok(())
+        })
+    })
+}
+
+fn pair<C: Contender>(contender: &C, bytes: u64) -> Result<Round<'_>> {
+    let pairs = move |count| {
         for _ in 0..count {
             black_box(contender.allocate(black_box(bytes), 0)?);
         }
         Ok(())
     };
     pairs(1000)?;
-    tell(&format!("hit pair, {bytes} B"), who, median(20_000, || pairs(20_000))?);
-    Ok(())
+    Ok(Box::new(move || timed(20_000, || pairs(20_000))))
 }
 
-/// A free and an allocation an operation, with `live` blocks of 512 bytes to `largest` alive, as many of each power
-/// of two.
-fn churn<C: Contender>(contender: &C, live: usize, largest: u64) -> Result<f64> {
+fn churn<C: Contender>(contender: &C, live: usize, largest: u64, stream: usize) -> Result<Round<'_>> {
     let mut state = 1u64;
     let mut random = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -77,25 +108,24 @@ fn churn<C: Contender>(contender: &C, live: usize, largest: u64) -> Result<f64> 
     let sizes: Vec<u64> =
         (0..4096).map(|_| 2f64.powf(9.0 + octaves * (random() % 1000) as f64 / 1000.0) as u64).collect();
     let mut blocks: Vec<Option<C::Block<'_>>> = (0..live).map(|_| None).collect();
-    let mut step = |count: usize| {
+    let mut step = move |count: usize| {
         for _ in 0..count {
             let at = random() % live;
             blocks[at] = None;
-            blocks[at] = Some(contender.allocate(sizes[random() % sizes.len()], 0)?);
+            blocks[at] = Some(contender.allocate(sizes[random() % sizes.len()], stream)?);
         }
         Ok(())
     };
     step(20_000.max(10 * live))?;
-    median(20_000, || step(20_000))
+    Ok(Box::new(move || timed(20_000, || step(20_000))))
 }
 
-/// Pairs of 1 MiB by several threads: ns of wall time for a pair, of all threads together.
 fn parallel<C: Contender>(contender: &C, threads: usize, own: bool) -> Result<f64> {
-    const PAIRS: usize = 50_000;
+    const PAIRS: usize = 20_000;
     let pairs = |count, stream| {
         (0..count).try_for_each(|_| contender.allocate(1 << 20, stream).map(|block| drop(black_box(block))))
     };
-    median(PAIRS * threads, || {
+    timed(PAIRS * threads, || {
         let barrier = Barrier::new(threads);
         let work = |stream| {
             pairs(100, stream)?;
@@ -113,18 +143,9 @@ fn parallel<C: Contender>(contender: &C, threads: usize, own: bool) -> Result<f6
     })
 }
 
-fn tell(case: &str, who: &str, ns: f64) {
-    println!("{case}\t{who}\t{ns:.1}");
-}
-
-/// The median of several runs of `run`, in ns per operation.
-fn median(operations: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
-    let mut times = Vec::new();
-    for _ in 0..RUNS {
-        let start = Instant::now();
-        run()?;
-        times.push(start.elapsed().as_nanos() as f64 / operations as f64);
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+/// The time of `run`, in ns per operation.
+fn timed(operations: usize, run: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    run()?;
+    Ok(start.elapsed().as_nanos() as f64 / operations as f64)
 }

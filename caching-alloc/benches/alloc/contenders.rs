@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::error::Error;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use caching_alloc::core::{AllocError, Allocator, Block, StreamId};
+use caching_alloc::core::{AllocError, Allocator, Attachment, Block, StreamId};
 use cuda_driver::Stream;
 use cuda_driver::memory::StreamMemory;
 
@@ -17,11 +17,17 @@ pub(crate) trait Contender: Sync {
 
     /// Memory for use on the stream of that number, below [`STREAMS`](crate::STREAMS).
     fn allocate(&self, bytes: u64, stream: usize) -> Result<Self::Block<'_>, Self::Error>;
+
+    /// It, if it is ours.
+    fn ours(&self) -> Option<&Ours> {
+        None
+    }
 }
 
 pub(crate) struct Ours {
     pub(crate) allocator: Allocator,
     pub(crate) streams: Vec<StreamId>,
+    pub(crate) _attachment: Option<Attachment>,
 }
 
 impl Contender for Ours {
@@ -32,17 +38,18 @@ impl Contender for Ours {
     fn allocate(&self, bytes: u64, stream: usize) -> Result<Block, AllocError> {
         self.allocator.allocate(bytes, self.streams[stream])
     }
+
+    fn ours(&self) -> Option<&Ours> {
+        Some(self)
+    }
 }
 
-pub(crate) struct StreamPool<'s> {
-    pub(crate) streams: &'s [Stream],
+pub(crate) struct StreamPool {
+    pub(crate) streams: Vec<Stream>,
 }
 
-impl Contender for StreamPool<'_> {
-    type Block<'a>
-        = StreamMemory
-    where
-        Self: 'a;
+impl Contender for StreamPool {
+    type Block<'a> = StreamMemory;
     type Error = cuda_driver::Error;
 
     fn allocate(&self, bytes: u64, stream: usize) -> Result<StreamMemory, Self::Error> {

@@ -1,9 +1,11 @@
 //! What the allocator's calls cost on the host: over counted memory, and on a GPU, if there is one; beside a
 //! best-fit map behind a mutex and the driver's own stream-ordered pool.
 //!
-//! `cargo bench -p lockstep-caching-alloc --bench alloc`. Prints a line for each case: case, contender, ns an
-//! operation (the median of several runs), with tabs between. `cargo xtask bench alloc` makes a table of them, and
-//! adds PyTorch's allocator where it is installed.
+//! `cargo bench -p lockstep-caching-alloc --bench alloc`. Each case is done in rounds, a round of each contender in
+//! turn: shared machines change their pace within seconds. Prints a line for each round of a contender: case,
+//! contender, ns an operation, with tabs between. `cargo xtask bench alloc` makes a table of the medians, and lets
+//! PyTorch's allocator take its turns where it is installed: with the argument `in-turn` a round begins when a line
+//! comes in, and ends with an empty line.
 
 mod cases;
 mod contenders;
@@ -20,51 +22,84 @@ use caching_alloc::host::{HostSource, HostStreams};
 use cuda_driver::sys::{CUmemPool_attribute, CUresult};
 use cuda_driver::{Context, Driver, Stream, StreamFlags};
 
-use contenders::{BestFit, Ours, StreamPool};
+use cases::Case;
+use contenders::{BestFit, Contender, Ours, StreamPool};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Streams that the cases use.
 const STREAMS: usize = 8;
 
+/// Rounds of a case.
+const ROUNDS: usize = 11;
+
 fn main() -> Result<()> {
-    on_host()?;
+    let in_turn = std::env::args().any(|argument| argument == "in-turn");
+    let mut contenders = on_host()?;
     let context = Driver::load().and_then(|driver| driver.device(0)?.retain_primary());
-    match context {
-        Ok(context) => on_gpu(&context),
+    match &context {
+        Ok(context) => contenders.extend(on_gpu(context)?),
         Err(why) => {
             eprintln!("on a GPU: skipped: {}", why.to_string().split(';').next().unwrap_or_default());
-            Ok(())
         }
     }
-}
-
-fn on_host() -> Result<()> {
-    let streams: Vec<StreamId> = (1..).map(StreamId).take(STREAMS).collect();
-    let ours = |settings| {
-        let (source, events) = (Arc::new(HostSource::new(u64::MAX)), Arc::new(HostStreams::new()));
-        Ours { allocator: Allocator::new(source, events, settings), streams: streams.clone() }
-    };
-    let allocator = || ours(Settings::default());
-    cases::all("ours, counted memory", allocator)?;
-    cases::of_ours("ours, counted memory", allocator)?;
-    let tracked = allocator();
-    for (name, filter) in [("structural tracker", Filter::structural()), ("block tracker", Filter::all())] {
-        let attachment = tracked.allocator.attach(Arc::new(Count), filter)?;
-        cases::pair(&format!("ours, {name}"), &tracked, 4096)?;
-        attachment.detach()?;
+    let mut turns = std::io::stdin().lines();
+    for case in Case::all() {
+        let mut rounds = Vec::new();
+        for (who, contender) in &contenders {
+            if let Some(round) = contender.prepare(&case)? {
+                rounds.push((who, round));
+            }
+        }
+        for _ in 0..ROUNDS {
+            if in_turn && turns.next().transpose()?.is_none() {
+                return Err("the input ended before the last round".into());
+            }
+            for (who, round) in &mut rounds {
+                println!("{}\t{who}\t{:.1}", case.name(), round()?);
+            }
+            println!();
+        }
     }
-    let remapping = || {
-        let (source, events) = (Arc::new(HostSource::new(u64::MAX)), Arc::new(HostStreams::new()));
-        let allocator =
-            Allocator::remapping(source, events, Settings::default()).expect("the host's source has pages");
-        Ours { allocator, streams: streams.clone() }
-    };
-    cases::all("ours, re-mappable, counted memory", remapping)?;
-    cases::all("best-fit map", BestFit::default)
+    Ok(())
 }
 
-fn on_gpu(context: &Context) -> Result<()> {
+/// What takes part, by name.
+type Contenders = Vec<(&'static str, Box<dyn Contend>)>;
+
+/// A contender, whatever its blocks are.
+trait Contend {
+    fn prepare(&self, case: &Case) -> Result<Option<cases::Round<'_>>>;
+}
+
+impl<C: Contender> Contend for C {
+    fn prepare(&self, case: &Case) -> Result<Option<cases::Round<'_>>> {
+        case.with(self)
+    }
+}
+
+fn on_host() -> Result<Contenders> {
+    let streams: Vec<StreamId> = (1..).map(StreamId).take(STREAMS).collect();
+    let memory = || (Arc::new(HostSource::new(u64::MAX)), Arc::new(HostStreams::new()));
+    let counted = |filter: Option<Filter>| -> Result<Box<dyn Contend>> {
+        let (source, events) = memory();
+        let allocator = Allocator::new(source, events, Settings::default());
+        let attachment = filter.map(|filter| allocator.attach(Arc::new(Count), filter)).transpose()?;
+        Ok(Box::new(Ours { allocator, streams: streams.clone(), _attachment: attachment }))
+    };
+    let (source, events) = memory();
+    let allocator = Allocator::remapping(source, events, Settings::default())?;
+    let remappable = Ours { allocator, streams: streams.clone(), _attachment: None };
+    Ok(vec![
+        ("ours, counted memory", counted(None)?),
+        ("ours, structural tracker", counted(Some(Filter::structural()))?),
+        ("ours, block tracker", counted(Some(Filter::all()))?),
+        ("ours, re-mappable, counted memory", Box::new(remappable)),
+        ("best-fit map", Box::new(BestFit::default())),
+    ])
+}
+
+fn on_gpu(context: &Context) -> Result<Contenders> {
     let streams: Vec<Stream> = (0..STREAMS)
         .map(|_| Stream::new(context, StreamFlags::NON_BLOCKING))
         .collect::<std::result::Result<_, _>>()?;
@@ -73,17 +108,15 @@ fn on_gpu(context: &Context) -> Result<()> {
     let ids: Vec<StreamId> = streams.iter().map(|stream| events.introduce(stream)).collect();
     let ours = |source: Arc<dyn SegmentSource>| {
         let events: Arc<dyn StreamEvents> = events.clone();
-        Ours { allocator: Allocator::new(source, events, Settings::default()), streams: ids.clone() }
+        let allocator = Allocator::new(source, events, Settings::default());
+        Box::new(Ours { allocator, streams: ids.clone(), _attachment: None })
     };
-    let plain = || ours(Arc::new(DriverSource::new(context)));
-    cases::all("ours", plain)?;
-    cases::of_ours("ours", plain)?;
-    let pages: Arc<dyn SegmentSource> =
-        Arc::new(VirtualMemorySource::new(context, Sharing::by_descriptor())?);
-    cases::all("ours, virtual memory", || ours(pages.clone()))?;
-    cases::all("cuMemAllocAsync", || StreamPool { streams: &streams })?;
-    streams.iter().try_for_each(Stream::synchronize)?;
-    Ok(())
+    let pages = VirtualMemorySource::new(context, Sharing::by_descriptor())?;
+    Ok(vec![
+        ("ours", ours(Arc::new(DriverSource::new(context)))),
+        ("ours, virtual memory", ours(Arc::new(pages))),
+        ("cuMemAllocAsync", Box::new(StreamPool { streams })),
+    ])
 }
 
 /// Lets the driver's pool keep what is freed, as a cache does.

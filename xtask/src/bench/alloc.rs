@@ -1,12 +1,13 @@
 //! `cargo xtask bench alloc`: runs caching-alloc's benchmark and PyTorch's peer of it, and compares them.
 
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::peer;
+use super::turns::Player;
 use crate::shell;
 
 #[derive(clap::Args)]
@@ -40,15 +41,17 @@ struct Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut lines = ours()?;
-    let torch = match peer::torch() {
-        Ok(more) => {
-            lines.push_str(&more);
-            None
+    let (mut ours, mut lines) = (ours()?, String::new());
+    let mut torch = peer::torch();
+    while ours.round(&mut lines).context("caching-alloc's benchmark")? {
+        if let Ok((player, _)) = &mut torch
+            && let Err(why) = player.round(&mut lines)
+        {
+            torch = Err(why);
         }
-        Err(why) => Some(format!("{why:#}")),
-    };
-    let figures = compare(parse(&lines)?);
+    }
+    let figures = compare(medians(&lines)?);
+    let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { scaling: scaling(&figures), figures, torch };
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -58,35 +61,41 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What caching-alloc's benchmark prints. In a bundle it lies beside this program; in a checkout cargo builds it.
-fn ours() -> Result<String> {
+/// caching-alloc's benchmark, started. In a bundle it lies beside this program; in a checkout cargo builds it.
+fn ours() -> Result<Player> {
     let bundled = std::env::current_exe()?.with_file_name("benches").join("caching-alloc-alloc");
     let mut command = if bundled.exists() {
         Command::new(bundled)
     } else {
         let package = shell::package("caching-alloc");
-        shell::cargo(&shell::workspace()?, &["bench", "--quiet", "--package", &package, "--bench", "alloc"])
+        shell::cargo(
+            &shell::workspace()?,
+            &["bench", "--quiet", "--package", &package, "--bench", "alloc", "--"],
+        )
     };
     eprintln!("$ {}", shell::line(&command));
-    let output = command.stderr(Stdio::inherit()).output().context("cannot start the benchmark")?;
-    if !output.status.success() {
-        bail!("the benchmark failed: {}", output.status);
-    }
-    String::from_utf8(output.stdout).context("the benchmark's output is not text")
+    Player::start(&mut command)
 }
 
-/// Reads lines of case, contender and ns, with tabs between.
-fn parse(lines: &str) -> Result<Vec<Figure>> {
-    let figure = |line: &str| {
-        let mut words = line.split('\t');
-        let (case, contender, ns) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
-        let none_left = words.next().is_none();
-        none_left.then(|| Figure { case: case.to_owned(), contender: contender.to_owned(), ns, ratio: None })
+/// Reads lines of case, contender and ns, with tabs between: the median of what is told of a contender in a case.
+fn medians(lines: &str) -> Result<Vec<Figure>> {
+    let mut all: Vec<(&str, &str, Vec<f64>)> = Vec::new();
+    for line in lines.lines() {
+        let [case, contender, ns] = *line.split('\t').collect::<Vec<_>>() else {
+            bail!("expected case, contender, ns: {line:?}");
+        };
+        let ns: f64 = ns.parse().with_context(|| format!("expected ns at the end of {line:?}"))?;
+        match all.iter_mut().find(|(a, b, _)| (*a, *b) == (case, contender)) {
+            Some((.., times)) => times.push(ns),
+            None => all.push((case, contender, vec![ns])),
+        }
+    }
+    let figure = |(case, contender, mut times): (&str, &str, Vec<f64>)| {
+        times.sort_by(f64::total_cmp);
+        let ns = times[times.len() / 2];
+        Figure { case: case.to_owned(), contender: contender.to_owned(), ns, ratio: None }
     };
-    let lines = lines.lines().filter(|line| !line.is_empty());
-    lines
-        .map(|line| figure(line).with_context(|| format!("expected case, contender, ns: {line:?}")))
-        .collect()
+    Ok(all.into_iter().map(figure).collect())
 }
 
 /// Adds ratios, and puts the figures of a case together.
@@ -133,16 +142,23 @@ mod tests {
 
     #[test]
     fn figures_are_divided_by_ours_on_the_same_memory() {
-        let lines = "pair\tours, counted memory\t20\npair\tours\t25.0\n\npair\ttorch\t250\nmiss\ttorch\t3\n";
-        let figures = compare(parse(lines).unwrap());
+        let lines = "pair\tours, counted memory\t20\npair\tours\t25.0\npair\ttorch\t250\nmiss\ttorch\t3\n";
+        let figures = compare(medians(lines).unwrap());
         let ratios: Vec<_> = figures.iter().map(|figure| figure.ratio).collect();
         assert_eq!(ratios, [Some(0.8), Some(1.0), Some(10.0), None]);
     }
 
     #[test]
+    fn a_figure_is_the_median_of_its_rounds() {
+        let lines = "pair\tours\t9\npair\ttorch\t7\npair\tours\t2\npair\tours\t3\n";
+        let times: Vec<_> = medians(lines).unwrap().iter().map(|figure| figure.ns).collect();
+        assert_eq!(times, [3.0, 7.0]);
+    }
+
+    #[test]
     fn what_is_no_figure_is_an_error_that_repeats_it() {
         for line in ["pair", "pair\tours", "pair\tours\tfast", "pair\tours\t1\t2"] {
-            let error = parse(line).unwrap_err().to_string();
+            let error = medians(line).unwrap_err().to_string();
             assert!(error.contains(&format!("{line:?}")), "{error}");
         }
     }
@@ -150,7 +166,7 @@ mod tests {
     #[test]
     fn scaling_is_of_pairs_a_second() {
         let lines = "1 threads, its own stream\tours\t40\n8 threads, its own stream\tours\t5\n";
-        assert_eq!(scaling(&parse(lines).unwrap()), Some(8.0));
+        assert_eq!(scaling(&medians(lines).unwrap()), Some(8.0));
         assert_eq!(scaling(&[]), None);
     }
 }

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod peer;
+mod turns;
 
 use anyhow::Result;
 

@@ -5,7 +5,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 
+use super::turns::Player;
 use crate::child;
 
 const PROGRAM: &str = include_str!("../../peers/alloc_bench.cpp");
@@ -13,11 +15,15 @@ const PROGRAM: &str = include_str!("../../peers/alloc_bench.cpp");
 /// A compiler takes a minute over PyTorch's headers on a slow host.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What `peers/alloc_bench.cpp` prints.
+/// The allocator needs what registers itself when `torch_cuda` is loaded, which no symbol of it asks for.
+const LIBRARIES: [&str; 6] =
+    ["-Wl,--no-as-needed", "-ltorch_cuda", "-ltorch_cpu", "-lc10_cuda", "-lc10", "-lcudart"];
+
+/// `peers/alloc_bench.cpp`, started, and the folder that it lies in.
 ///
 /// # Errors
 /// Why it cannot be had here.
-pub(super) fn torch() -> Result<String> {
+pub(super) fn torch() -> Result<(Player, TempDir)> {
     let find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
     let python = child::output_within(Command::new("python3").args(["-c", find]), LIMIT)
         .context("looking for torch with python3")?;
@@ -36,20 +42,15 @@ pub(super) fn torch() -> Result<String> {
     compiler.args(["-O2", "-std=c++20"]).arg(&source).arg("-o").arg(&program);
     compiler.arg("-pthread").args(flags("-I", &[torch.join("include"), cuda.join("include")]));
     let libraries = [torch.join("lib"), cuda.join("lib64")];
-    compiler.args(flags("-L", &libraries)).args(["-lc10_cuda", "-lc10", "-lcudart"]);
+    compiler.args(flags("-L", &libraries)).args(LIBRARIES);
     compiler.args(flags("-Wl,-rpath,", &libraries));
-    run(&mut compiler, "building it")?;
-    run(&mut Command::new(&program), "running it")
+    let built = child::output_within(&mut compiler, LIMIT).context("building it")?;
+    if !built.status.success() {
+        bail!("building it: {}: {}", built.status, String::from_utf8_lossy(&built.stderr).trim());
+    }
+    Ok((Player::start(&mut Command::new(&program))?, folder))
 }
 
 fn flags<'a>(flag: &'a str, folders: &'a [PathBuf]) -> impl Iterator<Item = String> + 'a {
     folders.iter().map(move |folder: &PathBuf| format!("{flag}{}", Path::display(folder)))
-}
-
-fn run(command: &mut Command, what: &str) -> Result<String> {
-    let output = child::output_within(command, LIMIT).context(what.to_owned())?;
-    if !output.status.success() {
-        bail!("{what}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -1,0 +1,104 @@
+//! Programs that measure in turns: a round of one, then a round of the other, so that the machine's pace, which changes
+//! within seconds where it is shared, is the same for both.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+/// Longer than any round takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A program that waits for a line before each round, and prints an empty one after it.
+pub(super) struct Player {
+    child: Child,
+    turns: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Player {
+    /// Starts it; what it says on standard error is ours.
+    pub(super) fn start(command: &mut Command) -> Result<Self> {
+        let mut child = command
+            .arg("in-turn")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let (turns, output) = (child.stdin.take(), child.stdout.take());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
+            // Ends with the output, or when nobody listens.
+            lines.map_while(|line| line.ok()).all(|line| sender.send(line).is_ok())
+        });
+        Ok(Self { child, turns, lines })
+    }
+
+    /// Lets it do a round and adds what it prints to `told`; `false` if it has done its last.
+    ///
+    /// # Errors
+    /// It failed, or does not answer.
+    pub(super) fn round(&mut self, told: &mut String) -> Result<bool> {
+        // Who has ended does not listen; what it said before is in the pipe.
+        let asked = self.turns.as_mut().is_some_and(|turns| writeln!(turns).is_ok());
+        loop {
+            match self.lines.recv_timeout(LIMIT) {
+                Ok(line) if line.is_empty() => return Ok(true),
+                Ok(line) => {
+                    told.push_str(&line);
+                    told.push('\n');
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    bail!("no answer within {} s of a round's beginning", LIMIT.as_secs())
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        drop(self.turns.take());
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("it ended with {status}{}", if asked { "" } else { " between two rounds" });
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        // Both fail only where there is no process any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(program: &str) -> Player {
+        Player::start(Command::new("sh").args(["-c", program])).unwrap()
+    }
+
+    #[test]
+    fn each_round_waits_for_its_turn() {
+        let mut player = shell("for i in 1 2; do read turn; echo a $i; echo b $i; echo; done");
+        let mut told = String::new();
+        assert!(player.round(&mut told).unwrap());
+        assert_eq!(told, "a 1\nb 1\n");
+        assert!(player.round(&mut told).unwrap());
+        assert!(!player.round(&mut told).unwrap());
+        assert_eq!(told, "a 1\nb 1\na 2\nb 2\n");
+    }
+
+    #[test]
+    fn who_fails_is_an_error_after_what_it_said() {
+        let mut player = shell("read turn; echo a; exit 3");
+        let mut told = String::new();
+        let error = player.round(&mut told).unwrap_err().to_string();
+        assert!(error.contains("exit status: 3"), "{error}");
+        assert_eq!(told, "a\n");
+    }
+}
