@@ -25,6 +25,8 @@ pub(super) struct Front {
     touched: [u64; SLOTS / 64],
     kept: u64,
     limit: u64,
+    /// What it was made for.
+    most: u64,
     /// The longest blocks that are kept.
     longest: Units,
 }
@@ -37,8 +39,14 @@ impl Front {
             touched: [0; SLOTS / 64],
             kept: 0,
             limit,
+            most: limit,
             longest: Units::try_from(limit / SHARE / UNIT).unwrap_or(Units::MAX),
         }
+    }
+
+    /// From now on keeps at most so many bytes, and never more than it was made for. One block is kept always.
+    pub(super) fn limit_to(&mut self, bytes: u64) {
+        self.limit = bytes.min(self.most);
     }
 
     /// A block of exactly that length, handed out.
@@ -62,7 +70,7 @@ impl Front {
     /// Whether a block of that length has to wait until everything has been drained.
     #[inline]
     pub(super) fn is_full_for(&self, units: Units) -> bool {
-        self.is_short(units) && self.kept + bytes_of(units) > self.limit
+        self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
     }
 
     /// Keeps a block that is not used any more. Returns whether it does: else it is the heap's.

@@ -110,6 +110,11 @@ impl Ring {
         self.pushed + self.doubled
     }
 
+    /// Entries so far: how often a block was handed out, let go, or taken back later.
+    pub(super) fn operations(&self) -> u64 {
+        self.pushed
+    }
+
     pub(super) fn waiting(&self) -> usize {
         self.outbox.len()
     }

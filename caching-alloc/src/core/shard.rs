@@ -299,6 +299,18 @@ impl ShardState {
         Some(self.leases.add(block, address, units))
     }
 
+    /// From now on at most so many bytes are kept whole, or one block.
+    pub(super) fn limit_kept(&mut self, bytes: u64) {
+        self.front.limit_to(bytes);
+    }
+
+    /// Finds a block in memory that is for blocks of another length.
+    pub(super) fn reserve_elsewhere(&mut self, units: Units) -> Option<LeaseId> {
+        let (arena, stream) = self.shared.as_ref()?;
+        let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
+        Some(self.leases.add(block, address, units))
+    }
+
     fn allocate(&mut self, units: Units) -> Option<(BlockId, u64, Units)> {
         match &self.shared {
             Some((arena, list)) => arena.lock().allocate(units, *list),

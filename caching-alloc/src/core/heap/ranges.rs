@@ -58,6 +58,26 @@ impl Heap {
         taken
     }
 
+    /// Hands out the least free block of the list with at least `units`, split to that length. If there is a hole on one
+    /// side of it, then what is left lies there: it can be lengthened.
+    pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
+        let id = self.allocate_within(units, Units::MAX, list, false)?;
+        let Record { units: whole, prev, next, .. } = self.records[id as usize];
+        if whole == units {
+            return Some(id);
+        }
+        let is_hole = |id: BlockId| self.records[id as usize].state == State::Hole;
+        let opens_before = prev != NONE && is_hole(prev);
+        let opens_behind = next == NONE || is_hole(next);
+        let (taken, rest) = if opens_before && !opens_behind {
+            (self.split(id, whole - units), id)
+        } else {
+            (id, self.split(id, units))
+        };
+        self.put_in_index(rest);
+        Some(taken)
+    }
+
     /// Makes two used neighbours one.
     pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
         debug_assert_eq!(self.records[left as usize].next, right, "neighbours");

@@ -3,11 +3,15 @@
 //! A range is a heap segment that is lengthened as memory is mapped; what is not mapped in it is a hole. A list of
 //! the heap is a stream: what was freed on it can be had there at once, and elsewhere after order has been made.
 
+use super::plan::longest_page;
 use crate::core::fixed::Tile;
 use crate::core::heap::{BlockId, Heap, List, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
+
+/// Blocks of up to this part of the longest page are short.
+const SHORT_SHARE: u64 = 64;
 
 #[derive(Debug)]
 pub(in crate::core) struct Arena {
@@ -24,13 +28,37 @@ pub(in crate::core) struct Arena {
     leased: u64,
     /// The most bytes that were not free when memory was looked for.
     active_peak: u64,
+    /// Calls of the source that moves have needed so far.
+    pub(super) move_calls: u64,
+    /// Up to so many units a block is short.
+    short: Units,
     /// Bytes beyond which the source had nothing left when it was last asked.
     pub(super) ceiling: u64,
+}
+
+/// Blocks are kept apart by length: a short one would keep a long page from moving as well as a long one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) enum Tier {
+    Short,
+    Long,
+}
+
+impl Tier {
+    /// The heap's list of what a stream has free of this tier.
+    fn list(self, stream: List) -> List {
+        stream * 2 + self as List
+    }
+}
+
+/// The stream of one of the heap's lists.
+pub(super) fn stream_of(list: List) -> List {
+    list / 2
 }
 
 /// Addresses in which pages are mapped.
 #[derive(Debug)]
 pub(super) struct Range {
+    pub(super) tier: Tier,
     pub(super) base: u64,
     pub(super) limit: Units,
     /// For each granule the page that begins there.
@@ -52,15 +80,15 @@ pub(in crate::core) struct Place {
     pub(in crate::core) block: BlockId,
 }
 
-/// A free block that was taken out of its list.
+/// A free block that was taken out of its list, and the stream of that.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Piece {
     pub(super) block: BlockId,
-    pub(in crate::core) list: List,
+    pub(in crate::core) stream: List,
 }
 
 /// Free neighbours, whatever streams they are of.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) range: u32,
     pub(super) offset: Units,
@@ -84,20 +112,43 @@ impl Arena {
             lost: Vec::new(),
             leased: 0,
             active_peak: 0,
+            short: 0,
+            move_calls: 0,
             ceiling: u64::MAX,
         }
     }
 
     /// Adds addresses that pages can be mapped at.
-    pub(in crate::core) fn add_range(&mut self, base: u64, bytes: u64) {
+    pub(in crate::core) fn add_range(&mut self, base: u64, bytes: u64, tier: Tier) {
         let limit = Units::try_from(bytes / UNIT).unwrap_or(Units::MAX);
         self.heap.add_range();
-        self.ranges.push(Range { base, limit, pages: Vec::new() });
+        self.ranges.push(Range { tier, base, limit, pages: Vec::new() });
+    }
+
+    /// Where a block of that length goes.
+    #[inline]
+    pub(in crate::core) fn tier(&self, units: Units) -> Tier {
+        if units <= self.short { Tier::Short } else { Tier::Long }
     }
 
     /// A block out of what is free on a stream: its name, address and length.
-    pub(in crate::core) fn allocate(&mut self, units: Units, list: List) -> Option<(BlockId, u64, Units)> {
-        let id = self.heap.allocate(units, list, true)?;
+    pub(in crate::core) fn allocate(&mut self, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
+        self.allocate_in(self.tier(units), units, stream)
+    }
+
+    /// The same where blocks of another length are.
+    pub(in crate::core) fn allocate_elsewhere(
+        &mut self,
+        units: Units,
+        stream: List,
+    ) -> Option<(BlockId, u64, Units)> {
+        let tier = if self.tier(units) == Tier::Short { Tier::Long } else { Tier::Short };
+        self.allocate_in(tier, units, stream)
+    }
+
+    #[inline]
+    fn allocate_in(&mut self, tier: Tier, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
+        let id = self.heap.allocate_off_holes(units, tier.list(stream))?;
         self.leased += u64::from(units);
         Some((id, self.address(id), units))
     }
@@ -109,15 +160,26 @@ impl Arena {
     }
 
     /// The longest free block of a stream.
-    pub(in crate::core) fn longest(&self, list: List) -> Units {
-        self.heap.longest_free(list)
+    pub(in crate::core) fn longest(&self, stream: List) -> Units {
+        [Tier::Short, Tier::Long]
+            .map(|tier| self.heap.longest_free(tier.list(stream)))
+            .into_iter()
+            .max()
+            .unwrap_or(0)
     }
 
     /// Notes how much is in use while `units` more are wanted; returns the most that ever was, in bytes. No block is
     /// kept by a shard meanwhile.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.leased * UNIT + bytes_of(units));
+        let longest_page = longest_page(self.active_peak, self.smallest_page());
+        self.short = Units::try_from(longest_page / SHORT_SHARE / UNIT).unwrap_or(Units::MAX);
         self.active_peak
+    }
+
+    /// Bytes of the smallest page.
+    pub(super) fn smallest_page(&self) -> u64 {
+        bytes_of(self.granule)
     }
 
     /// So much could be had after all.
@@ -136,7 +198,8 @@ impl Arena {
     pub(super) fn runs(&self, allowed: &dyn Fn(List) -> bool) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
-            let free = self.heap.blocks(range).filter(|(_, b)| b.state == State::Free && allowed(b.list));
+            let free =
+                self.heap.blocks(range).filter(|(_, b)| b.state == State::Free && allowed(stream_of(b.list)));
             for (_, block) in free {
                 match runs.last_mut() {
                     Some(run) if run.range == range && run.end() == block.offset => run.units += block.units,
@@ -155,7 +218,7 @@ impl Arena {
             let block = self.heap.block(id);
             debug_assert_eq!(block.state, State::Free);
             let (list, units) = (block.list, (block.offset + block.units).min(to) - from);
-            pieces.push(Piece { block: self.heap.take_part(id, from, units), list });
+            pieces.push(Piece { block: self.heap.take_part(id, from, units), stream: stream_of(list) });
             from += units;
         }
         pieces
@@ -163,14 +226,20 @@ impl Arena {
 
     /// Puts detached memory back where it was.
     pub(in crate::core) fn restore(&mut self, pieces: Vec<Piece>) {
-        pieces.into_iter().for_each(|piece| self.heap.free_into(piece.block, piece.list));
+        pieces.into_iter().for_each(|piece| self.free_to(piece.block, piece.stream));
     }
 
     /// Gives detached neighbours to one stream, as one free block.
-    pub(in crate::core) fn give(&mut self, pieces: &[Piece], list: List) {
+    pub(in crate::core) fn give(&mut self, pieces: &[Piece], stream: List) {
         if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
-            self.heap.free_into(block, list);
+            self.free_to(block, stream);
         }
+    }
+
+    /// Gives a used block to a stream.
+    pub(super) fn free_to(&mut self, block: BlockId, stream: List) {
+        let range = self.heap.block(block).segment as usize;
+        self.heap.free_into(block, self.ranges[range].tier.list(stream));
     }
 
     /// Makes detached neighbours one block.
@@ -185,10 +254,13 @@ impl Arena {
     pub(in crate::core) fn detach_fit(
         &mut self,
         units: Units,
+        tier: Option<Tier>,
         allowed: &dyn Fn(List) -> bool,
     ) -> Option<Vec<Piece>> {
         let runs = self.runs(allowed);
-        let fits = runs.into_iter().filter(|run| run.units >= units);
+        let fits = runs.into_iter().filter(|run| {
+            run.units >= units && tier.is_none_or(|tier| self.ranges[run.range as usize].tier == tier)
+        });
         let best = fits.min_by_key(|run| (run.units, run.range, run.offset))?;
         Some(self.detach(best.range, best.offset, best.end()))
     }
@@ -225,7 +297,7 @@ impl Arena {
 
     /// Whether there are addresses for a block.
     pub(in crate::core) fn has_room(&self, units: Units) -> bool {
-        self.site(&mut Vec::new(), units).is_some()
+        self.site(&[], units, 0).is_some()
     }
 
     /// Everything that is left when the pool goes: pages, old addresses, and the ranges as (base, bytes).

@@ -1,13 +1,16 @@
 //! What a request does in a re-mappable pool that finds nothing on its stream: the attempts, in order.
 //!
-//! 1. Merge what all streams of the pool keep whole; take back pending blocks that the host can see ended.
+//! 1. Take back pending blocks that the host can see ended, and merge what is kept whole, in all streams of the pool.
 //! 2. Take free neighbours that fit, whatever streams they are of, ordered behind those.
 //! 3. Collect what other pools have had idle for long, if more is reserved than the settings want; map pages where the
-//!    block fits: idle ones, or new ones.
-//! 4. Borrow a block of a pool that lends to this one.
-//! 5. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
-//! 6. Out of memory.
+//!    block fits: new ones while the pool is within its need, else idle ones.
+//! 4. Take free memory that is for blocks of another length.
+//! 5. Map pages, new ones too.
+//! 6. Borrow a block of a pool that lends to this one.
+//! 7. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
+//! 8. Out of memory.
 
+use super::arena::Tier;
 use super::plan::{Budget, Plan};
 use crate::core::block::Block;
 use crate::core::device::Growth;
@@ -22,10 +25,15 @@ use crate::core::shard::{Request, Shard};
 use crate::core::size::bytes_of;
 use crate::core::source::{PageSource, SegmentMemory, SourceError};
 
-/// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved.
+/// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved, or by its smallest page.
 const SLACK_SHARE: u64 = 64;
-/// Or by this many bytes (8 MiB), where that is more.
+/// Or by this many bytes (8 MiB), where that is more and moving has cost too many calls.
 const SLACK: u64 = 8 << 20;
+/// Moving costs too much when it has needed more than one call in so many operations.
+const OPERATIONS_PER_CALL: u64 = 80;
+
+/// Streams keep this part of the peak whole, each, for the next requests of the same lengths: what is kept cannot merge.
+const KEPT_SHARE: u64 = 4096;
 
 /// Bytes of addresses that are reserved at a time.
 const RANGE: u64 = 256 << 30;
@@ -35,6 +43,15 @@ struct Unmade {
     error: SourceError,
     /// Whether nothing is mapped where it was to be.
     is_undone: bool,
+}
+
+/// How far a pool may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Little beyond its need.
+    Need,
+    /// As far as there is memory.
+    All,
 }
 
 impl Shard {
@@ -55,11 +72,18 @@ impl Shard {
         }
         let growth = &mut *self.device.growth.lock();
         self.device.reap(growth);
-        if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request)) {
+        let tier = self.pool.arena_mut().tier(request.units);
+        if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, Some(tier))) {
             return Ok(block);
         }
         self.device.collect_garbage(growth);
-        if let Some(block) = self.map_pages(growth, request)? {
+        if let Some(block) = self.map_pages(growth, request, Extent::Need)? {
+            return Ok(block);
+        }
+        if let Some(block) = self.hit_elsewhere(request).or_else(|| self.out_of_others(request, None)) {
+            return Ok(block);
+        }
+        if let Some(block) = self.map_pages(growth, request, Extent::All)? {
             return Ok(block);
         }
         if let Some(block) = self.borrow_from_pools(request) {
@@ -69,12 +93,12 @@ impl Shard {
         for wait in [false, true] {
             if wait {
                 self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
-                if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request)) {
+                if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, None)) {
                     return Ok(block);
                 }
             }
             self.device.release_cached(growth, u64::MAX, Some(self.pool.id));
-            if let Some(block) = self.map_pages(growth, request)? {
+            if let Some(block) = self.map_pages(growth, request, Extent::All)? {
                 return Ok(block);
             }
         }
@@ -84,7 +108,10 @@ impl Shard {
 
     /// A block after everything that is kept whole has been merged, in all streams of the pool.
     fn merged(&self, request: Request) -> Option<Block> {
-        self.pool.shards().iter().for_each(|shard| _ = shard.state.lock().drain());
+        for shard in self.pool.shards() {
+            shard.poll_pending();
+            shard.state.lock().drain();
+        }
         self.hit_now(request)
     }
 
@@ -95,17 +122,24 @@ impl Shard {
         self.hit(request)
     }
 
+    /// A block out of memory for blocks of another length.
+    fn hit_elsewhere(&self, request: Request) -> Option<Block> {
+        let mut state = self.state.lock();
+        let id = state.reserve_elsewhere(request.units)?;
+        Some(self.hand_out(state, id, request, self.stream))
+    }
+
     /// A block out of free neighbours of several streams.
-    fn out_of_others(&self, request: Request) -> Option<Block> {
+    fn out_of_others(&self, request: Request, tier: Option<Tier>) -> Option<Block> {
         let mut refused: Vec<List> = Vec::new();
         loop {
             let allowed = |list| list == self.list || self.may_use() && !refused.contains(&list);
-            let pieces = self.pool.arena_mut().detach_fit(request.units, &allowed)?;
-            match self.order_after(pieces.iter().map(|piece| piece.list)) {
+            let pieces = self.pool.arena_mut().detach_fit(request.units, tier, &allowed)?;
+            match self.order_after(pieces.iter().map(|piece| piece.stream)) {
                 Ok(()) => {
                     self.pool.arena_mut().give(&pieces, self.list);
                     self.device.totals().borrowed += 1;
-                    return self.hit_now(request);
+                    return self.hit_now(request).or_else(|| self.hit_elsewhere(request));
                 }
                 Err(list) => {
                     self.pool.arena_mut().restore(pieces);
@@ -116,7 +150,12 @@ impl Shard {
     }
 
     /// Maps pages where the block fits. `None`: there is not enough memory.
-    fn map_pages(&self, growth: &mut Growth, request: Request) -> Result<Option<Block>, AllocError> {
+    fn map_pages(
+        &self,
+        growth: &mut Growth,
+        request: Request,
+        extent: Extent,
+    ) -> Result<Option<Block>, AllocError> {
         let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
         let Some(source) = self.pool.source.as_pages() else { return Ok(None) };
         self.pool.unmap_ghosts(source, false);
@@ -126,11 +165,8 @@ impl Shard {
             // Nothing moves while a stream that it concerns is being captured.
             let allowed =
                 |list| !capturing && (list == self.list || self.may_use() && !refused.contains(&list));
-            let peak = self.pool.arena_mut().note_active(request.units);
             let reserved = self.pool.reserved().current;
-            let at_most = self.device.room();
-            let enough = self.pool.arena_mut().ceiling.min(peak + SLACK.max(peak / SLACK_SHARE));
-            let budget = Budget { peak, freely: enough.saturating_sub(reserved).min(at_most), at_most };
+            let budget = self.budget(request, reserved, extent);
             let planned = self.pool.arena_mut().plan(request.units, &allowed, budget);
             let Some(plan) = planned else {
                 if self.pool.arena_mut().has_room(request.units) {
@@ -167,6 +203,27 @@ impl Shard {
         }
     }
 
+    /// How much memory a request may be given.
+    fn budget(&self, request: Request, reserved: u64, extent: Extent) -> Budget {
+        let operations: u64 =
+            self.pool.shards().iter().map(|shard| shard.state.lock().ring.operations()).sum();
+        let (peak, slack, ceiling) = {
+            let mut arena = self.pool.arena_mut();
+            let peak = arena.note_active(request.units);
+            let is_costly = arena.move_calls * OPERATIONS_PER_CALL > operations;
+            let least = if is_costly { SLACK } else { arena.smallest_page() };
+            (peak, least.max(peak / SLACK_SHARE), arena.ceiling)
+        };
+        self.state.lock().limit_kept(peak / KEPT_SHARE);
+        let room = self.device.room();
+        let freely = ceiling.min(peak + slack).saturating_sub(reserved).min(room);
+        let at_most = match extent {
+            Extent::Need => freely,
+            Extent::All => room,
+        };
+        Budget { peak, freely, at_most }
+    }
+
     /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed, unless that fails
     /// too.
     fn map(&self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
@@ -199,6 +256,7 @@ impl Shard {
     /// Tells trackers of what a plan has mapped, and only then lets it be had.
     fn publish(&self, growth: &mut Growth, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
+        self.pool.arena_mut().move_calls += plan.move_calls();
         let old = std::mem::take(&mut plan.moves);
         {
             let mut totals = self.device.totals();
@@ -276,7 +334,9 @@ impl Shard {
         let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(source.granularity()));
         self.device.count(|calls| calls.reserve += 1);
         let base = source.reserve(bytes)?;
-        self.pool.arena_mut().add_range(base, bytes);
+        let mut arena = self.pool.arena_mut();
+        let tier = arena.tier(request.units);
+        arena.add_range(base, bytes, tier);
         Ok(())
     }
 

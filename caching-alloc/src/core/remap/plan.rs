@@ -19,6 +19,11 @@ const PAGE_SHARE: u64 = 256;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
 
+/// No page is longer, where that is the peak.
+pub(super) fn longest_page(peak: u64, granule: u64) -> u64 {
+    (peak / PAGE_SHARE).clamp(granule, LONGEST_PAGE.max(granule))
+}
+
 /// How much memory a plan may ask for.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Budget {
@@ -42,8 +47,9 @@ pub(in crate::core) struct Plan {
     pub(in crate::core) makes: Vec<u64>,
     range: u32,
     target: BlockId,
-    /// Free memory before it, which it lengthens.
-    beside: Vec<Piece>,
+    /// Free memory before it and behind it, which it lengthens.
+    before: Vec<Piece>,
+    after: Vec<Piece>,
     /// Where the pages come from, by neighbourhood.
     sources: Vec<Vec<Piece>>,
 }
@@ -56,23 +62,24 @@ struct Idle {
     units: Units,
 }
 
-impl Idle {
-    /// How many of its pages have so many units together.
-    fn cost(&self, units: Units) -> usize {
-        let lengths = self.pages.iter().map(|(_, page)| (page.bytes() / UNIT) as Units);
-        let sums = lengths.scan(0, |sum, length| Some(std::mem::replace(sum, *sum + length)));
-        sums.take_while(|before| *before < units).count()
-    }
-}
-
-/// A hole that a block could have.
+/// A hole that a block could have, with the free memory beside it that the block would use too.
 pub(super) struct Site {
     range: u32,
+    /// Where the hole begins and how long it is.
     at: Units,
-    need: Units,
-    /// Units up to the next page or the range's end.
     room: Units,
-    beside: Option<Run>,
+    /// Units that have to be mapped there.
+    need: Units,
+    before: Option<Run>,
+    after: Option<Run>,
+}
+
+impl Site {
+    /// Whether the block would use the free memory that these pages are in.
+    fn has(&self, near: &Idle) -> bool {
+        let is_in = |run: &Run| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
+        [self.before, self.after].iter().flatten().any(is_in)
+    }
 }
 
 impl Plan {
@@ -81,10 +88,15 @@ impl Plan {
         self.sources.is_empty()
     }
 
+    /// Calls that it costs to move what it moves: each page is mapped, each neighbourhood unmapped, the whole let be used.
+    pub(in crate::core) fn move_calls(&self) -> u64 {
+        if self.is_new() { 0 } else { (self.moves.len() + self.sources.len() + 1) as u64 }
+    }
+
     /// The streams whose memory it takes.
     pub(in crate::core) fn lists(&self) -> Vec<List> {
-        let pieces = self.sources.iter().flatten().chain(&self.beside);
-        let mut lists: Vec<List> = pieces.map(|piece| piece.list).collect();
+        let pieces = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
+        let mut lists: Vec<List> = pieces.map(|piece| piece.stream).collect();
         lists.sort_unstable();
         lists.dedup();
         lists
@@ -100,56 +112,85 @@ impl Arena {
         allowed: &dyn Fn(List) -> bool,
         budget: Budget,
     ) -> Option<Plan> {
-        let mut runs = self.runs(allowed);
-        let site = self.site(&mut runs, units)?;
-        let mut idle = if bytes_of(site.need) > budget.freely { self.idle(&runs) } else { Vec::new() };
-        let chosen = choose(&mut idle, site.need, site.room);
-        let got: Units = chosen.iter().map(|idle| idle.units).sum();
-        let rest = site.need.saturating_sub(got);
-        if bytes_of(rest) > budget.at_most {
+        let runs = self.runs(allowed);
+        let site = self.site(&runs, units, 0)?;
+        if bytes_of(site.need) <= budget.freely {
+            let makes = self.page_sizes(site.need, budget.peak);
+            return Some(self.take(site, Vec::new(), makes));
+        }
+        let idle = self.idle(&runs);
+        let longest = idle.iter().flat_map(|near| &near.pages).map(|(_, page)| units_of(page)).max();
+        // If idle pages are too long for the best hole, one that has room for any.
+        let roomy = longest.and_then(|longest| self.site(&runs, units, longest));
+        for site in [Some(site), roomy].into_iter().flatten() {
+            let idle: Vec<&Idle> = idle.iter().filter(|near| !site.has(near)).collect();
+            let chosen = choose(&idle, site.need, site.room);
+            let got: Units = chosen.iter().map(|near| near.units).sum();
+            let rest = site.need.saturating_sub(got);
+            if bytes_of(rest) <= budget.at_most {
+                let makes = self.page_sizes(rest, budget.peak);
+                return Some(self.take(site, chosen, makes));
+            }
             release(&chosen);
-            return None;
         }
-        let makes = self.page_sizes(rest, budget.peak);
-        Some(self.take(site, chosen, makes))
+        None
     }
 
-    /// The longest free run that a hole follows, or the room behind everything.
-    pub(super) fn site(&self, runs: &mut Vec<Run>, units: Units) -> Option<Site> {
-        let need = |have: Units| (units - have).next_multiple_of(self.granule);
-        let fits = |run: &Run| {
-            let room = if run.units < units { self.room(run.range, run.end()) } else { 0 };
-            (room > 0 && room >= need(run.units)).then_some(room)
-        };
-        let best = runs.iter().enumerate().filter_map(|(at, run)| Some((run.units, at, fits(run)?)));
-        if let Some((have, at, room)) = best.max_by_key(|(have, at, _)| (*have, std::cmp::Reverse(*at))) {
-            let run = runs.swap_remove(at);
-            return Some(Site { range: run.range, at: run.end(), need: need(have), room, beside: Some(run) });
+    /// The hole where least has to be mapped for a block, together with free memory before it, behind it, or both;
+    /// among equals where least is left over, so that longer rests wait for others. It has room for `spare` units more.
+    pub(super) fn site(&self, runs: &[Run], units: Units, spare: Units) -> Option<Site> {
+        let mut best: Option<((Units, Units), Site)> = None;
+        let mut next = 0;
+        let tier = self.tier(units);
+        for (range, at, room) in self.holes() {
+            if self.ranges[range as usize].tier != tier {
+                continue;
+            }
+            while runs.get(next).is_some_and(|run| (run.range, run.end()) < (range, at)) {
+                next += 1;
+            }
+            let beside = |run: Option<&Run>, is: &dyn Fn(&Run) -> bool| {
+                run.filter(|run| run.range == range && is(run)).copied()
+            };
+            let before = beside(runs.get(next), &|run| run.end() == at);
+            let second = next + usize::from(before.is_some());
+            let after = beside(runs.get(second), &|run| run.offset == at.saturating_add(room));
+            for (before, after) in [(None, None), (before, None), (None, after), (before, after)] {
+                let have = [before, after].iter().flatten().map(|run| run.units).sum::<Units>();
+                if have >= units {
+                    continue;
+                }
+                let mut need = (units - have).next_multiple_of(self.granule);
+                if need.saturating_add(spare) > room {
+                    continue;
+                }
+                if before.is_some() && after.is_some() {
+                    // The block is to be one piece.
+                    need = if spare == 0 { room } else { continue };
+                }
+                let cost = (need, have + need - units);
+                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                    best = Some((cost, Site { range, at, room, need, before, after }));
+                }
+            }
         }
-        let ends = (0u32..).zip(&self.ranges).map(|(range, _)| (range, self.heap.length(range)));
-        let holes = (0u32..).zip(&self.ranges).flat_map(|(range, _)| {
+        best.map(|(_, site)| site)
+    }
+
+    /// Holes and the room behind everything, by place: range, offset and length.
+    fn holes(&self) -> Vec<(u32, Units, Units)> {
+        let mut all = Vec::new();
+        for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {
             let holes = self.heap.blocks(range).filter(|(_, block)| block.state == State::Hole);
-            holes.map(move |(_, block)| (range, block.offset))
-        });
-        let need = need(0);
-        ends.chain(holes).find_map(|(range, at)| {
-            let room = self.room(range, at);
-            (room >= need).then_some(Site { range, at, need, room, beside: None })
-        })
-    }
-
-    /// Units from a place to the next that is mapped, if nothing is mapped there.
-    fn room(&self, range: u32, at: Units) -> Units {
-        let (length, limit) = (self.heap.length(range), self.ranges[range as usize].limit);
-        if at == length {
-            return limit - length;
+            all.extend(holes.map(|(_, hole)| (range, hole.offset, hole.units)));
+            let length = self.heap.length(range);
+            match all.last_mut() {
+                Some((of, at, room)) if *of == range && *at + *room == length => *room = limit - *at,
+                _ if length < *limit => all.push((range, length, limit - length)),
+                _ => {}
+            }
         }
-        let hole = self.heap.block_at(range, at).map(|id| self.heap.block(id));
-        match hole.filter(|block| block.state == State::Hole) {
-            Some(hole) if hole.offset + hole.units == length => limit - at,
-            Some(hole) => hole.units,
-            None => 0,
-        }
+        all
     }
 
     /// Whole pages in free memory that nobody holds, by neighbourhood.
@@ -164,7 +205,7 @@ impl Arena {
             {
                 let Some(page) = page else { continue };
                 let offset = index as Units * self.granule;
-                let units = (page.bytes() / UNIT) as Units;
+                let units = units_of(page);
                 if offset + units > run.end() {
                     break;
                 }
@@ -187,7 +228,7 @@ impl Arena {
     /// Sizes of the pages that are to be made, in bytes: as long as they may be, then shorter for the rest.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
-        let longest = (peak / PAGE_SHARE).clamp(granule, LONGEST_PAGE.max(granule)) / granule;
+        let longest = longest_page(peak, granule) / granule;
         let mut step = self.granule << longest.ilog2();
         let mut sizes = Vec::new();
         while rest > 0 {
@@ -202,7 +243,7 @@ impl Arena {
 
     /// Takes everything that a plan needs out of what others can have.
     fn take(&mut self, site: Site, chosen: Vec<Idle>, makes: Vec<u64>) -> Plan {
-        let Site { range, at, beside, .. } = site;
+        let Site { range, mut at, room, before, after, .. } = site;
         let mut moves = Vec::new();
         let mut sources = Vec::new();
         let mut units: Units = makes.iter().map(|bytes| (bytes / UNIT) as Units).sum();
@@ -215,7 +256,12 @@ impl Arena {
                 moves.push(page);
             }
         }
-        let beside = beside.map(|run| self.detach(run.range, run.offset, run.end())).unwrap_or_default();
+        if before.is_none() && after.is_some() {
+            at += room - units;
+        }
+        let mut detached = |run: Run| self.detach(run.range, run.offset, run.end());
+        let before = before.map(&mut detached).unwrap_or_default();
+        let after = after.map(&mut detached).unwrap_or_default();
         let length = self.heap.length(range);
         if at + units > length {
             self.heap.extend(range, at + units - length);
@@ -231,7 +277,8 @@ impl Arena {
             makes,
             range,
             target,
-            beside,
+            before,
+            after,
             sources,
         }
     }
@@ -239,35 +286,37 @@ impl Arena {
     /// Puts everything back: what the plan wanted to move stays where it was. Where it was to be, nothing comes any more
     /// if something may still be mapped there.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
-        let Plan { moves, target, beside, sources, .. } = plan;
+        let Plan { moves, target, before, after, sources, .. } = plan;
         self.put_pages_back(moves);
         if is_undone {
             self.heap.make_hole(target);
         } else {
             self.lose_block(target);
         }
-        self.restore(beside);
+        self.restore(before);
+        self.restore(after);
         sources.into_iter().for_each(|pieces| self.restore(pieces));
     }
 
-    /// The plan has been carried out: `pages` are mapped there, in their order. The memory is free on the stream of
-    /// `list`; the old addresses of what moved are left until `wait` is over.
+    /// The plan has been carried out: `pages` are mapped there, in their order. The memory is free on
+    /// `stream`; the old addresses of what moved are left until `wait` is over.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,
         pages: Vec<Segment>,
-        list: List,
+        stream: List,
         wait: Option<Wait>,
     ) {
-        let Plan { range, target, beside, sources, .. } = plan;
+        let Plan { range, target, before, after, sources, .. } = plan;
         let base = self.ranges[range as usize].base;
         for page in pages {
             let granule = ((page.address() - base) / bytes_of(self.granule)) as usize;
             self.ranges[range as usize].pages[granule] = Some(page);
         }
-        let blocks = beside.iter().map(|piece| piece.block).chain([target]);
+        let of = |pieces: Vec<Piece>| pieces.into_iter().map(|piece| piece.block);
+        let blocks = of(before).chain([target]).chain(of(after));
         let block = self.unite(blocks).expect("there is the target, at least");
-        self.heap.free_into(block, list);
+        self.free_to(block, stream);
         let old = sources.iter().filter_map(|pieces| self.unite(pieces.iter().map(|piece| piece.block)));
         let old: Vec<BlockId> = old.collect();
         let places = old.into_iter().map(|block| self.place(block)).collect();
@@ -290,7 +339,7 @@ impl Arena {
             let claimed = idle.pages.iter().take_while(|(_, page)| page.claim()).count();
             let pages = &idle.pages[..claimed];
             let Some((last, page)) = pages.last() else { continue };
-            let end = last + (page.bytes() / UNIT) as Units;
+            let end = last + units_of(page);
             bytes += bytes_of(end - idle.offset);
             for (offset, _) in pages {
                 self.ranges[idle.range as usize].pages[(offset / self.granule) as usize] = None;
@@ -334,37 +383,54 @@ impl Arena {
     }
 }
 
-/// Pages of `need` units, or as many as there are: of the neighbourhood that has enough in the fewest pages, or else of
-/// the longest, and on. They are claimed: nobody can hold them any more.
-fn choose(idle: &mut Vec<Idle>, need: Units, room: Units) -> Vec<Idle> {
-    let mut chosen = Vec::new();
+fn units_of(page: &Segment) -> Units {
+    (page.bytes() / UNIT) as Units
+}
+
+/// Pages of `need` units, or as many as there are: the longest that fit, so that few make much and little is left over;
+/// at last the shortest that is too long. They are claimed: nobody can hold them any more.
+fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
+    let mut pages: Vec<(Units, usize, usize)> = Vec::new();
+    for (at, near) in idle.iter().enumerate() {
+        pages.extend(near.pages.iter().enumerate().map(|(index, (_, page))| (units_of(page), at, index)));
+    }
+    // The longest first; among equals those of short neighbourhoods, which are of little other use.
+    pages
+        .sort_unstable_by_key(|(units, at, index)| (std::cmp::Reverse(*units), idle[*at].units, *at, *index));
     let mut got = 0;
-    while got < need && !idle.is_empty() {
-        let rest = need - got;
-        let best = (0..idle.len()).min_by_key(|at| {
-            let units = idle[*at].units;
-            // A page costs a call whatever its length: the fewest, of where least is left over.
-            if units >= rest {
-                (0, idle[*at].cost(rest), units, *at)
-            } else {
-                (1, 0, Units::MAX - units, *at)
-            }
-        });
-        let Some(best) = best else { break };
-        let from = idle.swap_remove(best);
-        let mut taken = Idle { range: from.range, offset: from.offset, pages: Vec::new(), units: 0 };
-        for (offset, page) in from.pages {
-            let units = (page.bytes() / UNIT) as Units;
-            if got >= need || got + units > room || !page.claim() {
-                break;
-            }
+    let mut taken: Vec<(usize, usize)> = Vec::new();
+    let mut spare: Option<(Units, usize, usize)> = None;
+    for (units, at, index) in pages {
+        if got >= need {
+            break;
+        }
+        if units > need - got {
+            spare = Some((units, at, index));
+        } else if idle[at].pages[index].1.claim() {
             got += units;
-            taken.units += units;
-            taken.pages.push((offset, page));
+            taken.push((at, index));
         }
-        if taken.units > 0 {
-            chosen.push(taken);
+    }
+    if got < need
+        && let Some((units, at, index)) = spare
+        && got + units <= room
+        && idle[at].pages[index].1.claim()
+    {
+        taken.push((at, index));
+    }
+    taken.sort_unstable();
+    let mut chosen: Vec<Idle> = Vec::new();
+    let mut last = None;
+    for (at, index) in taken {
+        let (offset, page) = &idle[at].pages[index];
+        if last.is_none_or(|(before, end)| before != at || end != *offset) {
+            chosen.push(Idle { range: idle[at].range, offset: *offset, pages: Vec::new(), units: 0 });
         }
+        if let Some(chosen) = chosen.last_mut() {
+            chosen.units += units_of(page);
+            chosen.pages.push((*offset, page.clone()));
+        }
+        last = Some((at, offset + units_of(page)));
     }
     chosen
 }
