@@ -14,6 +14,9 @@ use super::stream::StreamId;
 /// Entries between two looks at the clock.
 pub(super) const STAMP: u64 = 64;
 
+/// The longest ring, in entries: 640 MiB.
+const LONGEST: usize = 1 << 24;
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RawEntry {
     pub(super) address: u64,
@@ -65,7 +68,7 @@ pub(super) struct Ring {
 
 impl Ring {
     pub(super) fn new(capacity: usize, born: Instant) -> Self {
-        let capacity = capacity.max(1).next_power_of_two();
+        let capacity = capacity.clamp(1, LONGEST).next_power_of_two();
         Self {
             entries: vec![RawEntry::default(); capacity].into_boxed_slice(),
             pushed: 0,
@@ -121,9 +124,16 @@ impl Ring {
 
     /// The entries that trackers have still to get, oldest first.
     pub(super) fn take_outbox(&mut self, origin: Origin) -> Vec<Entry> {
-        let raw = std::mem::take(&mut self.outbox);
-        let count: u64 = raw.iter().map(|entry| entry.event.count()).sum();
-        expand(raw.iter(), self.number() - count, origin)
+        let mut entries = Vec::new();
+        self.empty_outbox(origin, &mut entries);
+        entries
+    }
+
+    /// The same, added to `entries`.
+    pub(super) fn empty_outbox(&mut self, origin: Origin, entries: &mut Vec<Entry>) {
+        let count: u64 = self.outbox.iter().map(|entry| entry.event.count()).sum();
+        let before = self.number() - count;
+        expand(self.outbox.drain(..), before, origin, entries);
     }
 
     /// Everything that the ring still has, oldest first.
@@ -132,7 +142,9 @@ impl Ring {
         let (newer, older) = self.entries.split_at(next);
         let older = if self.pushed < self.entries.len() as u64 { &[] } else { older };
         let count: u64 = older.iter().chain(newer).map(|entry| entry.event.count()).sum();
-        expand(older.iter().chain(newer), self.number() - count, origin)
+        let mut entries = Vec::new();
+        expand(older.iter().chain(newer).copied(), self.number() - count, origin, &mut entries);
+        entries
     }
 }
 
@@ -141,8 +153,7 @@ pub(super) fn nanoseconds_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn expand<'a>(raw: impl Iterator<Item = &'a RawEntry>, mut number: u64, origin: Origin) -> Vec<Entry> {
-    let mut entries = Vec::new();
+fn expand(raw: impl Iterator<Item = RawEntry>, mut number: u64, origin: Origin, entries: &mut Vec<Entry>) {
     for raw in raw {
         let span = BlockSpan { address: raw.address, bytes: bytes_of(raw.units), requested: raw.requested };
         let (first, second) = match raw.event {
@@ -157,5 +168,4 @@ fn expand<'a>(raw: impl Iterator<Item = &'a RawEntry>, mut number: u64, origin: 
             entries.push(Entry { number, time_ns: raw.time_ns, device, pool, stream, action });
         }
     }
-    entries
 }

@@ -8,11 +8,12 @@ use super::allocator::Found;
 use super::block::Block;
 use super::desk::{Desk, Open};
 use super::device::{Device, Grave};
+use super::entry::Entry;
 use super::fixed::{Fits, Fixed, Tile};
 use super::front::Front;
 use super::heap::{BlockId, List};
 use super::lease::{Lease, LeaseId, Leases, NONE, Tenancy};
-use super::lock::{Guard, Rank, Ranked};
+use super::lock::{Rank, Ranked};
 use super::pending::{Pending, Uses};
 use super::pool::PoolCore;
 use super::remap::Arena;
@@ -38,8 +39,8 @@ pub(super) struct Shard {
     pub(super) stream: StreamId,
     /// Its number among the pool's shards.
     pub(super) list: List,
-    /// Held while block entries are delivered, so that they arrive in order.
-    pub(super) delivery: Ranked<()>,
+    /// Held while block entries are delivered, so that they arrive in order; and where they are gathered for that.
+    pub(super) delivery: Ranked<Vec<Entry>>,
     pub(super) state: &'static Desk,
 }
 
@@ -103,7 +104,7 @@ impl Shard {
         };
         Arc::new_cyclic(|shard| {
             state.shard = shard.clone();
-            let delivery = Ranked::new(Rank::Delivery, ());
+            let delivery = Ranked::new(Rank::Delivery, Vec::new());
             Self { device, pool, stream, list, delivery, state: Desk::take(state) }
         })
     }
@@ -154,23 +155,25 @@ impl Shard {
             return;
         }
         let turn = if waiting < BACKLOG { self.delivery.try_lock() } else { Some(self.delivery.lock()) };
-        if let Some(turn) = turn {
-            self.flush(&turn);
+        if let Some(mut turn) = turn {
+            self.flush(&mut turn);
         }
     }
 
     /// Delivers what is waiting. The caller holds the delivery lock.
-    pub(super) fn flush(&self, _turn: &Guard<'_, ()>) {
-        let (entries, slots) = {
+    pub(super) fn flush(&self, turn: &mut Vec<Entry>) {
+        let slots = {
             let mut state = self.state.lock();
-            (state.ring.take_outbox(self.origin()), state.slots.clone())
+            turn.clear();
+            state.ring.empty_outbox(self.origin(), turn);
+            state.slots.clone()
         };
-        self.device.tell(&slots, &entries);
+        self.device.tell(&slots, turn);
     }
 
     /// Delivers what is waiting: before a segment leaves, what happened in it is told.
     pub(super) fn settle_entries(&self) {
-        self.flush(&self.delivery.lock());
+        self.flush(&mut self.delivery.lock());
     }
 
     pub(super) fn origin(&self) -> Origin {

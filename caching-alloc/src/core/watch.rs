@@ -173,8 +173,8 @@ impl Device {
         growth.trackers = attached.collect();
         let for_blocks = Self::block_trackers(growth);
         for shard in self.shards() {
-            let turn = shard.delivery.lock();
-            shard.flush(&turn);
+            let mut turn = shard.delivery.lock();
+            shard.flush(&mut turn);
             let mut state = shard.state.lock();
             let rest = state.ring.take_outbox(shard.origin());
             let slots = std::mem::replace(&mut state.slots, for_blocks.clone());
