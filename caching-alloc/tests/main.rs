@@ -1,5 +1,6 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
+mod bad_input;
 mod common;
 #[cfg(feature = "cudarc")]
 mod cudarc;

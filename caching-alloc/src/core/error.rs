@@ -86,6 +86,19 @@ pub enum AllocError {
         /// What cannot be, and why.
         what: &'static str,
     },
+    /// A pool's source is of another device than its allocator, whose streams order all of its memory.
+    #[error(
+        "pool {pool:?} cannot have memory of device {found}: its allocator is device {wanted}'s; ask that device's \
+         allocator"
+    )]
+    OtherDevice {
+        /// The name that was given.
+        pool: String,
+        /// The allocator's device.
+        wanted: u32,
+        /// The source's.
+        found: u32,
+    },
     /// A re-mappable pool needs a source of pages.
     #[error(
         "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"

@@ -31,7 +31,7 @@ use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
 use super::shard::{Request, Shard};
 use super::size::{MAX_BLOCK, Units, bytes_of, units_for};
-use super::source::SourceError;
+use super::source::{self, SourceError};
 use super::symmetric::{OperationKind, SEGMENT_STEP};
 use super::tracker;
 
@@ -189,7 +189,7 @@ impl Shard {
     /// Sizes of a new segment: what would serve further requests too, and the least that serves this one.
     fn segment_sizes(&self, request: Request, class: SizeClass) -> (u64, u64) {
         let settings = &self.device.settings;
-        let step = self.pool.source.granularity().max(1);
+        let step = source::step(&*self.pool.source);
         if let Some(journal) = &self.state.lock().symmetric {
             let (_, bytes) = journal.next_segment(request.bytes);
             return (bytes, bytes);

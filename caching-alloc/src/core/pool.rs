@@ -16,7 +16,7 @@ use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
 use super::size::{MAX_BLOCK, UNIT, Units, units_for};
-use super::source::SegmentSource;
+use super::source::{self, SegmentSource};
 use super::stats::{Gauge, Stats, Tallies};
 use super::stream::StreamId;
 use super::symmetric::{Log, SEGMENT_STEP, SymmetricSegment};
@@ -79,6 +79,10 @@ impl Pool {
         if let Some(what) = settings.contradiction() {
             return Err(AllocError::PoolSettings { pool: settings.name, what });
         }
+        let (wanted, found) = (device.ordinal(), source.device());
+        if wanted != found {
+            return Err(AllocError::OtherDevice { pool: settings.name, wanted, found });
+        }
         if settings.kind == PoolKind::Remappable && source.as_pages().is_none() {
             return Err(AllocError::NoPages);
         }
@@ -102,7 +106,7 @@ impl Pool {
         let PoolSettings { name, source, kind, lends, borrows } = settings;
         let source = source.unwrap_or_else(|| device.source.clone());
         let arena = (kind == PoolKind::Remappable)
-            .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source.granularity()))));
+            .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source::step(&*source)))));
         let core = device.add_pool(growth, |id| PoolCore {
             id,
             name: name.into(),
@@ -261,7 +265,7 @@ impl PoolCore {
         let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
         // What moves is for its own device alone: it is no substitute for what stays.
         let stays = self.arena.is_some() || other.arena.is_none();
-        agreed && stays && !other.is_kept() && self.source.device() == other.source.device()
+        agreed && stays && !other.is_kept()
     }
 
     /// Which of its blocks may be parts of segments.
@@ -270,7 +274,7 @@ impl PoolCore {
         match (self.kind, settings.max_split) {
             (PoolKind::NoSplit, _) => Splitting::NONE,
             (PoolKind::Cached, Some(longest)) => {
-                let step = SEGMENT_STEP.max(self.source.granularity());
+                let step = SEGMENT_STEP.max(source::step(&*self.source));
                 let up = |bytes: u64| bytes.clamp(1, MAX_BLOCK).next_multiple_of(step);
                 let units = |bytes: u64| Units::try_from(up(bytes) / UNIT).unwrap_or(Units::MAX);
                 Splitting { longest: units(longest), waste: units(settings.max_unsplit_waste) }

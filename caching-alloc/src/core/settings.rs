@@ -43,7 +43,7 @@ pub struct Settings {
     pub max_unsplit_waste: u64,
     /// Whether memory of other streams is used before a new segment is made.
     pub reuse: Reuse,
-    /// Trace entries kept per pool and stream (rounded up to a power of two).
+    /// Trace entries kept per pool and stream (rounded up to a power of two, at most 2^24).
     pub ring_entries: usize,
     /// Structural entries kept, for snapshots and for [`Allocator::since`](super::Allocator::since).
     pub structural_entries: usize,

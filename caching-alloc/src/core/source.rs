@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use super::export::{ShareHandle, ShareKind};
-use super::size::UNIT;
+use super::size::{MAX_BLOCK, UNIT};
 
 /// Memory of one segment as its source handed it out.
 ///
@@ -76,6 +76,11 @@ pub enum SourceError {
         /// What is wrong with it.
         what: &'static str,
     },
+}
+
+/// The step of a source's segments, in bytes; a power of two and at least a unit, whatever it says.
+pub(super) fn step(source: &dyn SegmentSource) -> u64 {
+    source.granularity().clamp(UNIT, MAX_BLOCK).next_power_of_two()
 }
 
 /// Asks `source` for `bytes` and checks what it gives.

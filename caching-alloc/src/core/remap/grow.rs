@@ -23,7 +23,7 @@ use crate::core::segment::{Segment, SegmentParts, SizeClass};
 use crate::core::settings::Reuse;
 use crate::core::shard::{Request, Shard};
 use crate::core::size::bytes_of;
-use crate::core::source::{PageSource, SegmentMemory, SourceError};
+use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
 
 /// A pool grows beyond its need by this part of its peak (1.5 %) before idle pages are moved, or by its smallest page.
 const SLACK_SHARE: u64 = 64;
@@ -102,7 +102,7 @@ impl Shard {
                 return Ok(block);
             }
         }
-        let granularity = self.pool.source.granularity().max(1);
+        let granularity = source::step(&*self.pool.source);
         Err(self.out_of_memory(request, bytes_of(request.units).next_multiple_of(granularity)))
     }
 
@@ -331,7 +331,8 @@ impl Shard {
 
     /// Reserves further addresses, enough for the block.
     fn add_range(&self, source: &dyn PageSource, request: Request) -> Result<(), SourceError> {
-        let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(source.granularity()));
+        let step = source::step(&*self.pool.source);
+        let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(step));
         self.device.count(|calls| calls.reserve += 1);
         let base = source.reserve(bytes)?;
         let mut arena = self.pool.arena_mut();
