@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::interleave;
 use crate::run_tests;
 use crate::shell::{self, CRATES};
 use crate::viz;
@@ -53,6 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let document = [&document[..], &["--features", shell::ADAPTERS]].concat();
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
+    interleave::run(&interleave::Options { quick: true })?;
     // What writes the raw tables is built, linted and tested by itself: the rest does without its feature.
     let generator = ["--quiet", "--package", "xtask", "--features", "codegen"];
     let lint = [&["clippy"], &generator[..], &["--all-targets", "--", "-D", "warnings"]].concat();

@@ -7,6 +7,7 @@
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`]: whether that is enough
+//! - [`interleave`]: threads in orders that checkers choose
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`bundle`]: everything that a GPU host without Rust needs
@@ -26,6 +27,7 @@ mod doctor;
 #[path = "../tests/doctor.rs"]
 mod doctor_end_to_end;
 mod headers;
+mod interleave;
 mod replay;
 mod run_tests;
 mod shell;
@@ -63,6 +65,8 @@ enum Task {
     Soak(soak::Options),
     /// Run everything that a change has to pass
     Ci(ci::Options),
+    /// Run the caching allocator's threads in the orders that loom and shuttle choose
+    Interleave(interleave::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Task::Test(options) => run_tests::run(&options),
         Task::Soak(options) => soak::run(&options),
         Task::Ci(options) => ci::run(&options),
+        Task::Interleave(options) => interleave::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
         Task::Abi(options) => abi::run(&options),
         Task::Viz(options) => viz::run(&options),
