@@ -376,6 +376,87 @@ fn every_driver_call_may_fail() {
     }
 }
 
+/// Blocks that fit and that do not, over three streams, in memory that is soon too little. What fails is noted, and the
+/// rest goes on.
+fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
+    let mut wrong: Vec<Box<dyn std::error::Error>> = Vec::new();
+    let mut live: VecDeque<Filled> = VecDeque::new();
+    bench.allocator.set_memory_limit(Some(16 * MIB));
+    for (step, mib) in (0..).zip([6, 2, 6, 3, 5, 1, 4, 9]) {
+        match bench.fill(mib * MIB, step % 3) {
+            Ok(filled) => live.push_back(filled),
+            Err(error) => wrong.push(error),
+        }
+        if let Some(filled) = live.pop_front().filter(|_| step % 4 > 0) {
+            let other = bench.streams[(step + 1) % 3].1;
+            filled.block.record_stream(other).unwrap_or_else(|error| wrong.push(error.into()));
+            bench.check(filled).unwrap_or_else(|error| wrong.push(error.into()));
+        }
+        if step == 5 {
+            bench.allocator.trim_to(8 * MIB).map(drop).unwrap_or_else(|error| wrong.push(error.into()));
+        }
+    }
+    live.into_iter().for_each(|filled| bench.check(filled).unwrap_or_else(|error| wrong.push(error.into())));
+    bench.allocator.empty_cache().map(drop).unwrap_or_else(|error| wrong.push(error.into()));
+    let told = bench.allocator.faults().into_iter().map(|fault| format!("{fault:?}").into());
+    wrong.extend(told);
+    wrong
+}
+
+#[test]
+fn every_driver_call_may_fail_for_ever() {
+    let mut calls = std::collections::BTreeMap::new();
+    on_devices(1, |world, contexts| {
+        let before = world.faults().all_calls();
+        let wrong = stumble(&mut Bench::new(&contexts[0]).unwrap());
+        assert!(wrong.is_empty(), "{wrong:?}");
+        calls = world.faults().all_calls();
+        calls.iter_mut().for_each(|(function, count)| *count -= before.get(function).unwrap_or(&0));
+        calls.retain(|_, count| *count > 0);
+    });
+    for (function, count) in &calls {
+        // From the first on, from the last on, and from some between.
+        for nth in (1..=*count).step_by(usize::try_from(count.div_ceil(8)).unwrap()).chain([*count]) {
+            let place = format!("from call {nth} of {count} of {function} on");
+            in_a_world(
+                1,
+                |world, contexts| {
+                    let run = || {
+                        let failing = Injection::new(function, Action::Fail(INJECTED)).nth(nth).forever();
+                        world.faults().inject(failing);
+                        let mut told = Vec::new();
+                        let mut bench = Bench::new(&contexts[0]).map_err(|error| told.push(chain(&*error)));
+                        if let Ok(bench) = &mut bench {
+                            told.extend(stumble(bench).iter().map(|error| chain(&**error)));
+                        }
+                        world.faults().clear();
+                        // Whatever it was is over, and all is as before.
+                        let mut bench = bench.or_else(|()| Bench::new(&contexts[0])).unwrap();
+                        let kept = bench.allocator.faults().len();
+                        let wrong = stumble(&mut bench);
+                        assert!(wrong.len() <= kept, "{place}: {wrong:?} after {told:?}");
+                        told
+                    };
+                    // The current context and the capture mode are the thread's: a failed restore stays with it.
+                    let told = std::thread::scope(|scope| scope.spawn(run).join());
+                    told.unwrap_or_else(|_| panic!("{place}: it panicked"))
+                },
+                |mut told, drops, world| {
+                    let was_hit = world.faults().hits() > 0;
+                    told.extend(drops);
+                    let heard = told.iter().any(|text| text.contains(function.as_str()));
+                    let silent = SILENT.contains(&function.as_str()) || !was_hit;
+                    assert!(heard || silent, "{place}: nobody heard; {told:?}");
+                    let ended = world.finish();
+                    if !RELEASES.contains(&function.as_str()) {
+                        ended.unwrap_or_else(|left| panic!("{place}: {left}; {told:?}"));
+                    }
+                },
+            );
+        }
+    }
+}
+
 /// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
