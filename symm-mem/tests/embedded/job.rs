@@ -44,6 +44,13 @@ impl Rank {
         SymmetricPool::new(&self.domain, &self.context, geometry).expect("the device has virtual memory")
     }
 
+    /// A pool with a block of 1 MiB.
+    pub(crate) fn pool_with_bucket(&self) -> (SymmetricPool, SymmetricBlock) {
+        let pool = self.pool();
+        let bucket = pool.allocate(MIB).expect("there is room");
+        (pool, bucket)
+    }
+
     /// The groups in the order of their numbers.
     pub(crate) fn groups(&self) -> [&ProcessGroup; 3] {
         [&self.world, &self.tp, &self.dp]

@@ -19,48 +19,48 @@ fn windows(result: &Result<CommitReport, CommitError>) -> (usize, usize) {
     (report.new_windows, report.windows)
 }
 
+/// Runs a job with an NCCL that has all there is to have, on devices as they come.
+fn on_ranks<T: Send>(size: u32, job: impl Fn(job::Rank) -> T + Sync) -> Vec<T> {
+    run(size, NCCL_2_28_9, |_| {}, job)
+}
+
 #[test]
 fn groups_share_a_pool_and_reduce_from_its_windows() {
-    run(
-        4,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let buckets: Vec<_> = (0..3).map(|_| pool.allocate(1 << 20).expect("there is room")).collect();
-            let groups = rank.groups();
-            let commits = groups.map(|group| (&pool, group as &dyn SymmetricGroup));
-            for result in &commit_all(&commits, options()) {
-                assert_eq!(windows(result), (2, 2), "{result:?}");
-            }
-            for (bucket, group) in buckets.iter().zip(groups) {
-                rank.sum(bucket, group);
-                let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id()).expect("in one segment");
-                let found = found.expect("in the pool");
-                assert_eq!(found.placement, bucket.placement());
-                assert!(matches!(found.standing, Standing::Window { .. }), "{found:?}");
-            }
+    on_ranks(4, |rank| {
+        let pool = rank.pool();
+        let buckets: Vec<_> = (0..3).map(|_| pool.allocate(1 << 20).expect("there is room")).collect();
+        let groups = rank.groups();
+        let commits = groups.map(|group| (&pool, group as &dyn SymmetricGroup));
+        for result in &commit_all(&commits, options()) {
+            assert_eq!(windows(result), (2, 2), "{result:?}");
+        }
+        for (bucket, group) in buckets.iter().zip(groups) {
+            rank.sum(bucket, group);
+            let found = pool.lookup(bucket.ptr(), bucket.bytes(), group.id()).expect("in one segment");
+            let found = found.expect("in the pool");
+            assert_eq!(found.placement, bucket.placement());
+            assert!(matches!(found.standing, Standing::Window { .. }), "{found:?}");
+        }
 
-            // The pool grows; only what is new is registered, and a commit of nothing new registers nothing.
-            let more = pool.allocate(6 << 20).expect("there is room");
-            let pending =
-                pool.lookup(more.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
-            assert_eq!(pending.standing, Standing::Pending);
-            let grown = pool.commit(&rank.world, options());
-            assert_eq!(windows(&grown), (1, 3));
-            assert_eq!(windows(&pool.commit(&rank.world, options())), (0, 3));
-            rank.sum(&more, &rank.world);
-            let past = pool.lookup(more.ptr(), 1 << 30, rank.world.id());
-            assert!(matches!(past, Err(LookupError::SpansSegments { .. })), "{past:?}");
+        // The pool grows; only what is new is registered, and a commit of nothing new registers nothing.
+        let more = pool.allocate(6 << 20).expect("there is room");
+        let pending =
+            pool.lookup(more.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
+        assert_eq!(pending.standing, Standing::Pending);
+        let grown = pool.commit(&rank.world, options());
+        assert_eq!(windows(&grown), (1, 3));
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (0, 3));
+        rank.sum(&more, &rank.world);
+        let past = pool.lookup(more.ptr(), 1 << 30, rank.world.id());
+        assert!(matches!(past, Err(LookupError::SpansSegments { .. })), "{past:?}");
 
-            // The windows outlive the pool and its blocks, and the memory outlives the windows.
-            let at = more.ptr();
-            drop((pool, buckets, more));
-            rank.all_reduce(at, 6 << 20, &rank.world);
-            rank.stream.synchronize().expect("the memory is still there");
-            rank.leave();
-        },
-    );
+        // The windows outlive the pool and its blocks, and the memory outlives the windows.
+        let at = more.ptr();
+        drop((pool, buckets, more));
+        rank.all_reduce(at, 6 << 20, &rank.world);
+        rank.stream.synchronize().expect("the memory is still there");
+        rank.leave();
+    });
 }
 
 #[test]
@@ -70,8 +70,7 @@ fn a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_
         NCCL_2_28_9,
         |_| {},
         |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let (pool, bucket) = rank.pool_with_bucket();
             let commit = |policy| {
                 let commits = rank.groups().map(|group| (&pool, group as &dyn SymmetricGroup));
                 commit_all(&commits, options().policy(policy))
@@ -133,8 +132,7 @@ fn a_release_without_windows_is_a_uniform_fallback() {
         NCCL_2_28_3,
         |_| {},
         |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let (pool, bucket) = rank.pool_with_bucket();
             let report = pool.commit(&rank.world, options()).expect("the ranks agree");
             assert_eq!((report.new_segments, report.windows), (1, 0));
             let found =
@@ -157,96 +155,78 @@ fn a_release_without_windows_is_a_uniform_fallback() {
 
 #[test]
 fn a_group_of_one_needs_no_window() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
-            let report = pool.commit(&rank.dp, options()).expect("it agrees with itself");
-            assert_eq!((report.segments, report.windows), (1, 0));
-            assert_eq!(report.without, Some(NoWindows::SingleMember {}));
-            rank.sum(&bucket, &rank.dp);
-            assert_eq!(windows(&pool.commit(&rank.tp, options())), (1, 1));
-            rank.sum(&bucket, &rank.tp);
-            drop((bucket, pool));
-            rank.leave();
-        },
-    );
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let report = pool.commit(&rank.dp, options()).expect("it agrees with itself");
+        assert_eq!((report.segments, report.windows), (1, 0));
+        assert_eq!(report.without, Some(NoWindows::SingleMember {}));
+        rank.sum(&bucket, &rank.dp);
+        assert_eq!(windows(&pool.commit(&rank.tp, options())), (1, 1));
+        rank.sum(&bucket, &rank.tp);
+        drop((bucket, pool));
+        rank.leave();
+    });
 }
 
 #[test]
 fn a_captured_graph_reduces_from_windows_and_keeps_its_blocks() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
-            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
 
-            let mut capture = pool.begin_capture();
-            capture.uses(&bucket);
-            let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
-            rank.fill(&bucket);
-            rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.world);
-            let grown = pool.allocate(64 << 20).expect_err("the pool is frozen");
-            assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
-            let refused = pool.commit(&rank.world, options()).expect_err("both ranks capture");
-            let ranks = vec![0, 1];
-            assert_eq!(refused.refusal(), Some(&Refusal::CommitDuringCapture { ranks }));
-            let graph = recording.end().and_then(|graph| graph.instantiate()).expect("the capture is valid");
-            let pin = capture.finish();
+        let mut capture = pool.begin_capture();
+        capture.uses(&bucket);
+        let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
+        rank.fill(&bucket);
+        rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.world);
+        let grown = pool.allocate(64 << 20).expect_err("the pool is frozen");
+        assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
+        let refused = pool.commit(&rank.world, options()).expect_err("both ranks capture");
+        let ranks = vec![0, 1];
+        assert_eq!(refused.refusal(), Some(&Refusal::CommitDuringCapture { ranks }));
+        let graph = recording.end().and_then(|graph| graph.instantiate()).expect("the capture is valid");
+        let pin = capture.finish();
 
-            let placement = bucket.placement();
-            drop(bucket);
-            let other = pool.allocate(1 << 20).expect("there is room");
-            assert_ne!(other.placement(), placement, "the graph keeps its block");
-            for _ in 0..3 {
-                rank.stream.launch(&graph).expect("the graph can be launched");
-            }
-            rank.stream.synchronize().expect("the work is done");
-            rank.check(&pin.blocks()[0], &rank.world);
-            drop((graph, pin));
-            let again = pool.allocate(1 << 20).expect("there is room");
-            assert_eq!(again.placement(), placement);
-            drop((again, other, pool));
-            rank.leave();
-        },
-    );
+        let placement = bucket.placement();
+        drop(bucket);
+        let other = pool.allocate(1 << 20).expect("there is room");
+        assert_ne!(other.placement(), placement, "the graph keeps its block");
+        for _ in 0..3 {
+            rank.stream.launch(&graph).expect("the graph can be launched");
+        }
+        rank.stream.synchronize().expect("the work is done");
+        rank.check(&pin.blocks()[0], &rank.world);
+        drop((graph, pin));
+        let again = pool.allocate(1 << 20).expect("there is room");
+        assert_eq!(again.placement(), placement);
+        drop((again, other, pool));
+        rank.leave();
+    });
 }
 
 #[test]
 fn one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
-            let open = (rank.rank == 1).then(|| comm::Group::begin(rank.world.nccl()).expect("none is open"));
-            let error = pool.commit(&rank.world, options()).expect_err("rank 1 is inside a group");
-            assert_eq!(error.refusal(), Some(&Refusal::CommitInsideGroup { ranks: vec![1] }));
-            if let Some(open) = open {
-                open.finish().expect("it is empty");
-            }
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let open = (rank.rank == 1).then(|| comm::Group::begin(rank.world.nccl()).expect("none is open"));
+        let error = pool.commit(&rank.world, options()).expect_err("rank 1 is inside a group");
+        assert_eq!(error.refusal(), Some(&Refusal::CommitInsideGroup { ranks: vec![1] }));
+        if let Some(open) = open {
+            open.finish().expect("it is empty");
+        }
 
-            let communicator = rank.world.communicator();
-            let id = GroupId { uid: 77, epoch: 0 };
-            let wide = CommunicatorGroup { id, ranks: vec![0, 5], communicator };
-            let error = pool.commit(&wide, options()).expect_err("rank 5 has promised nothing");
-            assert!(
-                matches!(&error, CommitError::GroupOutsideDomain { outside, .. } if outside == &[5]),
-                "{error}"
-            );
-            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
-            drop((bucket, pool));
-            rank.leave();
-        },
-    );
+        let communicator = rank.world.communicator();
+        let id = GroupId { uid: 77, epoch: 0 };
+        let wide = CommunicatorGroup { id, ranks: vec![0, 5], communicator };
+        let error = pool.commit(&wide, options()).expect_err("rank 5 has promised nothing");
+        assert!(
+            matches!(&error, CommitError::GroupOutsideDomain { outside, .. } if outside == &[5]),
+            "{error}"
+        );
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        drop((bucket, pool));
+        rank.leave();
+    });
 }
 
 #[test]
@@ -257,8 +237,7 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
         NCCL_2_28_9,
         |world| world.faults().inject(Injection::new("ncclCommWindowRegister", fail)),
         |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
+            let (pool, bucket) = rank.pool_with_bucket();
             let error = pool.commit(&rank.world, options()).expect_err("a registration fails");
             let poison = pool.poison(rank.world.id());
             assert!(matches!(poison, Some(Poison::RegistrationFailed { .. })), "{poison:?}");
@@ -283,32 +262,26 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
 
 #[test]
 fn unequal_numbers_of_collectives_are_refused_before_anything_waits() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
-            rank.fill(&bucket);
-            if rank.rank == 0 {
-                rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
-            }
-            let error = pool.commit(&rank.world, options()).expect_err("rank 1 has not enqueued its part");
-            let Some(Refusal::CollectivesOutstanding { group, operations }) = error.refusal() else {
-                panic!("{error}")
-            };
-            assert_eq!((*group, operations.sides.len()), (rank.tp.id(), 2));
-            if rank.rank == 1 {
-                rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
-            }
-            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
-            rank.stream.synchronize().expect("the work is done");
-            rank.check(&bucket, &rank.tp);
-            drop((bucket, pool));
-            rank.leave();
-        },
-    );
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        rank.fill(&bucket);
+        if rank.rank == 0 {
+            rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
+        }
+        let error = pool.commit(&rank.world, options()).expect_err("rank 1 has not enqueued its part");
+        let Some(Refusal::CollectivesOutstanding { group, operations }) = error.refusal() else {
+            panic!("{error}")
+        };
+        assert_eq!((*group, operations.sides.len()), (rank.tp.id(), 2));
+        if rank.rank == 1 {
+            rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
+        }
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        rank.stream.synchronize().expect("the work is done");
+        rank.check(&bucket, &rank.tp);
+        drop((bucket, pool));
+        rank.leave();
+    });
 }
 
 #[test]
@@ -367,85 +340,66 @@ fn one_thread_commits_for_all_ranks() {
 
 #[test]
 fn a_group_that_was_forgotten_does_not_find_its_former_decisions() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let bucket = pool.allocate(1 << 20).expect("there is room");
-            assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
-            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
-            // Another communicator under the same name, which the caller has promised not to make: what was decided
-            // for the first must not be taken for the members' agreement about the second.
-            pool.forget(rank.world.id());
-            let again = CommunicatorGroup {
-                id: rank.world.id(),
-                ranks: vec![0, 1],
-                communicator: rank.tp.communicator(),
-            };
-            let extra = (rank.rank == 1).then(|| pool.allocate(20 << 20).expect("there is room"));
-            let error = pool.commit(&again, options()).expect_err("rank 1 differs");
-            assert_eq!(error.name(), "SegmentCountMismatch");
-            drop((extra, bucket, pool));
-            rank.leave();
-        },
-    );
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        // Another communicator under the same name, which the caller has promised not to make: what was decided
+        // for the first must not be taken for the members' agreement about the second.
+        pool.forget(rank.world.id());
+        let again = CommunicatorGroup {
+            id: rank.world.id(),
+            ranks: vec![0, 1],
+            communicator: rank.tp.communicator(),
+        };
+        let extra = (rank.rank == 1).then(|| pool.allocate(20 << 20).expect("there is room"));
+        let error = pool.commit(&again, options()).expect_err("rank 1 differs");
+        assert_eq!(error.name(), "SegmentCountMismatch");
+        drop((extra, bucket, pool));
+        rank.leave();
+    });
 }
 
 #[test]
 fn a_pool_is_frozen_until_the_last_capture_ends() {
-    run(
-        1,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pool = rank.pool();
-            let (first, second) = (pool.begin_capture(), pool.begin_capture());
-            drop(first.finish());
-            let grown = pool.allocate(1 << 20).expect_err("the second capture goes on");
-            assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
-            drop(second);
-            drop((pool.allocate(1 << 20).expect("there is room"), pool));
-            rank.leave();
-        },
-    );
+    on_ranks(1, |rank| {
+        let pool = rank.pool();
+        let (first, second) = (pool.begin_capture(), pool.begin_capture());
+        drop(first.finish());
+        let grown = pool.allocate(1 << 20).expect_err("the second capture goes on");
+        assert!(matches!(grown, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{grown}");
+        drop(second);
+        drop((pool.allocate(1 << 20).expect("there is room"), pool));
+        rank.leave();
+    });
 }
 
 #[test]
 fn two_pools_are_committed_for_a_group_one_after_the_other() {
-    run(
-        2,
-        NCCL_2_28_9,
-        |_| {},
-        |rank| {
-            let pools = [rank.pool(), rank.pool()];
-            let blocks = pools.each_ref().map(|pool| pool.allocate(1 << 20).expect("there is room"));
-            let commit = |pool: usize| pools[pool].commit(&rank.world, options());
-            let refused = |result: Result<CommitReport, CommitError>| {
-                let error = result.expect_err("rank 0 is at the other pool");
-                assert!(
-                    matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, .. })),
-                    "{error}"
-                );
-            };
-            if rank.rank == 0 {
-                std::thread::scope(|scope| {
-                    let first = scope.spawn(|| commit(0));
-                    let PoolId { domain, generation, pool } = pools[0].id();
-                    let begun = format!("symm/{domain:x}.{generation}/{pool}/at/0");
-                    rank.world.store().wait(&[&begun], soon()).expect("the first commit begins");
-                    refused(commit(1));
-                    assert_eq!(windows(&first.join().expect("no panic")), (1, 1));
-                });
-            } else {
+    on_ranks(2, |rank| {
+        let pools = [rank.pool(), rank.pool()];
+        let blocks = pools.each_ref().map(|pool| pool.allocate(1 << 20).expect("there is room"));
+        let commit = |pool: usize| pools[pool].commit(&rank.world, options());
+        let refused = |result: Result<CommitReport, CommitError>| {
+            let error = result.expect_err("rank 0 is at the other pool");
+            assert!(matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, .. })), "{error}");
+        };
+        if rank.rank == 0 {
+            std::thread::scope(|scope| {
+                let first = scope.spawn(|| commit(0));
+                let PoolId { domain, generation, pool } = pools[0].id();
+                let begun = format!("symm/{domain:x}.{generation}/{pool}/at/0");
+                rank.world.store().wait(&[&begun], soon()).expect("the first commit begins");
                 refused(commit(1));
-                assert_eq!(windows(&commit(0)), (1, 1));
-            }
-            assert_eq!(windows(&commit(1)), (1, 1));
-            blocks.iter().for_each(|block| rank.sum(block, &rank.world));
-            drop((blocks, pools));
-            rank.leave();
-        },
-    );
+                assert_eq!(windows(&first.join().expect("no panic")), (1, 1));
+            });
+        } else {
+            refused(commit(1));
+            assert_eq!(windows(&commit(0)), (1, 1));
+        }
+        assert_eq!(windows(&commit(1)), (1, 1));
+        blocks.iter().for_each(|block| rank.sum(block, &rank.world));
+        drop((blocks, pools));
+        rank.leave();
+    });
 }
