@@ -10,6 +10,7 @@ mod hits;
 mod model;
 mod modelled;
 mod pools;
+mod programs;
 mod remapping;
 mod routing;
 mod scarcity;

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 /// A range of numbers, in one of many spaces of numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
-    pub(super) space: u64,
-    pub(super) begin: u64,
-    pub(super) end: u64,
+pub(crate) struct Span {
+    pub(crate) space: u64,
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Intervals<V>(BTreeMap<(u64, u64), (u64, V)>);
+pub(crate) struct Intervals<V>(BTreeMap<(u64, u64), (u64, V)>);
 
 impl<V> Default for Intervals<V> {
     fn default() -> Self {
@@ -21,12 +21,12 @@ impl<V> Default for Intervals<V> {
 
 impl<V: Clone> Intervals<V> {
     /// What lies in the range, at least in part.
-    pub(super) fn over(&self, span: Span) -> impl Iterator<Item = &V> {
+    pub(crate) fn over(&self, span: Span) -> impl Iterator<Item = &V> {
         self.keys(span).into_iter().map(|key| &self.0[&key].1)
     }
 
     /// Empties the range; what lay in it.
-    pub(super) fn cut(&mut self, span: Span) -> Vec<V> {
+    pub(crate) fn cut(&mut self, span: Span) -> Vec<V> {
         let mut values = Vec::new();
         for key in self.keys(span) {
             let Some((end, value)) = self.0.remove(&key) else { continue };
@@ -42,7 +42,7 @@ impl<V: Clone> Intervals<V> {
     }
 
     /// Writes over the range.
-    pub(super) fn set(&mut self, span: Span, value: V) {
+    pub(crate) fn set(&mut self, span: Span, value: V) {
         self.cut(span);
         self.0.insert((span.space, span.begin), (span.end, value));
     }

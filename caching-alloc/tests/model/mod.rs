@@ -11,7 +11,7 @@
 //!
 //! `modelled.rs` runs a million operations, `soak.rs` as many as it is told.
 
-mod intervals;
+pub(crate) mod intervals;
 mod ledger;
 mod machine;
 mod mirror;

@@ -82,11 +82,11 @@ pub(super) fn of(program: &Program, policy: Policy, figures: &Figures) -> Result
         least.push(LeastCapacity { operations, peak_active, min_capacity });
     }
 
-    // From the least to somewhat more than it takes of its own accord.
+    // From the least to somewhat more than it takes of its own accord, and to a twentieth more than the least.
     let (least_of_all, ample) = (figures.min_capacity, figures.peak_reserved.max(figures.min_capacity));
-    let end = ample + (ample - least_of_all) / 4;
+    let end = (ample + (ample - least_of_all) / 4).max(least_of_all + least_of_all.div_ceil(20));
     let mut capacities: Vec<u64> =
-        (0..=STEPS).map(|step| least_of_all + (end - least_of_all) / STEPS * step).collect();
+        (0..=STEPS).map(|step| least_of_all + (end - least_of_all) * step / STEPS).collect();
     capacities.dedup();
     let mut against = Vec::new();
     for capacity in capacities {

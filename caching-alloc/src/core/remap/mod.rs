@@ -12,6 +12,10 @@
 //!   that used it. What was mapped at its old addresses is unmapped, and these are used again, only once the host has
 //!   seen the end of that.
 //! - The driver is called under the growth lock alone.
+//! - As long as any page may move (nobody holds it, no stream captures, the streams may wait for each other), a pool
+//!   never reserves more than its peak, and 8 MiB or a 64th of that, and two of its longest pages for each block that
+//!   is handed out at a time: it grows beyond its need only when each of its pages has a block in it. Mostly it is far
+//!   less (see `plan`).
 
 mod arena;
 mod grow;
