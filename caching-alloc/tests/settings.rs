@@ -104,6 +104,26 @@ fn pages_make_way_for_none_but_have_others_collected() {
 }
 
 #[test]
+fn idle_pages_move_before_more_is_reserved_than_is_to_be() {
+    let reserved = |part| {
+        let settings = Settings { memory_limit: Some(100 * MIB), collect_above: part, ..apart() };
+        let Bench { allocator, .. } = bench(u64::MAX, settings);
+        let pages = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
+        let pages = allocator.pool(pages).unwrap();
+        let take = |bytes| pages.allocate(bytes, s(1)).unwrap();
+        // What the pool has needed once it may have again.
+        drop([8 * MIB; 4].map(take));
+        allocator.empty_cache().unwrap();
+        let [_first, idle, _last] = [8 * MIB; 3].map(take);
+        drop(idle);
+        let _longer = take(10 * MIB);
+        pages.stats().reserved.current
+    };
+    assert_eq!(reserved(None), 34 * MIB);
+    assert_eq!(reserved(Fraction::new(0.2)), 26 * MIB);
+}
+
+#[test]
 fn limits_and_collection_are_set_while_it_runs() {
     let Bench { allocator, .. } = bench(200 * MIB, apart());
     assert_eq!(allocator.set_memory_fraction(Fraction::new(0.5).unwrap()).unwrap(), 100 * MIB);

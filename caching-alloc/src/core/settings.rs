@@ -28,7 +28,8 @@ pub struct Settings {
     /// stream then, which becomes rare as the short ones have gone.
     pub replace_idle: bool,
     /// Before more is reserved, while it is above this part of the memory limit, segments that have been idle longer than
-    /// the average go. `None`, or no limit: none does. Re-mappable memory has no age: it is moved instead.
+    /// the average go. `None`, or no limit: none does. Re-mappable memory has no age: above that part, what is idle is
+    /// moved before more is made for its pool.
     #[doc(alias = "garbage_collection_threshold")]
     pub collect_above: Option<Fraction>,
     /// How requests of splitting pools are rounded up.

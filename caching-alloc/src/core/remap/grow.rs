@@ -80,7 +80,7 @@ impl Shard {
         if let Some(block) = self.map_pages(growth, request, Extent::Need)? {
             return Ok(block);
         }
-        if let Some(block) = self.hit_elsewhere(request).or_else(|| self.out_of_others(request, None)) {
+        if let Some(block) = self.elsewhere(request) {
             return Ok(block);
         }
         if let Some(block) = self.map_pages(growth, request, Extent::All)? {
@@ -93,7 +93,7 @@ impl Shard {
         for wait in [false, true] {
             if wait {
                 self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
-                if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, None)) {
+                if let Some(block) = self.merged(request).or_else(|| self.elsewhere(request)) {
                     return Ok(block);
                 }
             }
@@ -122,6 +122,11 @@ impl Shard {
         self.hit(request)
     }
 
+    /// A block out of whatever is free.
+    fn elsewhere(&self, request: Request) -> Option<Block> {
+        self.hit_elsewhere(request).or_else(|| self.out_of_others(request, None))
+    }
+
     /// A block out of memory for blocks of another length.
     fn hit_elsewhere(&self, request: Request) -> Option<Block> {
         let mut state = self.state.lock();
@@ -131,6 +136,10 @@ impl Shard {
 
     /// A block out of free neighbours of several streams.
     fn out_of_others(&self, request: Request, tier: Option<Tier>) -> Option<Block> {
+        // What one stream has free is one block wherever it can be.
+        if self.pool.shards().len() == 1 {
+            return None;
+        }
         let mut refused: Vec<List> = Vec::new();
         loop {
             let allowed = |list| list == self.list || self.may_use() && !refused.contains(&list);
@@ -216,7 +225,11 @@ impl Shard {
         };
         self.state.lock().limit_kept(peak / KEPT_SHARE);
         let room = self.device.room();
-        let freely = ceiling.min(peak + slack).saturating_sub(reserved).min(room);
+        let uncollected = self
+            .device
+            .collect_above()
+            .map_or(u64::MAX, |above| above.saturating_sub(self.device.totals().reserved.current));
+        let freely = ceiling.min(peak + slack).saturating_sub(reserved).min(room).min(uncollected);
         let at_most = match extent {
             Extent::Need => freely,
             Extent::All => room,
