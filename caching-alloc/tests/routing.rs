@@ -89,6 +89,7 @@ fn what_a_graph_has_stays_as_long_as_the_graph() {
         let address = block.address();
         drop(block);
         assert_eq!(allocator.allocate(bytes, s(1)).unwrap().address(), address, "within the capture");
+        assert!(format!("{allocator:?}").contains("Pool"), "it can be looked at, though it goes in circles");
         streams.set_capturing(s(1), false);
         (address, capture.end())
     };

@@ -1,5 +1,6 @@
 //! Pools, and how a request finds its shard.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::allocator::Found;
@@ -26,10 +27,9 @@ use super::sync::{Mutex, MutexGuard};
 /// Memory that is kept apart from all other pools: a cheap handle.
 ///
 /// When the last handle and the last block are gone, its segments go back to their source.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pool(Arc<Handle>);
 
-#[derive(Debug)]
 struct Handle {
     core: Arc<PoolCore>,
     shards: ShardTable,
@@ -235,6 +235,17 @@ impl Pool {
         // Trackers and their snapshots see every shard: none is added while one attaches.
         let growth = core.device.grow().ok_or_else(reentrant)?;
         Ok(self.0.shards.add(stream, || core.make_shard(&growth, stream)))
+    }
+}
+
+impl fmt::Debug for Pool {
+    /// Not what is in it: pools and what diverts requests to them refer to each other.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("id", &self.id().0)
+            .field("name", &self.name())
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
     }
 }
 

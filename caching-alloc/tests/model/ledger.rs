@@ -187,6 +187,9 @@ impl Ledger {
         if self.held.values().any(|(held, _)| held.begin < span.end && span.begin < held.end) {
             self.complain(format!("{span:x?} is unmapped while it is held"));
         }
+        if let Some(segment) = self.mirror.segment_at(address) {
+            self.complain(format!("{segment:?} is unmapped before trackers are told"));
+        }
     }
 
     /// The source is told to map a page, perhaps at one more address.

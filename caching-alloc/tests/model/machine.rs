@@ -228,7 +228,7 @@ impl Machine {
                 let free = error.info.unwrap().free.min(room);
                 assert!(error.segment > free, "{free} bytes would have been enough: {error}");
                 let but = (target.which == Which::Remapped).then_some(target.id);
-                return self.check_nothing_idle(but);
+                return self.check_exhausted(but);
             }
             Err(AllocError::PoolWouldGrowDuringCapture { wanted, missing, pool }) => {
                 assert!(frozen && wanted == bytes && missing >= bytes && pool == target.id);

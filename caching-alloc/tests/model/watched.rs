@@ -32,9 +32,12 @@ impl Shared {
 
 impl Watched {
     /// The source has given memory.
-    fn check_limit(&self) {
+    fn check_given(&self, bytes: u64) {
         let out = self.host.calls().live_bytes;
         let mut ledger = self.ledger.open();
+        if !bytes.is_multiple_of(self.granularity()) {
+            ledger.complain(format!("{bytes} bytes were asked for, no multiple of the granularity"));
+        }
         if let Some(limit) = ledger.limit.filter(|limit| out > *limit) {
             ledger.complain(format!("{out} bytes were asked for under a limit of {limit}"));
         }
@@ -56,7 +59,7 @@ impl SegmentSource for Watched {
 
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
         let memory = self.host.allocate(bytes)?;
-        self.check_limit();
+        self.check_given(bytes);
         Ok(memory)
     }
 
@@ -83,7 +86,7 @@ impl PageSource for Watched {
 
     fn create(&self, bytes: u64) -> Result<u64, SourceError> {
         let token = self.host.create(bytes)?;
-        self.check_limit();
+        self.check_given(bytes);
         Ok(token)
     }
 

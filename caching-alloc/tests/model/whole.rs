@@ -2,7 +2,7 @@
 
 use caching_alloc::core::{Block, BlockState, Fault, PoolId, Segment, Snapshot, Usage};
 
-use super::super::common::{check_tiling, used};
+use super::super::common::{check_tiling, s, used};
 use super::machine::Machine;
 use super::mirror::Mirror;
 use super::step::{STREAMS, Which};
@@ -69,6 +69,14 @@ impl Machine {
         assert!(faults.is_empty(), "{faults:?}");
     }
 
+    /// There is no memory: all that could be waited for has been waited for, and has gone.
+    pub(super) fn check_exhausted(&self, but: Option<PoolId>) {
+        self.check_nothing_idle(but);
+        let stats = self.allocator.stats();
+        let waited = stats.all.active.current == stats.all.allocated.current;
+        assert!(waited || self.is_anything_captured(), "blocks were not waited for");
+    }
+
     /// Everything that can go back has gone: what is left is used, or kept; `but` for one pool.
     pub(super) fn check_nothing_idle(&self, but: Option<PoolId>) {
         let snapshot = self.allocator.snapshot().unwrap();
@@ -76,7 +84,7 @@ impl Machine {
             let idle = state.blocks.iter().all(|block| block.usage == Usage::Inactive);
             assert!(!idle || !self.may_go(&state.segment), "{:?} is idle", state.segment);
         }
-        if (0..STREAMS).any(|stream| self.is_capturing(super::super::common::s(stream))) {
+        if self.is_anything_captured() {
             return;
         }
         for state in &snapshot.mapped {
@@ -101,6 +109,10 @@ impl Machine {
             let usages: Vec<_> = state.blocks.iter().map(|block| block.usage).collect();
             assert!(usages.windows(2).all(merged), "free neighbours in {:?}: {usages:?}", state.segment);
         }
+    }
+
+    fn is_anything_captured(&self) -> bool {
+        (0..STREAMS).any(|stream| self.is_capturing(s(stream)))
     }
 
     /// Whether a segment goes back when it is idle and memory is wanted.

@@ -221,16 +221,21 @@ fn what_is_not_a_block_cannot_be_freed() {
 #[test]
 fn a_source_that_breaks_its_contract_is_named() {
     #[derive(Debug)]
-    struct Odd(u64, u64);
+    struct Odd {
+        address: u64,
+        granularity: u64,
+        short_of: u64,
+    }
     impl crate::core::SegmentSource for Odd {
         fn device(&self) -> u32 {
             0
         }
         fn granularity(&self) -> u64 {
-            self.1
+            self.granularity
         }
         fn allocate(&self, bytes: u64) -> Result<crate::core::SegmentMemory, crate::core::SourceError> {
-            Ok(crate::core::SegmentMemory { address: self.0, bytes: bytes / 2, token: 0 })
+            let bytes = bytes - self.short_of;
+            Ok(crate::core::SegmentMemory { address: self.address, bytes, token: 0 })
         }
         fn release(&self, _: &crate::core::SegmentMemory) -> Result<(), crate::core::SourceError> {
             Ok(())
@@ -239,14 +244,16 @@ fn a_source_that_breaks_its_contract_is_named() {
             Ok(crate::core::MemoryInfo { free: 0, total: 0 })
         }
     }
-    let mut short = SymmetricArena::new(Arc::new(Odd(4096, 512)), NARROW).unwrap();
-    let error = short.allocate(1).unwrap_err();
+    let arena = |address, granularity, short_of| {
+        SymmetricArena::new(Arc::new(Odd { address, granularity, short_of }), NARROW)
+    };
+    for (address, short_of) in [(4096, 512), (4096 + 256, 0), (0, 0), (u64::MAX - 511, 0)] {
+        let error = arena(address, 512, short_of).unwrap().allocate(1).unwrap_err();
+        let named = |source: &_| matches!(source, crate::core::SourceError::BadSegment { .. });
+        assert!(matches!(&error, SymmetricError::Source { source, .. } if named(source)), "{error}");
+    }
     assert!(matches!(
-        &error,
-        SymmetricError::Source { source: crate::core::SourceError::BadSegment { .. }, .. }
-    ));
-    assert!(matches!(
-        SymmetricArena::new(Arc::new(Odd(4096, 3 << 20)), NARROW),
+        arena(4096, 3 << 20, 0),
         Err(SymmetricError::Granularity { granularity }) if granularity == 3 << 20
     ));
 }
