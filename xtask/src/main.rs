@@ -6,7 +6,7 @@
 //! - [`trace`]: recorded allocation traces
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
-//! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`]: whether that is enough
+//! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
 //! - [`interleave`]: threads in orders that checkers choose
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
@@ -28,6 +28,7 @@ mod doctor;
 mod doctor_end_to_end;
 mod headers;
 mod interleave;
+mod mutants;
 mod replay;
 mod run_tests;
 mod shell;
@@ -63,6 +64,8 @@ enum Task {
     Test(run_tests::Options),
     /// Run what the tests run for seconds, for longer
     Soak(soak::Options),
+    /// Break the caching allocator in each of the ways that are kept as patches, and see its tests fail
+    Mutants(mutants::Options),
     /// Run everything that a change has to pass
     Ci(ci::Options),
     /// Run the caching allocator's threads in the orders that loom and shuttle choose
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Task::Bench(options) => bench::run(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Soak(options) => soak::run(&options),
+        Task::Mutants(options) => mutants::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Interleave(options) => interleave::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
