@@ -47,6 +47,16 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
+    /// A re-mappable pool tells no more streams apart.
+    #[error("pool {} has served {streams} streams, and tells no more apart; ask another pool for memory of {stream}", pool.0)]
+    TooManyStreams {
+        /// The pool.
+        pool: PoolId,
+        /// How many it has served.
+        streams: usize,
+        /// The stream that a block was asked for on.
+        stream: StreamId,
+    },
     /// A symmetric pool is bound to one stream, so that its order of requests is one.
     #[error("pool {} is bound to {bound}, but a block for {stream} was asked for; use the pool's own stream", pool.0)]
     StreamNotOfPool {

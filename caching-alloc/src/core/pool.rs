@@ -234,6 +234,10 @@ impl Pool {
         }
         // Trackers and their snapshots see every shard: none is added while one attaches.
         let growth = core.device.grow().ok_or_else(reentrant)?;
+        let streams = locked(&core.shards).len();
+        if core.arena.is_some() && streams >= Arena::STREAMS && self.0.shards.find(stream).is_none() {
+            return Err(AllocError::TooManyStreams { pool: core.id, streams, stream });
+        }
         Ok(self.0.shards.add(stream, || core.make_shard(&growth, stream)))
     }
 }

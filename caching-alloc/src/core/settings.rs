@@ -14,6 +14,7 @@ pub struct Settings {
     pub memory_limit: Option<u64>,
     /// Freed blocks of a pool and stream that are kept whole for the next request of the same size, at most so many
     /// bytes, and of blocks of up to a sixteenth of that.
+    /// Re-mappable pools keep less, a 4096th of the most that they have needed: what is kept does not merge.
     pub front_bytes: u64,
     /// Least size of a segment for requests of up to 1 MiB.
     pub small_segment: u64,

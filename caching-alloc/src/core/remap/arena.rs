@@ -1,7 +1,8 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A range is a heap segment that is lengthened as memory is mapped; what is not mapped in it is a hole. A list of
-//! the heap is a stream: what was freed on it can be had there at once, and elsewhere after order has been made.
+//! A range is a heap segment that is lengthened as memory is mapped; what is not mapped in it is a hole. Short blocks and
+//! long ones have ranges of their own, and each stream a list of the heap for either: what was freed on it can be had
+//! there at once, and on other streams after order has been made.
 
 use super::plan::longest_page;
 use crate::core::fixed::Tile;
@@ -102,6 +103,9 @@ impl Run {
 }
 
 impl Arena {
+    /// So many streams have lists of their own.
+    pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2;
+
     /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
     pub(in crate::core) fn new(granularity: u64) -> Self {
         Self {
