@@ -6,7 +6,7 @@ use std::{
 };
 
 use process_group::store::{
-    Deadline, HashStore, PrefixStore, Store, StoreError, TcpStore,
+    Deadline, FileStore, HashStore, PrefixStore, Store, StoreError, TcpStore,
     machine::{Limits, Reply, Request, Table},
 };
 use proptest::{collection::vec, prelude::*};
@@ -193,6 +193,9 @@ proptest! {
     #[test]
     fn all_stores_do_what_the_model_does(ops in vec(op(), 1..40), case in any::<u64>()) {
         let (host, client) = tcp();
+        let folder = tempfile::tempdir().unwrap();
+        // One file, opened twice and used in turn.
+        let files = [(); 2].map(|()| FileStore::open(folder.path().join("store")).unwrap());
         let stores: [(&str, Arc<dyn Store>); 4] = [
             ("hash", Arc::new(HashStore::new())),
             ("prefix", Arc::new(PrefixStore::new("a/b", Arc::new(PrefixStore::new("c", Arc::new(HashStore::new())))))),
@@ -205,6 +208,7 @@ proptest! {
             for (name, store) in &stores {
                 prop_assert_eq!(&perform(&**store, op), &expected, "{}: {:?}, number {}", name, op, i);
             }
+            prop_assert_eq!(&perform(&files[i % 2], op), &expected, "file: {:?}, number {}", op, i);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::store_support::ports::reserved_port;
-use process_group::store::{Deadline, Store, StoreError, TcpStore};
+use process_group::store::{Deadline, FileStore, Store, StoreError, TcpStore};
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
@@ -72,7 +72,7 @@ impl Drop for Peer {
 }
 
 /// The mirror image of `converse` in `torch_peer.py`.
-fn converse(store: &TcpStore, queues: bool) -> Result<(), StoreError> {
+fn converse(store: &dyn Store, queues: bool) -> Result<(), StoreError> {
     store.set("rs/hello", b"from rust")?;
     assert_eq!(store.get("py/hello", soon())?, b"from python");
 
@@ -147,4 +147,24 @@ fn we_connect_to_torchs_hosts() {
         let error = store.set("k", b"v").unwrap_err();
         assert!(matches!(error, StoreError::HostDied { .. }), "{error}");
     }
+}
+
+#[test]
+fn one_file_serves_torch_and_us() {
+    if !torch_is_there() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = FileStore::options().workers(2).open(&path).unwrap();
+    // PyTorch's passes over what is ours alone.
+    store.queue_push("queue", b"element").unwrap();
+    assert_eq!(store.queue_pop("queue", soon()).unwrap(), b"element");
+    let peer = Peer::start(&["file", path.to_str().unwrap()]);
+    converse(&store, false).unwrap();
+    drop(store);
+    assert!(path.exists());
+    peer.finish();
+    // The last to leave, PyTorch's, has counted us.
+    assert!(!path.exists());
 }

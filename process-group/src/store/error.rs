@@ -1,6 +1,6 @@
 //! What can go wrong between a rank and its store.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use super::machine::{Part, Refusal};
 
@@ -175,6 +175,50 @@ pub enum StoreError {
         operation: String,
         /// What the operating system said.
         source: Arc<io::Error>,
+    },
+    /// The system refuses something with a store's file.
+    #[error("cannot {operation} the store's file {}", .path.display())]
+    File {
+        /// Where the file is.
+        path: PathBuf,
+        /// What was being done.
+        operation: String,
+        /// What the operating system said.
+        source: Arc<io::Error>,
+    },
+    /// Another process does not give back the lock of a store's file.
+    #[error(
+        "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
+         hangs (`lslocks` names it)",
+        .path.display()
+    )]
+    FileLocked {
+        /// Where the file is.
+        path: PathBuf,
+        /// What was being done.
+        operation: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// A store's file was removed while this process used it.
+    #[error("the store's file {} was removed; what it held is lost", .path.display())]
+    FileGone {
+        /// Where the file was.
+        path: PathBuf,
+    },
+    /// A store's file holds something else than records.
+    #[error(
+        "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
+         killed and another went on behind what that one had begun: remove it and start again",
+        .path.display()
+    )]
+    FileCorrupt {
+        /// Where the file is.
+        path: PathBuf,
+        /// The place of what is no record.
+        offset: u64,
+        /// What lies there.
+        found: String,
     },
     /// A request that no store serves.
     #[error("{0}")]

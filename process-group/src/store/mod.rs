@@ -4,16 +4,18 @@
 //! unique ids, votes), not for tensors, and what it holds dies with its host.
 //!
 //! - [`Store`]: what every store can do. [`HashStore`] serves the threads of one process, [`TcpStore`] the
-//!   processes of a job (and is compatible with PyTorch's store on the wire), [`PrefixStore`] gives a part of a
-//!   program its own namespace.
+//!   processes of a job (and is compatible with PyTorch's store on the wire), [`FileStore`] those that share a disk
+//!   (and the file with PyTorch's), [`PrefixStore`] gives a part of a program its own namespace.
 //! - [`rendezvous()`], [`barrier`]: all ranks meet at a name, or all that came are told who did not.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. Every store runs on them.
 //!
-//! Invariants: every wait has a [`Deadline`]; a store whose host has died is an error at once and not a timeout;
+//! Invariants: every wait has a [`Deadline`]; a store whose host has died, or whose file is gone, is an error at once
+//! and not a timeout;
 //! an operation that has returned is seen by every later operation of every client.
 
 mod deadline;
 mod error;
+mod file;
 mod hash;
 pub mod machine;
 mod prefix;
@@ -23,6 +25,7 @@ mod tcp;
 
 pub use deadline::Deadline;
 pub use error::{Result, StoreError};
+pub use file::{FileOptions, FileStore};
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use rendezvous::{barrier, rendezvous};

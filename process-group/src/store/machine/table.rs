@@ -135,7 +135,11 @@ impl Table {
                 Reply::Status(1)
             }
             Request::NumKeys => Reply::Integer(self.values.len() as i64),
-            Request::Delete { key } => Reply::Integer(self.values.remove(&key).is_some().into()),
+            Request::Delete { key } => {
+                let removed = self.values.remove(&key);
+                self.bytes -= removed.as_ref().map_or(0, |value| key.len() + value.len());
+                Reply::Integer(removed.is_some().into())
+            }
             Request::MultiGet { keys } => Reply::Values(
                 keys.iter().map(|key| self.values.get(key).cloned().unwrap_or_default()).collect(),
             ),
@@ -178,8 +182,14 @@ impl Table {
         }
     }
 
-    fn is_there(&self, key: &[u8]) -> bool {
+    /// Whether `key` has a value, or a queue of its name is not empty.
+    pub fn is_there(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queues.contains_key(key)
+    }
+
+    /// The value of `key`.
+    pub fn value(&self, key: &[u8]) -> Option<&[u8]> {
+        self.values.get(key).map(Vec::as_slice)
     }
 
     fn queue_len(&self, key: &[u8]) -> usize {

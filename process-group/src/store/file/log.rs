@@ -1,0 +1,348 @@
+//! The file: records that are only ever appended, under a lock of the whole file.
+//!
+//! A record is a key and a value, each a `u32` length (little endian) and its bytes. Its key says what it does:
+//!
+//! | key | what the record does |
+//! |---|---|
+//! | `/K` | sets K |
+//! | `-/K` | removes K |
+//! | `refcount/`, `cleanup/` | says how many have the store open, and how many have left it (decimal) |
+//! | `push/K`, `pop/K` | adds to the queue K, takes from it; PyTorch's store has no queues and passes over them |
+//!
+//! A writer that is killed in the middle leaves a torn record at the end. Nobody writes while another holds the
+//! lock, so who gets it knows that such a tail will not grow any more: readers stop before it, the next writer
+//! cuts it off.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    fs::{FlockOperation, Mode, OFlags, flock},
+    io::Errno,
+};
+
+use crate::store::{
+    Deadline, Result, StoreError,
+    error::text,
+    machine::{Limits, Part, Refusal, Reply, Request, Table},
+};
+
+const SET: &[u8] = b"/";
+const REMOVE: &[u8] = b"-/";
+const PUSH: &[u8] = b"push/";
+const POP: &[u8] = b"pop/";
+const OPENED: &[u8] = b"refcount/";
+const LEFT: &[u8] = b"cleanup/";
+
+/// Bytes that are read at a time.
+const PIECE: u64 = 1 << 20;
+
+/// How often a lock that another holds is tried.
+const FIRST_PAUSE: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The one client of a table that serves nobody else.
+const ONLY: u64 = 0;
+
+/// What an operation needs of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// The file and what its records, as far as they were read, come to.
+#[derive(Debug)]
+pub(super) struct Log {
+    path: PathBuf,
+    file: Arc<File>,
+    limits: Limits,
+    /// Where the first record lies that was not read.
+    end: u64,
+    table: Table,
+    opened: i64,
+    left: i64,
+}
+
+/// Gives the lock back.
+struct Locked(Arc<File>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Fails only for a descriptor that is not open; this one is.
+        let _ = flock(&*self.0, FlockOperation::Unlock);
+    }
+}
+
+impl Log {
+    /// Opens the file, or makes it, readable by its owner alone; nothing is read yet.
+    pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
+        let failed = |source| failed(path, "open", source);
+        // Not through a link: names in shared folders can be guessed.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|no| failed(no.into()))?;
+        let file = File::from(file);
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
+        }
+        let (path, file) = (path.to_owned(), Arc::new(file));
+        Ok(Self { path, file, limits, end: 0, table: Table::new(limits), opened: 0, left: 0 })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does `body` under the lock, with all records read.
+    pub(super) fn locked<T>(
+        &mut self,
+        access: Access,
+        operation: &str,
+        deadline: Deadline,
+        body: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        let _locked = self.lock(access, operation, deadline)?;
+        let found = self.file.metadata().map_err(|error| failed(&self.path, operation, error))?;
+        if found.nlink() == 0 {
+            return Err(StoreError::FileGone { path: self.path.clone() });
+        }
+        self.read(found.len())?;
+        if access == Access::Write && self.end < found.len() {
+            self.file.set_len(self.end).map_err(|error| failed(&self.path, "mend the end of", error))?;
+        }
+        body(self)
+    }
+
+    fn lock(&self, access: Access, operation: &str, deadline: Deadline) -> Result<Locked> {
+        let wanted = match access {
+            Access::Read => FlockOperation::NonBlockingLockShared,
+            Access::Write => FlockOperation::NonBlockingLockExclusive,
+        };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match flock(&*self.file, wanted) {
+                Ok(()) => return Ok(Locked(self.file.clone())),
+                Err(Errno::INTR) => continue,
+                Err(Errno::WOULDBLOCK) if deadline.expired() => {
+                    let (path, operation) = (self.path.clone(), operation.to_owned());
+                    return Err(StoreError::FileLocked { path, operation, waited: deadline.waited() });
+                }
+                Err(Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(failed(&self.path, "lock", error.into())),
+            }
+            thread::sleep(pause.min(deadline.remaining()));
+            pause = (pause * 2).min(PAUSE);
+        }
+    }
+
+    /// Reads the whole records up to `size`.
+    fn read(&mut self, size: u64) -> Result<()> {
+        if size < self.end {
+            let found = format!("the file ends here, and {} bytes of it were read before", self.end);
+            return Err(self.corrupt(size, found));
+        }
+        let mut bytes = Vec::new();
+        loop {
+            let mut rest = &bytes[..];
+            while let Some((key, value, after)) = self.first_record(rest)? {
+                self.take_in(key, value)?;
+                self.end += (rest.len() - after.len()) as u64;
+                rest = after;
+            }
+            let (torn, whole) = (rest.len(), bytes.len() - rest.len());
+            bytes.drain(..whole);
+            let from = self.end + torn as u64;
+            if from >= size {
+                return Ok(());
+            }
+            bytes.resize(torn + (size - from).min(PIECE) as usize, 0);
+            let read = self.file.read_exact_at(&mut bytes[torn..], from);
+            read.map_err(|error| failed(&self.path, "read", error))?;
+        }
+    }
+
+    /// The record at the start of `bytes`, once it is whole, and what follows it.
+    fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<Option<(&'a [u8], &'a [u8], &'a [u8])>> {
+        let Some((key, rest)) = self.first_part(bytes, "key", self.limits.key_bytes + OPENED.len())? else {
+            return Ok(None);
+        };
+        let value = self.first_part(rest, "value", self.limits.value_bytes)?;
+        Ok(value.map(|(value, rest)| (key, value, rest)))
+    }
+
+    fn first_part<'a>(
+        &self,
+        bytes: &'a [u8],
+        what: &str,
+        limit: usize,
+    ) -> Result<Option<(&'a [u8], &'a [u8])>> {
+        let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > limit {
+            let found = format!("a {what} of {length} bytes (limit {limit})");
+            return Err(self.corrupt(self.end, found));
+        }
+        Ok(rest.split_at_checked(length))
+    }
+
+    fn take_in(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let starts = |prefix: &[u8]| key.strip_prefix(prefix).map(<[u8]>::to_vec);
+        let request = if key == OPENED || key == LEFT {
+            let number = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok());
+            let Some(number) = number else {
+                let found = format!("{:?} of {:?}", text(key), text(value));
+                return Err(self.corrupt(self.end, found));
+            };
+            *(if key == OPENED { &mut self.opened } else { &mut self.left }) = number;
+            return Ok(());
+        } else if let Some(key) = starts(SET) {
+            Request::Set { key, value: value.to_vec() }
+        } else if let Some(key) = starts(REMOVE) {
+            Request::Delete { key }
+        } else if let Some(key) = starts(PUSH) {
+            Request::QueuePush { key, value: value.to_vec() }
+        } else if let Some(key) = starts(POP) {
+            Request::QueuePop { key }
+        } else {
+            return Err(self.corrupt(self.end, format!("a record of {:?}", text(key))));
+        };
+        Ok(self.table.apply(ONLY, request, &mut Vec::new())?)
+    }
+
+    fn corrupt(&self, offset: u64, found: String) -> StoreError {
+        StoreError::FileCorrupt { path: self.path.clone(), offset, found }
+    }
+
+    /// Which of `keys` are not there. Under the lock.
+    pub(super) fn missing(&self, keys: &[Vec<u8>]) -> Vec<String> {
+        keys.iter().filter(|key| !self.table.is_there(key)).map(|key| text(key)).collect()
+    }
+
+    /// Serves a request and appends what it has changed. Under the lock that [`access`] says.
+    pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
+        if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
+            return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
+        }
+        let mut keys = Vec::new();
+        if access(&request) == Access::Write {
+            request.clone().for_each_key(|key| keys.push(std::mem::take(key)));
+        }
+        let before: Vec<_> = keys.iter().map(|key| self.table.value(key).map(<[u8]>::to_vec)).collect();
+        let mut records = Vec::new();
+        if let Request::QueuePush { key, value } = &request {
+            record(&mut records, &[PUSH, key], value);
+        }
+        let mut replies = Vec::new();
+        self.table.apply(ONLY, request, &mut replies)?;
+        let reply = replies.pop().map(|(_, reply)| reply);
+        for (key, before) in keys.iter().zip(before) {
+            match self.table.value(key) {
+                Some(value) if before.as_deref() != Some(value) => record(&mut records, &[SET, key], value),
+                None if before.is_some() => record(&mut records, &[REMOVE, key], b""),
+                _ => {}
+            }
+            if matches!(reply, Some(Reply::Popped(Some(_)))) {
+                record(&mut records, &[POP, key], b"");
+            }
+        }
+        self.append(&records)?;
+        Ok(reply)
+    }
+
+    /// Counts one more who has the store open.
+    pub(super) fn join(&mut self) -> Result<()> {
+        self.opened += 1;
+        let mut records = Vec::new();
+        record(&mut records, &[OPENED], self.opened.to_string().as_bytes());
+        self.append(&records)
+    }
+
+    /// Counts one more who has left; removes the file when nobody has it open and `workers` have left it.
+    pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
+        self.left += 1;
+        self.opened -= 1;
+        if self.opened <= 0
+            && workers.is_some_and(|workers| i64::try_from(workers).is_ok_and(|all| self.left >= all))
+        {
+            return self.remove();
+        }
+        let mut records = Vec::new();
+        record(&mut records, &[LEFT], self.left.to_string().as_bytes());
+        record(&mut records, &[OPENED], self.opened.to_string().as_bytes());
+        self.append(&records)
+    }
+
+    /// Removes the file, unless another lies there by now.
+    fn remove(&self) -> Result<()> {
+        let failed = |error| failed(&self.path, "remove", error);
+        let (ours, there) =
+            (self.file.metadata().map_err(failed)?, std::fs::symlink_metadata(&self.path).map_err(failed)?);
+        if (ours.dev(), ours.ino()) == (there.dev(), there.ino()) {
+            std::fs::remove_file(&self.path).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Appends what the table already holds. Fails whole: then nothing has changed.
+    fn append(&mut self, records: &[u8]) -> Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let size = usize::try_from(self.end).unwrap_or(usize::MAX).saturating_add(records.len());
+        let fits = match size <= self.limits.store_bytes {
+            true => Ok(()),
+            false => {
+                let limit = self.limits.store_bytes;
+                Err(Refusal::TooLarge { part: Part::Store, key: Vec::new(), size, limit }.into())
+            }
+        };
+        let written = fits.and_then(|()| {
+            self.file.write_all_at(records, self.end).map_err(|error| failed(&self.path, "write to", error))
+        });
+        match written {
+            Ok(()) => self.end += records.len() as u64,
+            Err(_) => {
+                // If this fails too, a torn record is left, as by a writer that was killed.
+                let _ = self.file.set_len(self.end);
+                // The next operation reads the file again.
+                (self.end, self.table, self.opened, self.left) = (0, Table::new(self.limits), 0, 0);
+            }
+        }
+        written
+    }
+}
+
+/// What serving a request needs.
+pub(super) fn access(request: &Request) -> Access {
+    match request {
+        Request::Get { .. }
+        | Request::Check { .. }
+        | Request::NumKeys
+        | Request::MultiGet { .. }
+        | Request::Ping { .. }
+        | Request::QueueLen { .. }
+        | Request::ListKeys => Access::Read,
+        _ => Access::Write,
+    }
+}
+
+/// Writes a record; its key is given in parts.
+fn record(out: &mut Vec<u8>, key: &[&[u8]], value: &[u8]) {
+    let key = key.concat();
+    for part in [&key[..], value] {
+        // Both are bounded by the limits, which are checked before.
+        out.extend_from_slice(&u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
+        out.extend_from_slice(part);
+    }
+}
+
+fn failed(path: &Path, operation: &str, source: io::Error) -> StoreError {
+    StoreError::File { path: path.to_owned(), operation: operation.to_owned(), source: Arc::new(source) }
+}

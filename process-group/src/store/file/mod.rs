@@ -1,0 +1,201 @@
+//! A store in a file that all ranks can open, compatible with PyTorch's.
+//!
+//! - `log`: the file's records, its lock, what is mended; [`FileStore`]: operations and waits on it.
+
+mod log;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use self::log::{Access, Log};
+use super::{
+    Deadline, Result, StoreError,
+    error::text,
+    machine::{GRACE, Limits, Reply, Request},
+    service::{Keys, Service},
+};
+
+/// How often a wait looks at the file: soon after it has begun, later as PyTorch's does.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A store in a file: for ranks that share a disk and no network. Clones are the same store.
+///
+/// Ranks in Python may share the file (`torch.distributed.FileStore`). It must lie where `flock` works; on NFS that
+/// takes version 4, or a lock daemon. The file only grows, up to [`Limits::store_bytes`]; a name serves one job,
+/// because what an earlier one has left there is taken for this one's (a [`rendezvous`](super::rendezvous()) then
+/// says [`RankTaken`](StoreError::RankTaken)).
+///
+/// What differs from PyTorch's: a record that a killed writer has left half-written is passed over and mended
+/// (PyTorch's spins on it, holding the lock); a lock that is not given back is an error after the deadline, a file that
+/// is removed one at once; nothing is read or made through a symbolic link, and the file is for its owner alone;
+/// [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are one step,
+/// [`delete`](super::Store::delete) tells the truth, [`num_keys`](super::Store::num_keys) counts keys only. Queues are
+/// ours alone: PyTorch's store passes over them, and whoever looks first gets an element.
+///
+/// An operation waits for others that have the lock at most as long as the [patience](FileOptions::patience).
+///
+/// ```
+/// use process_group::store::{Deadline, FileStore, Store};
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let path = std::env::temp_dir().join(format!("store-{}", std::process::id()));
+/// let one = FileStore::options().workers(2).open(&path)?;
+/// let other = FileStore::options().workers(2).open(&path)?;
+/// one.set("leader", b"rank 0")?;
+/// assert_eq!(other.get("leader", Deadline::after(Duration::from_secs(30)))?, b"rank 0");
+/// drop((one, other));
+/// assert!(!path.exists());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: FileOptions,
+    log: Mutex<Log>,
+}
+
+/// How a [`FileStore`] is opened.
+#[derive(Debug, Clone)]
+pub struct FileOptions {
+    limits: Limits,
+    patience: Duration,
+    workers: Option<u64>,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { limits: Limits::default(), patience: Duration::from_secs(30), workers: None }
+    }
+}
+
+impl FileOptions {
+    /// The limits on sizes, [`Limits::store_bytes`] being that of the file. What others have written must keep them.
+    #[must_use]
+    pub fn limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// How long another may hold the file's lock (default 30 s) before it is [`StoreError::FileLocked`].
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The number of times that the store is opened in all; the last to leave removes the file. Without it the file
+    /// stays.
+    #[must_use]
+    pub fn workers(self, workers: u64) -> Self {
+        Self { workers: Some(workers), ..self }
+    }
+
+    /// Opens the store in the file at `path`, making the file if there is none.
+    ///
+    /// # Errors
+    /// [`StoreError::File`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
+        let deadline = Deadline::after(self.patience);
+        let log = loop {
+            let mut log = Log::open(path.as_ref(), self.limits)?;
+            match log.locked(Access::Write, "open", deadline, Log::join) {
+                Ok(()) => break log,
+                // The last of an earlier job has removed it between our two steps: there is a new one to make.
+                Err(StoreError::FileGone { .. }) if !deadline.expired() => {}
+                Err(error) => return Err(error),
+            }
+        };
+        Ok(FileStore { inner: Arc::new(Inner { options: self, log: Mutex::new(log) }) })
+    }
+}
+
+impl FileStore {
+    /// Opens the store in the file at `path`, which stays when all have left; see [`FileOptions::open`].
+    ///
+    /// # Errors
+    /// [`StoreError::File`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        FileOptions::default().open(path)
+    }
+
+    /// How stores are opened otherwise.
+    pub fn options() -> FileOptions {
+        FileOptions::default()
+    }
+
+    /// Where the file lies.
+    pub fn path(&self) -> PathBuf {
+        self.inner.log().path().to_owned()
+    }
+}
+
+impl Inner {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let (log, workers) =
+            (self.log.get_mut().unwrap_or_else(PoisonError::into_inner), self.options.workers);
+        // Who cannot tell the others that it leaves has left all the same; the file stays.
+        let _ = log.locked(Access::Write, "close", Deadline::after(GRACE), |log| log.leave(workers));
+    }
+}
+
+impl Service for FileStore {
+    fn call(&self, request: Request) -> Result<Option<Reply>> {
+        self.inner.options.limits.check(&request)?;
+        let deadline = Deadline::after(self.inner.options.patience);
+        let (access, name) = (log::access(&request), request.name());
+        self.inner.log().locked(access, name, deadline, |log| log.serve(request))
+    }
+
+    fn call_when_there(
+        &self,
+        keys: Keys,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        self.inner.options.limits.check(&Request::Wait { keys: keys.clone() })?;
+        let (access, name) =
+            request.as_ref().map_or((Access::Read, "wait"), |request| (log::access(request), request.name()));
+        let mut pause = FIRST_LOOK;
+        loop {
+            let patience = deadline.remaining().max(GRACE).min(self.inner.options.patience);
+            let outcome = self.inner.log().locked(access, name, Deadline::after(patience), |log| {
+                let missing = log.missing(&keys);
+                if !missing.is_empty() {
+                    return Ok(Err(missing));
+                }
+                match request.clone().map(|request| log.serve(request)).transpose()? {
+                    // A key's value makes its name be there; what is waited for is the queue.
+                    Some(Some(Reply::Popped(None))) => Ok(Err(keys.iter().map(|key| text(key)).collect())),
+                    reply => Ok(Ok(reply.flatten())),
+                }
+            })?;
+            match outcome {
+                Ok(reply) => return Ok(reply),
+                Err(keys) if deadline.expired() => {
+                    return Err(StoreError::Timeout { keys, waited: deadline.waited() });
+                }
+                Err(_) => thread::sleep(pause.min(deadline.remaining())),
+            }
+            pause = (pause * 2).min(LOOK);
+        }
+    }
+
+    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
+        StoreError::Argument(format!("{request} was answered by {reply:?}; this is a defect of the store"))
+    }
+}
