@@ -1,6 +1,7 @@
 //! How communicators begin and end: init, split, shrink, finalize, abort, revoke; releases, counters, faults.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use super::rig::{Comm, OK, Rig, run, run_in_comm, until_waiting, world};
@@ -170,12 +171,11 @@ rusty_fork_test! {
         let rank = rig.rank(0);
         let id = rig.unique_id();
         // The handle is written before the ranks meet, so that another thread can abort.
-        let cell = Box::leak(Box::new(std::sync::atomic::AtomicPtr::<ncclComm>::default()));
-        let seen = &*cell;
+        static SEEN: AtomicPtr<ncclComm> = AtomicPtr::new(std::ptr::null_mut());
         let aborter = std::thread::spawn({
             let rig = rig.clone();
             move || loop {
-                let comm = seen.load(std::sync::atomic::Ordering::SeqCst);
+                let comm = SEEN.load(Ordering::SeqCst);
                 if !comm.is_null() {
                     std::thread::sleep(Duration::from_millis(20));
                     return rig.abort(Comm(comm));
@@ -183,7 +183,7 @@ rusty_fork_test! {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let code = nccl!(rig, ncclCommInitRank(seen.as_ptr(), 2, id.0, 0));
+        let code = nccl!(rig, ncclCommInitRank(SEEN.as_ptr(), 2, id.0, 0));
         assert_eq!(code, ncclResult_t::ncclInternalError, "{}", rig.last_error());
         aborter.join().unwrap();
         rank.leave();

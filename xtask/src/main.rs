@@ -7,7 +7,7 @@
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
-//! - [`interleave`]: threads in orders that checkers choose
+//! - [`interleave`], [`sanitize`]: threads in orders that checkers choose; all tests under AddressSanitizer
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`bundle`]: everything that a GPU host without Rust needs
@@ -31,6 +31,7 @@ mod interleave;
 mod mutants;
 mod replay;
 mod run_tests;
+mod sanitize;
 mod shell;
 mod soak;
 mod trace;
@@ -70,6 +71,8 @@ enum Task {
     Ci(ci::Options),
     /// Run the caching allocator's threads in the orders that loom and shuttle choose
     Interleave(interleave::Options),
+    /// Run all tests under AddressSanitizer
+    Sanitize(sanitize::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Task::Mutants(options) => mutants::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Interleave(options) => interleave::run(&options),
+        Task::Sanitize(options) => sanitize::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
         Task::Abi(options) => abi::run(&options),
         Task::Viz(options) => viz::run(&options),

@@ -5,7 +5,7 @@
 //! them apart.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
@@ -81,11 +81,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         // Which the adapters' tests run on.
         shell::embedded_library(&root)?;
     }
-    command.arg("--").arg("--show-output").args(&options.filter).stdout(Stdio::piped());
-    eprintln!("$ {}", shell::line(&command));
+    run_and_count(&mut command, options.filter.as_deref())
+}
+
+/// Runs a `cargo test` command, with the tests whose names contain `filter`, and says what passed and what was skipped.
+pub(crate) fn run_and_count(command: &mut Command, filter: Option<&str>) -> Result<()> {
+    command.arg("--").arg("--show-output").args(filter).stdout(Stdio::piped());
+    eprintln!("$ {}", shell::line(command));
     let mut child = command.spawn().context("cannot run cargo")?;
     let output = child.stdout.take().context("cargo's output is not piped")?;
-    let mut tally = Tally { filtered: options.filter.is_some(), ..Tally::default() };
+    let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };
     for line in BufReader::new(output).lines() {
         let line = line.context("cannot read cargo's output")?;
         if tally.line(&line) {
