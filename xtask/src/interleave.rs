@@ -1,8 +1,9 @@
 //! `cargo xtask interleave`: what threads do to each other in the caching allocator, in the orders that checkers choose.
 //!
-//! The models are in `caching-alloc/src/core/interleavings` and, of the lock that a hit takes, in `biased.rs`; they drive the crate's real code, built with a checker's
-//! locks and counters in place of the standard library's. loom tries every order of the small ones that can differ, up to
-//! a bound on how often a thread is interrupted that could go on; shuttle tries many orders of whole flows too.
+//! The models are in `caching-alloc/src/core/interleavings` and, of the lock that a hit takes, in `biased.rs`; they drive
+//! the crate's real code, built with a checker's locks and counters in place of the standard library's. loom tries every
+//! order of the small ones that can differ, up to a bound on how often a thread is interrupted that could go on; shuttle
+//! tries many orders of whole flows too.
 
 use std::path::Path;
 

@@ -58,6 +58,9 @@ pub(super) enum Access {
     Write,
 }
 
+/// What bytes begin with, once it is whole, and what follows it.
+type First<'a, T> = Option<(T, &'a [u8])>;
+
 /// The file and what its records, as far as they were read, come to.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -151,7 +154,7 @@ impl Log {
         let mut bytes = Vec::new();
         loop {
             let mut rest = &bytes[..];
-            while let Some((key, value, after)) = self.first_record(rest)? {
+            while let Some(([key, value], after)) = self.first_record(rest)? {
                 self.take_in(key, value)?;
                 self.end += (rest.len() - after.len()) as u64;
                 rest = after;
@@ -168,21 +171,16 @@ impl Log {
         }
     }
 
-    /// The record at the start of `bytes`, once it is whole, and what follows it.
-    fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<Option<(&'a [u8], &'a [u8], &'a [u8])>> {
+    /// The key and the value at the start of `bytes`, once they are whole, and what follows them.
+    fn first_record<'a>(&self, bytes: &'a [u8]) -> Result<First<'a, [&'a [u8]; 2]>> {
         let Some((key, rest)) = self.first_part(bytes, "key", self.limits.key_bytes + OPENED.len())? else {
             return Ok(None);
         };
         let value = self.first_part(rest, "value", self.limits.value_bytes)?;
-        Ok(value.map(|(value, rest)| (key, value, rest)))
+        Ok(value.map(|(value, rest)| ([key, value], rest)))
     }
 
-    fn first_part<'a>(
-        &self,
-        bytes: &'a [u8],
-        what: &str,
-        limit: usize,
-    ) -> Result<Option<(&'a [u8], &'a [u8])>> {
+    fn first_part<'a>(&self, bytes: &'a [u8], what: &str, limit: usize) -> Result<First<'a, &'a [u8]>> {
         let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
         if length > limit {
