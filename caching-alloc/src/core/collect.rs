@@ -18,7 +18,7 @@ impl Device {
     pub(super) fn collect_garbage(&self, growth: &mut Growth) {
         let Some(threshold) = self.collect_above() else { return };
         let shards = self.shards();
-        shards.iter().for_each(|shard| shard.state.lock().fixed.grow_older());
+        shards.iter().for_each(|shard| shard.state.lock().grow_older());
         loop {
             let reserved = self.totals().reserved.current;
             if reserved <= threshold {

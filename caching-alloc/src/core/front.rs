@@ -2,7 +2,8 @@
 //!
 //! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
 //! the blocks of it go to the heap. Bounded in bytes; over the bound everything goes to the heap, so that the
-//! lengths kept are those in use. Long blocks are not kept at all: they are few, and whole.
+//! lengths kept are those in use. Of long blocks only the last is kept, and only for the very next request that the
+//! heap would serve: if that is of another length, the heap has the block first, as if it had never been kept.
 
 use super::lease::{LeaseId, Leases, NONE, Tenancy};
 use super::size::{UNIT, Units, bytes_of};
@@ -27,13 +28,16 @@ pub(super) struct Front {
     limit: u64,
     /// What it was made for.
     most: u64,
-    /// The longest blocks that are kept.
+    /// The longest blocks that are kept in slots.
     longest: Units,
+    /// Whether the last longer one is kept, and which that is.
+    keeps_long: bool,
+    long: LeaseId,
 }
 
 impl Front {
-    /// A front that keeps at most `limit` bytes.
-    pub(super) fn new(limit: u64) -> Self {
+    /// A front that keeps at most `limit` bytes, and the last long block if it `keeps_long`.
+    pub(super) fn new(limit: u64, keeps_long: bool) -> Self {
         Self {
             slots: Box::new([Slot { units: 0, head: NONE }; SLOTS]),
             touched: [0; SLOTS / 64],
@@ -41,6 +45,8 @@ impl Front {
             limit,
             most: limit,
             longest: Units::try_from(limit / SHARE / UNIT).unwrap_or(Units::MAX),
+            keeps_long,
+            long: NONE,
         }
     }
 
@@ -52,6 +58,15 @@ impl Front {
     /// A block of exactly that length, handed out.
     #[inline]
     pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<LeaseId> {
+        if !self.is_short(units) {
+            let id = self.long;
+            if id == NONE || leases[id].units != units {
+                return None;
+            }
+            self.long = NONE;
+            leases[id].tenancy = Tenancy::Owned;
+            return Some(id);
+        }
         let [first, second] = places(units);
         let holds = |slot: &Slot| slot.units == units && slot.head != NONE;
         let place = if holds(&self.slots[first]) { first } else { second };
@@ -73,18 +88,25 @@ impl Front {
         self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
     }
 
-    /// Keeps a block that is not used any more. Returns whether it does: else it is the heap's.
+    /// Keeps a block that is not used any more. Returns the one that is the heap's instead: this, or one that made room.
     #[inline]
-    pub(super) fn keep(&mut self, leases: &mut Leases, id: LeaseId) -> bool {
+    pub(super) fn keep(&mut self, leases: &mut Leases, id: LeaseId) -> Option<LeaseId> {
         let units = leases[id].units;
         if !self.is_short(units) {
-            return false;
+            if !self.keeps_long {
+                return Some(id);
+            }
+            leases[id].tenancy = Tenancy::Kept;
+            let before = std::mem::replace(&mut self.long, id);
+            return (before != NONE).then_some(before);
         }
         let [first, second] = places(units);
         let holds = |at: &usize| self.slots[*at].units == units;
         let is_free = |at: &usize| self.slots[*at].head == NONE;
         let place = [first, second].into_iter().find(holds);
-        let Some(place) = place.or_else(|| [first, second].into_iter().find(is_free)) else { return false };
+        let Some(place) = place.or_else(|| [first, second].into_iter().find(is_free)) else {
+            return Some(id);
+        };
         let lease = &mut leases[id];
         let slot = &mut self.slots[place];
         lease.link = slot.head;
@@ -99,13 +121,24 @@ impl Front {
             *touched |= bit;
         }
         self.kept += bytes_of(units);
-        true
+        None
+    }
+
+    /// The long block, for the heap.
+    #[inline]
+    pub(super) fn give_long(&mut self) -> Option<LeaseId> {
+        let long = std::mem::replace(&mut self.long, NONE);
+        (long != NONE).then_some(long)
     }
 
     /// Gives up everything, a block at a time. Returns whether there was anything.
     pub(super) fn drain(&mut self, leases: &mut Leases, mut give: impl FnMut(&mut Leases, LeaseId)) -> bool {
+        let long = self.give_long();
+        if let Some(id) = long {
+            give(leases, id);
+        }
         if self.kept == 0 {
-            return false;
+            return long.is_some();
         }
         for (word, touched) in self.touched.iter_mut().enumerate() {
             while *touched != 0 {
@@ -157,8 +190,8 @@ mod tests {
     #[test]
     fn the_last_in_of_the_same_length_is_the_first_out() {
         let (mut leases, ids) = with(&[3, 3, 4]);
-        let mut front = Front::new(1 << 20);
-        assert!(ids.iter().all(|id| front.keep(&mut leases, *id)));
+        let mut front = Front::new(1 << 20, false);
+        assert!(ids.iter().all(|id| front.keep(&mut leases, *id).is_none()));
         assert_eq!(front.take(&mut leases, 3), Some(ids[1]));
         assert_eq!(front.take(&mut leases, 3), Some(ids[0]));
         assert_eq!(front.take(&mut leases, 3), None);
@@ -171,10 +204,10 @@ mod tests {
     fn no_more_is_kept_than_the_bound() {
         let limit = 100 * 512;
         let (mut leases, ids) = with(&[6; 16]);
-        let mut front = Front::new(limit);
+        let mut front = Front::new(limit, false);
         for id in ids {
             assert!(!front.is_full_for(6));
-            assert!(front.keep(&mut leases, id) && front.kept <= limit);
+            assert!(front.keep(&mut leases, id).is_none() && front.kept <= limit);
         }
         assert!(front.is_full_for(6));
         assert_eq!(drained(&mut front, &mut leases), 16);
@@ -182,16 +215,33 @@ mod tests {
         assert_eq!(leases.iter().count(), 0);
         // A sixteenth of the bound is 6.25 units: longer ones are not kept.
         let long = leases.add(0, 0, 7);
-        assert!(!front.is_full_for(7) && !front.keep(&mut leases, long));
+        assert!(!front.is_full_for(7) && front.keep(&mut leases, long) == Some(long));
+    }
+
+    #[test]
+    fn the_last_long_block_is_kept_until_another_or_the_heap_wants_its_place() {
+        let (mut leases, ids) = with(&[100, 200, 100]);
+        let mut front = Front::new(100 * 512, true);
+        assert_eq!(front.keep(&mut leases, ids[0]), None);
+        assert_eq!(front.take(&mut leases, 200), None);
+        assert_eq!(front.take(&mut leases, 100), Some(ids[0]));
+        assert_eq!(front.take(&mut leases, 100), None);
+        assert_eq!(front.keep(&mut leases, ids[1]), None);
+        assert_eq!(front.keep(&mut leases, ids[2]), Some(ids[1]));
+        assert_eq!(front.give_long(), Some(ids[2]));
+        assert_eq!(front.give_long(), None);
+        assert_eq!(front.keep(&mut leases, ids[0]), None);
+        assert_eq!(drained(&mut front, &mut leases), 1);
+        assert_eq!(drained(&mut front, &mut leases), 0);
     }
 
     #[test]
     fn a_length_without_a_slot_is_not_kept() {
-        let mut front = Front::new(1 << 30);
+        let mut front = Front::new(1 << 30, false);
         let same = |units: &Units| places(*units)[0] / 2 == places(1)[0] / 2;
         let lengths: Vec<Units> = (1..50_000).filter(same).take(3).collect();
         let (mut leases, ids) = with(&lengths);
-        let kept: Vec<_> = ids.iter().map(|id| front.keep(&mut leases, *id)).collect();
+        let kept: Vec<_> = ids.iter().map(|id| front.keep(&mut leases, *id).is_none()).collect();
         assert_eq!(kept, [true, true, false], "two others have its slots");
         assert_eq!(front.take(&mut leases, lengths[1]), Some(ids[1]));
         assert_eq!(front.take(&mut leases, lengths[0]), Some(ids[0]));

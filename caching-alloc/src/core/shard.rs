@@ -78,6 +78,9 @@ impl Shard {
     pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, list: List, slots: Slots) -> Arc<Self> {
         let device = pool.device.clone();
         let cached = matches!(pool.kind, PoolKind::Cached | PoolKind::Remappable);
+        let front_bytes = if cached { device.settings.front_bytes } else { 0 };
+        // Of a re-mappable pool's memory, all streams have to see what is free.
+        let keeps_long = pool.kind == PoolKind::Cached && front_bytes > 0;
         let symmetric = match pool.kind {
             PoolKind::Symmetric { geometry, .. } => Some(Journal::new(geometry)),
             _ => None,
@@ -93,7 +96,7 @@ impl Shard {
             fixed: Fixed::new(pool.splitting()),
             shared: pool.arena.as_ref().map(|arena| (arena.clone(), list)),
             one_class: !matches!(pool.kind, PoolKind::Cached),
-            front: Front::new(if cached { device.settings.front_bytes } else { 0 }),
+            front: Front::new(front_bytes, keeps_long),
             leases: Leases::default(),
             uses: Uses::default(),
             pending: VecDeque::new(),
@@ -294,12 +297,27 @@ impl ShardState {
     /// Gets a block from the heap.
     #[inline(never)]
     fn lease(&mut self, units: Units) -> Option<LeaseId> {
+        self.end_long();
         let mut found = self.allocate(units);
         if found.is_none() && self.drain() {
             found = self.allocate(units);
         }
         let (block, address, units) = found?;
         Some(self.leases.add(block, address, units))
+    }
+
+    /// Gives the long block that is kept, if there is one, to the heap.
+    #[inline]
+    fn end_long(&mut self) {
+        if let Some(long) = self.front.give_long() {
+            self.end_lease(long);
+        }
+    }
+
+    /// The allocator has grown once more: segments that have no block are older.
+    pub(super) fn grow_older(&mut self) {
+        self.end_long();
+        self.fixed.grow_older();
     }
 
     /// From now on at most so many bytes are kept whole, or one block.
@@ -339,7 +357,7 @@ impl ShardState {
         if self.front.is_full_for(self.leases[id].units) {
             self.drain();
         }
-        if !self.front.keep(&mut self.leases, id) {
+        if let Some(id) = self.front.keep(&mut self.leases, id) {
             self.end_lease(id);
         }
     }
