@@ -6,10 +6,10 @@
 
 use nccl_sys::Version;
 
-use super::DataType;
+use super::{DataType, ReduceOp};
 
 /// Arguments that no communicator accepts.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
     /// The buffer's size in bytes is no number.
@@ -88,17 +88,50 @@ pub enum ArgumentError {
         /// This rank.
         rank: usize,
     },
-    /// The loaded library does not know the type.
-    #[error("{call}: elements of {dtype} need NCCL {since}, but {release} is loaded")]
+    /// The loaded library cannot reduce the type.
+    #[error("{call}: reductions of {dtype} need NCCL {since}, but {release} is loaded")]
     TypeTooNew {
         /// The operation.
         call: &'static str,
         /// The type.
         dtype: DataType,
-        /// The first release that knows it.
+        /// The first release that reduces it.
         since: Version,
         /// The release that is loaded.
         release: Version,
+    },
+    /// A reduction that elements of the type do not have.
+    #[error(
+        "{call}: elements of {dtype} cannot be reduced by {op}; average takes every type but bool, premultiplied sums \
+         take f16, bf16, f32 and f64"
+    )]
+    Reduction {
+        /// The operation.
+        call: &'static str,
+        /// The type.
+        dtype: DataType,
+        /// The reduction.
+        op: ReduceOp,
+    },
+    /// Two buffers of a list overlap where one is written.
+    #[error(
+        "{call}: {first} [{first_address:#x}, +{first_bytes}) and {second} [{second_address:#x}, +{second_bytes}) overlap"
+    )]
+    ListOverlap {
+        /// The operation.
+        call: &'static str,
+        /// Which buffer, by its place in its list.
+        first: String,
+        /// Where it starts.
+        first_address: u64,
+        /// Its length in bytes.
+        first_bytes: usize,
+        /// The other.
+        second: String,
+        /// Where it starts.
+        second_address: u64,
+        /// Its length in bytes.
+        second_bytes: usize,
     },
     /// A stream of another device than the communicator's.
     #[error(
@@ -173,15 +206,19 @@ impl Place {
             .ok_or(ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
     }
 
-    /// Checks a type against the loaded release.
-    pub(crate) fn dtype(&self, call: &'static str, dtype: DataType) -> Result<(), ArgumentError> {
-        if self.release < dtype.since() {
-            return Err(ArgumentError::TypeTooNew {
-                call,
-                dtype,
-                since: dtype.since(),
-                release: self.release,
-            });
+    /// Checks a reduction against the type and the loaded release.
+    pub(crate) fn reduction(
+        &self,
+        call: &'static str,
+        op: ReduceOp,
+        dtype: DataType,
+    ) -> Result<(), ArgumentError> {
+        if !op.allows(dtype) {
+            return Err(ArgumentError::Reduction { call, dtype, op });
+        }
+        let (since, release) = (dtype.since(), self.release);
+        if release < since {
+            return Err(ArgumentError::TypeTooNew { call, dtype, since, release });
         }
         Ok(())
     }
@@ -208,7 +245,6 @@ impl Place {
         count: usize,
         dtype: DataType,
     ) -> Result<usize, ArgumentError> {
-        self.dtype(call, dtype)?;
         let bytes = self.bytes(call, count, dtype, span.shares)?;
         if bytes == 0 {
             return Ok(0);
@@ -330,7 +366,7 @@ mod tests {
         let place = Place { rank: 1, size: 4, release: Version::new(2, 21, 5) };
         let error = place.member("broadcast", "root", 4).unwrap_err();
         assert_eq!(error.to_string(), "broadcast: root 4 is not a rank of a communicator of 4 (0 to 3)");
-        let error = place.dtype("all_reduce", DataType::F8E4M3).unwrap_err();
+        let error = place.reduction("all_reduce", ReduceOp::Sum, DataType::F8E4M3).unwrap_err();
         assert!(error.to_string().contains("need NCCL 2.24.3, but 2.21.5 is loaded"), "{error}");
         let error =
             place.buffer("send", "send", Span { address: 0, shares: 1 }, 3, DataType::F32).unwrap_err();

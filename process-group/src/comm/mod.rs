@@ -10,7 +10,7 @@
 //! | `check` | what one rank can refuse before a launch |
 //! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
 //! | `gate` | who may be inside NCCL with a communicator |
-//! | `collective`, `group` | work |
+//! | `collective`, `task`, `group` | work |
 //! | `window`, `register` | memory that NCCL knows |
 //! | `abort`, `reaper` | the end by force, and of what was dropped |
 //! | `call` | the one way into the table |
@@ -34,6 +34,7 @@ mod reaper;
 mod register;
 mod service;
 mod shared;
+mod task;
 mod types;
 mod unique_id;
 mod window;
@@ -55,6 +56,7 @@ pub use register::Registration;
 pub(crate) use register::register;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
+pub(crate) use task::{Operation, Task};
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

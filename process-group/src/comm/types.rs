@@ -28,15 +28,17 @@ pub enum DataType {
     F64,
     /// The upper half of a single.
     Bf16,
-    /// 8-bit float with 4 bits of exponent; NCCL 2.24.3.
+    /// 8-bit float with 4 bits of exponent. NCCL reduces it from 2.24.3; before that it is only moved, as bytes.
     F8E4M3,
-    /// 8-bit float with 5 bits of exponent; NCCL 2.24.3.
+    /// 8-bit float with 5 bits of exponent; as [`F8E4M3`](Self::F8E4M3).
     F8E5M2,
+    /// True or false: a byte that is 1 or 0. Its sum is "any", its product "all".
+    Bool,
 }
 
 impl DataType {
     /// Every type.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::I8,
         Self::U8,
         Self::I32,
@@ -49,20 +51,21 @@ impl DataType {
         Self::Bf16,
         Self::F8E4M3,
         Self::F8E5M2,
+        Self::Bool,
     ];
 
     /// The size of one element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 | Self::Bool => 1,
             Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
 
-    /// The first release that knows the type.
+    /// The first release that reduces the type; every one moves it.
     #[must_use]
     pub const fn since(self) -> Version {
         match self {
@@ -71,12 +74,12 @@ impl DataType {
         }
     }
 
-    /// NCCL's number for it.
+    /// NCCL's number for it where it is reduced.
     #[must_use]
     pub const fn raw(self) -> ncclDataType_t {
         match self {
             Self::I8 => ncclDataType_t::ncclInt8,
-            Self::U8 => ncclDataType_t::ncclUint8,
+            Self::U8 | Self::Bool => ncclDataType_t::ncclUint8,
             Self::I32 => ncclDataType_t::ncclInt32,
             Self::U32 => ncclDataType_t::ncclUint32,
             Self::I64 => ncclDataType_t::ncclInt64,
@@ -88,6 +91,11 @@ impl DataType {
             Self::F8E4M3 => ncclDataType_t::ncclFloat8e4m3,
             Self::F8E5M2 => ncclDataType_t::ncclFloat8e5m2,
         }
+    }
+
+    /// NCCL's number for it where it is only moved: bytes, for a release that does not know it.
+    pub(crate) fn moved(self, release: Version) -> ncclDataType_t {
+        if release < self.since() { ncclDataType_t::ncclUint8 } else { self.raw() }
     }
 }
 
@@ -106,12 +114,13 @@ impl fmt::Display for DataType {
             Self::Bf16 => "bf16",
             Self::F8E4M3 => "f8e4m3",
             Self::F8E5M2 => "f8e5m2",
+            Self::Bool => "bool",
         })
     }
 }
 
 /// How a reducing collective combines elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
     /// The sum.
@@ -122,24 +131,55 @@ pub enum ReduceOp {
     Max,
     /// The smallest.
     Min,
-    /// The sum divided by the number of ranks; integers round towards zero.
+    /// The sum divided by the number of ranks; integers round towards zero. Not of [`DataType::Bool`].
     Avg,
+    /// The sum of the ranks' elements, each rank's multiplied by the factor that this rank gives, rounded to their
+    /// type. Only of [`F16`](DataType::F16), [`Bf16`](DataType::Bf16), [`F32`](DataType::F32) and
+    /// [`F64`](DataType::F64).
+    #[doc(alias = "ncclRedOpCreatePreMulSum")]
+    PreMulSum(f64),
 }
 
 impl ReduceOp {
-    /// Every reduction.
+    /// Every reduction without a factor.
     pub const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
-    /// NCCL's number for it.
+    /// Whether elements of `dtype` can be combined so.
     #[must_use]
-    pub const fn raw(self) -> ncclRedOp_t {
+    pub const fn allows(self, dtype: DataType) -> bool {
         match self {
-            Self::Sum => ncclRedOp_t::ncclSum,
-            Self::Prod => ncclRedOp_t::ncclProd,
-            Self::Max => ncclRedOp_t::ncclMax,
-            Self::Min => ncclRedOp_t::ncclMin,
-            Self::Avg => ncclRedOp_t::ncclAvg,
+            Self::Sum | Self::Prod | Self::Max | Self::Min => true,
+            Self::Avg => !matches!(dtype, DataType::Bool),
+            Self::PreMulSum(_) => {
+                matches!(dtype, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64)
+            }
         }
+    }
+
+    /// NCCL's number for it with elements of `dtype`; none for one that is made for a call.
+    pub(crate) const fn raw(self, dtype: DataType) -> Option<ncclRedOp_t> {
+        Some(match (self, dtype) {
+            // Of bytes that are 1 or 0 the largest says "any", the smallest "all", and no carry is lost.
+            (Self::Sum | Self::Max, DataType::Bool) => ncclRedOp_t::ncclMax,
+            (Self::Prod | Self::Min, DataType::Bool) => ncclRedOp_t::ncclMin,
+            (Self::Sum, _) => ncclRedOp_t::ncclSum,
+            (Self::Prod, _) => ncclRedOp_t::ncclProd,
+            (Self::Max, _) => ncclRedOp_t::ncclMax,
+            (Self::Min, _) => ncclRedOp_t::ncclMin,
+            (Self::Avg, _) => ncclRedOp_t::ncclAvg,
+            (Self::PreMulSum(_), _) => return None,
+        })
+    }
+}
+
+/// A factor as one element of `dtype`, in the place that NCCL reads it from.
+pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
+    // Little-endian, as every host that CUDA has: the element is the first bytes.
+    match dtype {
+        DataType::F16 => u64::from(half::f16::from_f64(factor).to_bits()),
+        DataType::Bf16 => u64::from(half::bf16::from_f64(factor).to_bits()),
+        DataType::F32 => u64::from((factor as f32).to_bits()),
+        _ => factor.to_bits(),
     }
 }
 
@@ -151,6 +191,7 @@ impl fmt::Display for ReduceOp {
             Self::Max => "max",
             Self::Min => "min",
             Self::Avg => "avg",
+            Self::PreMulSum(factor) => return write!(f, "sum of {factor} times"),
         })
     }
 }
@@ -158,13 +199,20 @@ impl fmt::Display for ReduceOp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashSet;
 
     #[test]
     fn raw_numbers_are_those_of_the_header() {
-        let types: Vec<_> = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].into();
-        assert_eq!(DataType::ALL.map(|t| t.raw().0).to_vec(), types);
-        let operations: HashSet<_> = ReduceOp::ALL.map(|op| op.raw().0).into();
-        assert_eq!(operations, HashSet::from([0, 1, 2, 3, 4]));
+        let types = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1];
+        assert_eq!(DataType::ALL.map(|t| t.raw().0), types);
+        let operations = ReduceOp::ALL.map(|op| op.raw(DataType::F32).unwrap().0);
+        assert_eq!(operations, [0, 1, 2, 3, 4]);
+        assert_eq!(ReduceOp::ALL.map(|op| op.raw(DataType::Bool).unwrap().0)[..4], [2, 3, 2, 3]);
+        assert_eq!(ReduceOp::PreMulSum(0.5).raw(DataType::F32), None);
+    }
+
+    #[test]
+    fn a_factor_is_an_element_of_the_type() {
+        let scalars = [DataType::F16, DataType::Bf16, DataType::F32, DataType::F64].map(|t| scalar(-1.5, t));
+        assert_eq!(scalars, [0xbe00, 0xbfc0, 0xbfc0_0000, 0xbff8_0000_0000_0000]);
     }
 }

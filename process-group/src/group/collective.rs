@@ -2,43 +2,29 @@
 
 use std::sync::atomic::Ordering;
 
-use cuda_driver::{DevicePtr, Stream};
+use cuda_driver::Stream;
 
-use super::{GroupError, ProcessGroup, Result, Work};
-use crate::comm::{Communicator, DataType, Group, ReduceOp};
-
-/// Device memory that holds elements of one type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Buffer {
-    /// Where it starts.
-    pub ptr: DevicePtr,
-    /// How many elements it holds.
-    pub elements: usize,
-    /// Their type.
-    pub dtype: DataType,
-}
-
-impl Buffer {
-    /// `elements` elements of `dtype` at `ptr`.
-    #[must_use]
-    pub const fn new(ptr: DevicePtr, elements: usize, dtype: DataType) -> Self {
-        Self { ptr, elements, dtype }
-    }
-
-    /// Its length in bytes.
-    #[must_use]
-    pub const fn bytes(&self) -> usize {
-        self.elements.saturating_mul(self.dtype.size())
-    }
-}
+use super::{Batch, Buffer, ProcessGroup, Result, Work};
+use crate::comm::ReduceOp;
 
 /// Every operation is enqueued on `stream` and returns; all members make the same calls in the same order. While
 /// `stream` captures, the operation becomes a part of the graph.
 ///
+/// Operations whose shares lie in one buffer take it whole; those of a name that ends in `_list` take a buffer for
+/// every member, in the order of ranks, of any lengths and anywhere: what [`Buffer::split`] gives, for split sizes.
+/// What a list's operation is made of follows from the call alone and never from where the buffers lie, which may
+/// differ from rank to rank.
+///
 /// Lengths, types and ranks are checked before anything is enqueued:
 /// # Errors
-/// [`GroupError::Lengths`]; [`GroupError::Comm`] with an argument that the communicator refuses, or with NCCL's
-/// error; [`GroupError::Driver`] if the work was enqueued but could not be marked.
+/// [`Lengths`], [`ListLength`] and [`RootBuffer`]; [`Comm`] with an argument that the communicator refuses, or with
+/// NCCL's error; [`Driver`] if the work was enqueued but could not be marked.
+///
+/// [`Lengths`]: super::GroupError::Lengths
+/// [`ListLength`]: super::GroupError::ListLength
+/// [`RootBuffer`]: super::GroupError::RootBuffer
+/// [`Comm`]: super::GroupError::Comm
+/// [`Driver`]: super::GroupError::Driver
 ///
 /// # Safety
 /// Of every operation: the buffers are memory that the device can reach, as long as they say; they stay so until the
@@ -116,6 +102,24 @@ impl ProcessGroup {
         })
     }
 
+    /// Gives every member's `send` to all, each into its buffer of the list: `receive[i]` is as long as member `i`'s
+    /// `send`, and all members give the same lengths. In place: `send` is `receive[rank]`. One broadcast a member, in
+    /// one group.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    #[doc(alias = "all_gather")]
+    #[doc(alias = "allgatherv")]
+    pub unsafe fn all_gather_list(&self, send: Buffer, receive: &[Buffer], stream: &Stream) -> Result<Work> {
+        self.one("all_gather_list", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.all_gather_list(send, receive) }
+        })
+    }
+
     /// Reduces all members' `send`, which holds a share for every member, and gives each member its own. In place:
     /// `receive` is this rank's share of `send`.
     ///
@@ -138,6 +142,28 @@ impl ProcessGroup {
         })
     }
 
+    /// Reduces every `send[i]` into member `i`'s `receive`; all members give the same lengths. In place: `receive` is
+    /// `send[rank]`. One reduction a member, in one group.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    #[doc(alias = "reduce_scatter")]
+    pub unsafe fn reduce_scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        op: ReduceOp,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("reduce_scatter_list", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.reduce_scatter_list(send, receive, op) }
+        })
+    }
+
     /// Gives the `j`-th share of every member's `send` to member `j`, in the order of ranks. Never in place.
     ///
     /// # Errors
@@ -150,6 +176,124 @@ impl ProcessGroup {
         self.one("all_to_all", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.all_to_all(send, receive) }
+        })
+    }
+
+    /// Gives every member's `send[i]` to member `i`, which receives it in `receive` at the sender's rank: what rank `a`
+    /// sends to `b` is as long as what `b` receives from `a`, and may be nothing. The own share may be in place.
+    /// Messages in one group.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
+    /// # unsafe fn exchange(group: &ProcessGroup, input: Buffer, output: Buffer, input_sizes: &[usize],
+    /// #     output_sizes: &[usize], stream: &cuda_driver::Stream) -> Result<(), GroupError> {
+    /// // torch's all_to_all_single with split sizes.
+    /// // SAFETY: the buffers outlive the work.
+    /// unsafe { group.all_to_all_list(&input.split(input_sizes)?, &output.split(output_sizes)?, stream)? };
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    #[doc(alias = "all_to_all_single")]
+    #[doc(alias = "alltoallv")]
+    pub unsafe fn all_to_all_list(
+        &self,
+        send: &[Buffer],
+        receive: &[Buffer],
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("all_to_all_list", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.all_to_all_list(send, receive) }
+        })
+    }
+
+    /// Gives all members' `send`, in the order of ranks, to the root, whose `receive` holds as many for every member.
+    /// What another member gives as `receive` is not looked at. In place: `send` is the root's share of `receive`.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    #[doc(alias = "gather_single")]
+    pub unsafe fn gather(
+        &self,
+        send: Buffer,
+        receive: Option<Buffer>,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("gather", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.gather(send, receive, root) }
+        })
+    }
+
+    /// Gives every member's `send` to the root, each into its buffer of the root's list; the others' list is not looked
+    /// at. In place: the root's `send` is its `receive[rank]`. Messages in one group.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    pub unsafe fn gather_list(
+        &self,
+        send: Buffer,
+        receive: &[Buffer],
+        root: usize,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("gather_list", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.gather_list(send, receive, root) }
+        })
+    }
+
+    /// Gives every member its share of the root's `send`, which holds as many as `receive` for every member. What another
+    /// member gives as `send` is not looked at. In place: `receive` is the root's share of `send`.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    pub unsafe fn scatter(
+        &self,
+        send: Option<Buffer>,
+        receive: Buffer,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("scatter", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.scatter(send, receive, root) }
+        })
+    }
+
+    /// Gives every member its buffer of the root's list; the others' list is not looked at. In place: the root's `receive`
+    /// is its `send[rank]`. Messages in one group.
+    ///
+    /// # Errors
+    /// See the head of this section.
+    ///
+    /// # Safety
+    /// See the head of this section.
+    pub unsafe fn scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        root: usize,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("scatter_list", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.scatter_list(send, receive, root) }
         })
     }
 
@@ -182,7 +326,8 @@ impl ProcessGroup {
     }
 
     /// Several operations that begin together, with one number and one [`Work`]: messages in both directions,
-    /// buckets that are reduced at once.
+    /// buckets that are reduced at once. All are checked as they are queued, and launched when the closure has
+    /// returned.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -200,33 +345,29 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// The closure's error, with what it had queued launched: members that wait for the rest must be told, or the
-    /// group aborted; otherwise see the head of this section.
+    /// The closure's error, with nothing launched; otherwise see the head of this section.
     #[doc(alias = "coalescing")]
+    #[doc(alias = "batch_isend_irecv")]
     pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
-        let group = Group::begin(self.nccl())?;
-        let queued = queue(&Batch { group: self, stream });
-        let launched = group.finish();
-        queued?;
-        launched?;
-        self.mark("batch", stream)
+        self.one("batch", stream, queue)
     }
 
-    /// One operation.
+    /// One operation, or several under one name.
     fn one(
         &self,
         operation: &'static str,
         stream: &Stream,
-        enqueue: impl FnOnce(&Batch<'_>) -> Result<()>,
+        queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
         // In an open group the operation would be launched after the mark that says when it is done.
         crate::comm::refuse_inside_group(operation)?;
-        enqueue(&Batch { group: self, stream })?;
-        self.mark(operation, stream)
+        let batch = Batch::new(self, stream);
+        queue(&batch)?;
+        batch.launch(operation)
     }
 
     /// Counts what was enqueued and marks its place on the stream.
-    fn mark(&self, operation: &'static str, stream: &Stream) -> Result<Work> {
+    pub(super) fn mark(&self, operation: &'static str, stream: &Stream) -> Result<Work> {
         let sequence = self.counter.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
         let handle = self.communicator.abort_handle();
         let work = Work::record(operation, sequence, &self.counter, handle, &self.events, stream)?;
@@ -235,175 +376,5 @@ impl ProcessGroup {
             self.outstanding.put(&work);
         }
         Ok(work)
-    }
-
-    fn check(
-        &self,
-        operation: &'static str,
-        send: Buffer,
-        receive: Buffer,
-        shares: (usize, usize),
-        rule: &'static str,
-    ) -> Result<()> {
-        // A share that is no whole number of elements never fits.
-        let share = |buffer: Buffer, shares: usize| {
-            buffer.elements.is_multiple_of(shares).then_some(buffer.elements / shares)
-        };
-        let (from, to) = (share(send, shares.0), share(receive, shares.1));
-        if send.dtype == receive.dtype && from.is_some() && from == to {
-            return Ok(());
-        }
-        Err(GroupError::Lengths {
-            operation,
-            group: self.name.to_string(),
-            size: self.size(),
-            send: send.elements,
-            send_type: send.dtype,
-            receive: receive.elements,
-            receive_type: receive.dtype,
-            rule,
-        })
-    }
-}
-
-/// Operations that are being queued by [`ProcessGroup::batch`]. Each does what the method of the same name of
-/// [`ProcessGroup`] does, and has its errors and its contract.
-#[derive(Debug)]
-pub struct Batch<'a> {
-    group: &'a ProcessGroup,
-    stream: &'a Stream,
-}
-
-impl Batch<'_> {
-    fn communicator(&self) -> &Communicator {
-        &self.group.communicator
-    }
-
-    /// [`ProcessGroup::all_reduce`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Result<()> {
-        self.group.check("all_reduce", send, receive, (1, 1), "both must be equal")?;
-        let (count, dtype) = (send.elements, send.dtype);
-        // SAFETY: the caller's contract; the buffers hold as many elements.
-        Ok(unsafe { self.communicator().all_reduce(send.ptr, receive.ptr, count, dtype, op, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::broadcast`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn broadcast(&self, buffer: Buffer, root: usize) -> Result<()> {
-        let Buffer { ptr, elements, dtype } = buffer;
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().broadcast(ptr, ptr, elements, dtype, root, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::reduce`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp, root: usize) -> Result<()> {
-        if self.group.rank == root {
-            self.group.check("reduce", send, receive, (1, 1), "both must be equal on the root")?;
-        }
-        let (count, dtype) = (send.elements, send.dtype);
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().reduce(send.ptr, receive.ptr, count, dtype, op, root, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::all_gather`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn all_gather(&self, send: Buffer, receive: Buffer) -> Result<()> {
-        let shares = (1, self.group.size());
-        self.group.check(
-            "all_gather",
-            send,
-            receive,
-            shares,
-            "receive must hold send's once for every member",
-        )?;
-        let (count, dtype) = (send.elements, send.dtype);
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().all_gather(send.ptr, receive.ptr, count, dtype, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::reduce_scatter`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn reduce_scatter(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Result<()> {
-        let shares = (self.group.size(), 1);
-        self.group.check(
-            "reduce_scatter",
-            send,
-            receive,
-            shares,
-            "send must hold receive's once for every member",
-        )?;
-        let (count, dtype) = (receive.elements, receive.dtype);
-        // SAFETY: as above.
-        Ok(unsafe {
-            self.communicator().reduce_scatter(send.ptr, receive.ptr, count, dtype, op, self.stream)
-        }?)
-    }
-
-    /// [`ProcessGroup::all_to_all`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn all_to_all(&self, send: Buffer, receive: Buffer) -> Result<()> {
-        let shares = (self.group.size(), self.group.size());
-        self.group.check("all_to_all", send, receive, shares, "both must hold one share for every member")?;
-        let (count, dtype) = (send.elements / self.group.size(), send.dtype);
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().all_to_all(send.ptr, receive.ptr, count, dtype, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::send`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn send(&self, buffer: Buffer, peer: usize) -> Result<()> {
-        let Buffer { ptr, elements, dtype } = buffer;
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().send(ptr, elements, dtype, peer, self.stream) }?)
-    }
-
-    /// [`ProcessGroup::recv`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    pub unsafe fn recv(&self, buffer: Buffer, peer: usize) -> Result<()> {
-        let Buffer { ptr, elements, dtype } = buffer;
-        // SAFETY: as above.
-        Ok(unsafe { self.communicator().recv(ptr, elements, dtype, peer, self.stream) }?)
     }
 }

@@ -103,6 +103,47 @@ pub enum GroupError {
         rule: &'static str,
     },
 
+    /// A list of buffers that has not one for every member.
+    #[error(
+        "{operation} in {group}: {found} {list} buffers were given; {size} are needed, one for every member"
+    )]
+    ListLength {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// `send` or `receive`.
+        list: &'static str,
+        /// How many were given.
+        found: usize,
+        /// How many ranks the group has.
+        size: usize,
+    },
+
+    /// The root gave no buffer where it alone needs one.
+    #[error("{operation} in {group}: rank {root} is the root and needs a {buffer} buffer, but gave none")]
+    RootBuffer {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// `send` or `receive`.
+        buffer: &'static str,
+        /// The root.
+        root: usize,
+    },
+
+    /// Sizes that are not those of the whole.
+    #[error("a buffer of {elements} elements cannot be split into {parts} parts of {sum} elements together")]
+    Sizes {
+        /// What the buffer holds.
+        elements: usize,
+        /// How many parts were asked for.
+        parts: usize,
+        /// What they hold together.
+        sum: u128,
+    },
+
     /// Work was not done by the deadline.
     #[error(
         "{operation} (number {sequence} of {group}) is not done after {waited:?}: a member has not enqueued it, or \

@@ -9,23 +9,28 @@
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
 //! | `plan`, `split` | groups of some of the ranks |
-//! | `collective`, `work` | operations, and waiting for them |
+//! | `buffer`, `collective`, `batch`, `list` | operations: as a user calls them, and what they are made of |
+//! | `work` | waiting for them |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
 
+mod batch;
+mod buffer;
 mod builder;
 mod collective;
 mod environment;
 mod error;
+mod list;
 mod member;
 mod plan;
 mod process_group;
 mod split;
 mod work;
 
+pub use batch::Batch;
+pub use buffer::Buffer;
 pub use builder::Builder;
-pub use collective::{Batch, Buffer};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member};

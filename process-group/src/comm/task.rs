@@ -1,0 +1,292 @@
+//! One operation as this rank makes it: what can be refused before a launch, and the calls of NCCL that it becomes.
+
+use cuda_driver::{DevicePtr, Stream};
+use nccl_sys::{Feature, Version, cudaStream_t, ncclComm_t, ncclRedOp_t, ncclScalarResidence_t};
+
+use super::{
+    ArgumentError, Communicator, DataType, Nccl, ReduceOp, Result,
+    call::call,
+    check::{InPlace, Place, Span},
+    gate::Kind,
+    group, types,
+};
+
+/// Which operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Gather,
+    Scatter,
+    Send,
+    Recv,
+}
+
+impl Operation {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::Send => "send",
+            Self::Recv => "recv",
+        }
+    }
+
+    const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// What the other rank is that the operation names, if it names one.
+    const fn role(self) -> Option<&'static str> {
+        match self {
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => Some("root"),
+            Self::Send | Self::Recv => Some("peer"),
+            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::AllToAll => None,
+        }
+    }
+}
+
+/// One operation as this rank makes it. A buffer that this rank has no use for is null.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task {
+    pub(crate) operation: Operation,
+    /// How errors call it: by the operation that it is a part of.
+    pub(crate) call: &'static str,
+    pub(crate) send: DevicePtr,
+    pub(crate) receive: DevicePtr,
+    /// Elements of one share.
+    pub(crate) count: usize,
+    pub(crate) dtype: DataType,
+    /// Of the operations that reduce.
+    pub(crate) op: ReduceOp,
+    /// The root, or the peer.
+    pub(crate) rank: usize,
+}
+
+impl Task {
+    /// An operation that neither reduces nor names a rank.
+    pub(crate) const fn new(
+        operation: Operation,
+        send: DevicePtr,
+        receive: DevicePtr,
+        count: usize,
+        dtype: DataType,
+    ) -> Self {
+        Self { operation, call: operation.name(), send, receive, count, dtype, op: ReduceOp::Sum, rank: 0 }
+    }
+
+    pub(crate) const fn reduced_by(self, op: ReduceOp) -> Self {
+        Self { op, ..self }
+    }
+
+    /// As a part of the operation `call`.
+    pub(crate) const fn within(self, call: &'static str) -> Self {
+        Self { call, ..self }
+    }
+
+    /// With this root or peer.
+    pub(crate) const fn with(self, rank: usize) -> Self {
+        Self { rank, ..self }
+    }
+
+    /// Checks what one rank can check alone; `grouped` says whether it will be launched within a group.
+    pub(crate) fn check(&self, place: &Place, grouped: bool) -> Result<(), ArgumentError> {
+        let Self { operation, call, count, dtype, op, rank, .. } = *self;
+        let one = |ptr: DevicePtr| Span { address: ptr.0, shares: 1 };
+        let all = |ptr: DevicePtr| Span { address: ptr.0, shares: place.size };
+        let (send, receive) = (self.send, self.receive);
+        if operation.reduces() {
+            place.reduction(call, op, dtype)?;
+        }
+        if let Some(role) = operation.role() {
+            place.member(call, role, rank)?;
+        }
+        let named = place.rank == rank;
+        let pair = |send, receive, in_place| place.buffers(call, send, receive, count, dtype, in_place);
+        match operation {
+            Operation::AllReduce => pair(one(send), one(receive), InPlace::Same),
+            Operation::Broadcast => {
+                pair(one(if named { send } else { receive }), one(receive), InPlace::Same)
+            }
+            Operation::Reduce => pair(one(send), one(if named { receive } else { send }), InPlace::Same),
+            Operation::AllGather => pair(one(send), all(receive), InPlace::ShareOfReceive),
+            Operation::Gather if named => pair(one(send), all(receive), InPlace::ShareOfReceive),
+            Operation::ReduceScatter => pair(all(send), one(receive), InPlace::ShareOfSend),
+            Operation::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
+            Operation::AllToAll => pair(all(send), all(receive), InPlace::Never),
+            Operation::Send | Operation::Recv if named && !grouped => {
+                Err(ArgumentError::ToOneself { call, rank })
+            }
+            Operation::Send | Operation::Gather => {
+                place.buffer(call, "send", one(send), count, dtype).map(drop)
+            }
+            Operation::Recv | Operation::Scatter => {
+                place.buffer(call, "receive", one(receive), count, dtype).map(drop)
+            }
+        }
+    }
+}
+
+impl Communicator {
+    /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
+    pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Result<()> {
+        task.check(self.place(), grouped)?;
+        let shared = self.shared();
+        let (theirs, ours) = (stream.context().device().ordinal(), shared.context.device().ordinal());
+        if theirs != ours {
+            let call = task.call;
+            return Err(ArgumentError::ForeignStream { call, stream: theirs, communicator: ours }.into());
+        }
+        Ok(())
+    }
+
+    /// Enqueues `task`, which was checked.
+    ///
+    /// # Safety
+    /// As for the public method of the operation's name.
+    pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Result<()> {
+        let shared = self.shared();
+        let _entry = shared.gate.enter(task.call, Kind::Enqueue, None)?;
+        group::enrol(shared);
+        let _current = shared.context.enter()?;
+        let launch = Launch {
+            nccl: &shared.nccl,
+            name: shared.name(),
+            comm: shared.raw(),
+            // The driver's and the runtime's stream are one type under two names.
+            stream: stream.raw().cast(),
+            place: self.place(),
+        };
+        // SAFETY: the caller's contract; the communicator is alive inside the gate.
+        shared.judge(unsafe { launch.task(task) })
+    }
+}
+
+/// One rank inside NCCL.
+struct Launch<'a> {
+    nccl: &'a Nccl,
+    name: &'a str,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+    place: &'a Place,
+}
+
+impl Launch<'_> {
+    fn release(&self) -> Version {
+        self.place.release
+    }
+
+    /// # Safety
+    /// The communicator is alive and this thread alone is inside it; the buffers are as the public method of the
+    /// operation's name wants them.
+    unsafe fn task(&self, task: &Task) -> Result<()> {
+        let Self { nccl, name, comm, stream, .. } = *self;
+        let Task { operation, count, dtype, rank, .. } = *task;
+        let (send, receive, root) = (task.send.0 as *const _, task.receive.0 as *mut _, rank as i32);
+        let moved = dtype.moved(self.release());
+        let native = || nccl.has(Feature::ALL_TO_ALL);
+        // SAFETY: the caller's contract; ranks were checked.
+        unsafe {
+            match operation {
+                Operation::AllReduce => self.reduction(task, |op| {
+                    call!(nccl, name, ncclAllReduce(send, receive, count, dtype.raw(), op, comm, stream))
+                }),
+                Operation::Reduce => self.reduction(task, |op| {
+                    call!(nccl, name, ncclReduce(send, receive, count, dtype.raw(), op, root, comm, stream))
+                }),
+                Operation::ReduceScatter => self.reduction(task, |op| {
+                    call!(nccl, name, ncclReduceScatter(send, receive, count, dtype.raw(), op, comm, stream))
+                }),
+                Operation::Broadcast => {
+                    call!(nccl, name, ncclBroadcast(send, receive, count, moved, root, comm, stream))
+                }
+                Operation::AllGather => {
+                    call!(nccl, name, ncclAllGather(send, receive, count, moved, comm, stream))
+                }
+                Operation::Send => call!(nccl, name, ncclSend(send, count, moved, root, comm, stream)),
+                Operation::Recv => call!(nccl, name, ncclRecv(receive, count, moved, root, comm, stream)),
+                Operation::AllToAll if native() => {
+                    call!(nccl, name, ncclAlltoAll(send, receive, count, moved, comm, stream))
+                }
+                Operation::Gather if native() => {
+                    call!(nccl, name, ncclGather(send, receive, count, moved, root, comm, stream))
+                }
+                Operation::Scatter if native() => {
+                    call!(nccl, name, ncclScatter(send, receive, count, moved, root, comm, stream))
+                }
+                Operation::AllToAll | Operation::Gather | Operation::Scatter => self.messages(task),
+            }
+        }
+    }
+
+    /// Before 2.28: the messages that the operation is made of, in one group.
+    ///
+    /// # Safety
+    /// As for [`task`](Self::task).
+    unsafe fn messages(&self, task: &Task) -> Result<()> {
+        let Self { nccl, name, place, .. } = *self;
+        let own = place.rank == task.rank;
+        let share = (task.count * task.dtype.size()) as u64;
+        let part = |ptr: DevicePtr, rank: usize| DevicePtr(ptr.0 + rank as u64 * share);
+        let message = |operation, ptr, peer| Task { operation, send: ptr, receive: ptr, rank: peer, ..*task };
+        let send = |ptr, peer| message(Operation::Send, ptr, peer);
+        let recv = |ptr, peer| message(Operation::Recv, ptr, peer);
+        let queue = || {
+            // SAFETY: the caller's contract; every peer is a rank, and its share lies in the buffer.
+            let put = |message: Task| unsafe { self.task(&message) };
+            match task.operation {
+                Operation::Gather => {
+                    put(send(task.send, task.rank))?;
+                    (0..if own { place.size } else { 0 })
+                        .try_for_each(|peer| put(recv(part(task.receive, peer), peer)))
+                }
+                Operation::Scatter => {
+                    (0..if own { place.size } else { 0 })
+                        .try_for_each(|peer| put(send(part(task.send, peer), peer)))?;
+                    put(recv(task.receive, task.rank))
+                }
+                _ => (0..place.size).try_for_each(|peer| {
+                    put(send(part(task.send, peer), peer))?;
+                    put(recv(part(task.receive, peer), peer))
+                }),
+            }
+        };
+        // SAFETY: takes nothing.
+        unsafe { call!(nccl, name, ncclGroupStart()) }?;
+        let queued = queue();
+        // SAFETY: closes what was opened above, also after a failure.
+        let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
+        queued.and(ended)
+    }
+
+    /// Calls `launch` with the number of the task's reduction, made for the call if it has a factor.
+    ///
+    /// # Safety
+    /// As for [`task`](Self::task).
+    unsafe fn reduction(&self, task: &Task, launch: impl FnOnce(ncclRedOp_t) -> Result<()>) -> Result<()> {
+        let Self { nccl, name, comm, .. } = *self;
+        let ReduceOp::PreMulSum(factor) = task.op else {
+            return launch(task.op.raw(task.dtype).unwrap_or(ncclRedOp_t::ncclSum));
+        };
+        let mut scalar = types::scalar(factor, task.dtype);
+        let scalar = (&raw mut scalar).cast();
+        let (mut op, host) = (ncclRedOp_t::ncclSum, ncclScalarResidence_t::ncclScalarHostImmediate);
+        let dtype = task.dtype.raw();
+        // SAFETY: the communicator is alive; reads one element, and writes one number, both in locals.
+        unsafe { call!(nccl, name, ncclRedOpCreatePreMulSum(&mut op, scalar, dtype, host, comm)) }?;
+        let launched = launch(op);
+        // SAFETY: made above; NCCL copies it into each call that uses it, also within a group.
+        let destroyed = unsafe { call!(nccl, name, ncclRedOpDestroy(op, comm)) };
+        launched.and(destroyed)
+    }
+}

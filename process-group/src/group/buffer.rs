@@ -1,0 +1,60 @@
+//! Memory as operations take it.
+
+use cuda_driver::DevicePtr;
+
+use super::{GroupError, Result};
+use crate::comm::DataType;
+
+/// Device memory that holds elements of one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// Where it starts.
+    pub ptr: DevicePtr,
+    /// How many elements it holds.
+    pub elements: usize,
+    /// Their type.
+    pub dtype: DataType,
+}
+
+impl Buffer {
+    /// `elements` elements of `dtype` at `ptr`.
+    #[must_use]
+    pub const fn new(ptr: DevicePtr, elements: usize, dtype: DataType) -> Self {
+        Self { ptr, elements, dtype }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.elements.saturating_mul(self.dtype.size())
+    }
+
+    /// Cut into parts of these numbers of elements, one after the other, which are all of it: the lists that
+    /// operations with unequal shares take.
+    ///
+    /// ```
+    /// # use process_group::{comm::DataType, group::Buffer};
+    /// # use cuda_driver::DevicePtr;
+    /// let whole = Buffer::new(DevicePtr(0x1000), 6, DataType::F32);
+    /// let parts = whole.split(&[1, 0, 5])?;
+    /// assert_eq!(parts[2], Buffer::new(DevicePtr(0x1004), 5, DataType::F32));
+    /// # Ok::<(), process_group::group::GroupError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::Sizes`] if they are together more or less.
+    #[doc(alias = "split_sizes")]
+    pub fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
+        let sum: u128 = sizes.iter().map(|size| *size as u128).sum();
+        if sum != self.elements as u128 {
+            return Err(GroupError::Sizes { elements: self.elements, parts: sizes.len(), sum });
+        }
+        let mut at = self.ptr.0;
+        let part = |size: &usize| {
+            let part = Self { ptr: DevicePtr(at), elements: *size, dtype: self.dtype };
+            at = at.wrapping_add(part.bytes() as u64);
+            part
+        };
+        Ok(sizes.iter().map(part).collect())
+    }
+}
