@@ -224,22 +224,28 @@ const DIALOGUE: &[(&str, &str)] = &[
     (r#"12 "b" +2 03 "b""#, r#"00 "2""#),
 ];
 
+/// Holds the dialogue with the server at `address`, which gets it in pieces of `fragment` bytes.
+pub(crate) fn converse_in_bytes(address: &str, fragment: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    for (sent, expected) in DIALOGUE {
+        for piece in bytes(sent).chunks(fragment) {
+            stream.write_all(piece).unwrap();
+        }
+        let expected = bytes(expected);
+        let mut reply = vec![0; expected.len()];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply, expected, "in answer to {sent}");
+    }
+    stream
+}
+
 #[test]
 fn the_wire_is_pytorchs() {
     for fragment in [1, 3, 1 << 10] {
         let host = TcpStore::host(0).unwrap();
-        let mut stream = TcpStream::connect(host.address()).unwrap();
-        stream.set_nodelay(true).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        for (sent, expected) in DIALOGUE {
-            for piece in bytes(sent).chunks(fragment) {
-                stream.write_all(piece).unwrap();
-            }
-            let expected = bytes(expected);
-            let mut reply = vec![0; expected.len()];
-            stream.read_exact(&mut reply).unwrap();
-            assert_eq!(reply, expected, "in answer to {sent}");
-        }
+        let mut stream = converse_in_bytes(&host.address(), fragment);
         // An unknown request; a second greeting.
         stream.write_all(&bytes("13")).unwrap();
         assert_eq!(until_closed(&mut stream), b"");

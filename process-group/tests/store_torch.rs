@@ -1,33 +1,39 @@
-//! Our store and PyTorch's, each as host of the other. Needs a Python that can import torch: `python3`, or what
-//! the variable `PYTHON` names.
+//! Our stores and PyTorch's, each as host of the other. Needs a Python that can import torch: what the variable
+//! `PYTHON` names, else what `cargo xtask torch-env` has made, else `python3`.
 
 use std::{
     env,
-    io::{BufRead, BufReader, Lines},
+    io::{BufRead, BufReader, Lines, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    path::Path,
     process::{Child, ChildStdout, Command, Stdio},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    thread,
     time::Duration,
 };
 
-use super::store_support::ports::reserved_port;
-use process_group::store::{Deadline, FileStore, Store, StoreError, TcpStore};
+use super::{store_support::ports::reserved_port, store_tcp::converse_in_bytes};
+use process_group::store::{Deadline, FileStore, Store, StoreError, TcpStore, machine::Request};
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
 fn python() -> Command {
-    Command::new(env::var_os("PYTHON").unwrap_or_else(|| "python3".into()))
+    let made = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/xtask/torch-2.15.0/bin/python");
+    let usual = if Path::new(made).exists() { made } else { "python3" };
+    Command::new(env::var_os("PYTHON").unwrap_or_else(|| usual.into()))
 }
 
 fn torch_is_there() -> bool {
-    let tried = python()
-        .args(["-c", "import torch.distributed"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    let there = tried.is_ok_and(|status| status.success());
+    static THERE: OnceLock<bool> = OnceLock::new();
+    let there = *THERE.get_or_init(|| {
+        let mut tried = python();
+        tried.args(["-c", "import torch.distributed"]).stdout(Stdio::null()).stderr(Stdio::null());
+        tried.status().is_ok_and(|status| status.success())
+    });
     if !there {
-        println!("skipped: python3 (or $PYTHON) cannot import torch.distributed");
+        println!("skipped: no Python that can import torch.distributed; `cargo xtask torch-env` makes one");
     }
     there
 }
@@ -167,4 +173,113 @@ fn one_file_serves_torch_and_us() {
     peer.finish();
     // The last to leave, PyTorch's, has counted us.
     assert!(!path.exists());
+}
+
+/// What was sent over one connection, and what came back.
+type Wire = (Vec<u8>, Vec<u8>);
+
+/// Passes connections on to `upstream` and records their bytes; returns where it listens.
+fn recorder(upstream: String) -> (u16, Arc<Mutex<Vec<Wire>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let wires = Arc::new(Mutex::new(Vec::new()));
+    let recorded = wires.clone();
+    thread::spawn(move || {
+        for (number, client) in listener.incoming().enumerate() {
+            let (client, server) = (client.unwrap(), TcpStream::connect(&upstream).unwrap());
+            recorded.lock().unwrap().push(Wire::default());
+            let both = [(&client, &server, true), (&server, &client, false)];
+            for (from, to, up) in
+                both.map(|(from, to, up)| (from.try_clone().unwrap(), to.try_clone().unwrap(), up))
+            {
+                let recorded = recorded.clone();
+                thread::spawn(move || {
+                    pass_on(from, to, |bytes| {
+                        let (sent, answered) =
+                            &mut recorded.lock().unwrap_or_else(PoisonError::into_inner)[number];
+                        if up { sent } else { answered }.extend_from_slice(bytes);
+                    })
+                });
+            }
+        }
+    });
+    (port, wires)
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, mut record: impl FnMut(&[u8])) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(length @ 1..) = from.read(&mut bytes) {
+        record(&bytes[..length]);
+        if to.write_all(&bytes[..length]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// What PyTorch's client sends for the calls of `every_request` in `torch_peer.py`, after its greeting.
+fn every_request() -> Vec<Request> {
+    let key = |key: &str| [b"/", key.as_bytes()].concat();
+    let keys = |keys: &[&str]| keys.iter().map(|name| key(name)).collect::<Vec<_>>();
+    let bytes = |text: &str| text.as_bytes().to_vec();
+    vec![
+        Request::Set { key: key("k"), value: bytes("abc") },
+        Request::ListKeys,
+        Request::Wait { keys: keys(&["k"]) },
+        Request::Get { key: key("k") },
+        Request::Add { key: key("n"), delta: -5 },
+        Request::CompareSet { key: key("c"), expected: bytes(""), new: bytes("x") },
+        Request::CompareSet { key: key("c"), expected: bytes("q"), new: bytes("y") },
+        Request::Check { keys: keys(&["k", "no"]) },
+        Request::Wait { keys: keys(&["k", "n"]) },
+        Request::NumKeys,
+        Request::Delete { key: key("c") },
+        Request::Append { key: key("k"), value: bytes("d") },
+        Request::MultiSet { entries: vec![(key("m"), bytes("1")), (key("l"), bytes("22"))] },
+        Request::Wait { keys: keys(&["k", "m"]) },
+        Request::MultiGet { keys: keys(&["k", "m"]) },
+        Request::QueuePush { key: key("q"), value: bytes("v") },
+        Request::QueueLen { key: key("q") },
+        Request::Wait { keys: keys(&["q"]) },
+        Request::QueuePop { key: key("q") },
+        Request::Barrier { key: key("b"), world: 1 },
+        Request::Wait { keys: keys(&["never"]) },
+        Request::CancelWait,
+        Request::Delete { key: key("k") },
+    ]
+}
+
+/// All 19 types of requests (the greeting is two of them), from PyTorch's client to its own server and to ours.
+#[test]
+fn torchs_client_finds_the_same_bytes_at_our_host() {
+    if !torch_is_there() {
+        return;
+    }
+    let mut torch = Peer::start(&["serve"]);
+    let ours = TcpStore::host(0).unwrap();
+    let servers = [format!("127.0.0.1:{}", torch.line()), ours.address()];
+    let [(to_torch, at_torch), (to_us, at_us)] = servers.map(recorder);
+    let client = Peer::start(&["wire", &to_torch.to_string(), &to_us.to_string()]);
+    let mut expected = b"\0\xce\xf7\x85\x3c".to_vec();
+    let greeting = Request::Ping { nonce: client.child.id() };
+    [vec![greeting], every_request()].concat().iter().for_each(|request| request.encode(&mut expected));
+    client.finish();
+    torch.finish();
+    let (at_torch, at_us) = (at_torch.lock().unwrap(), at_us.lock().unwrap());
+    assert_eq!((at_torch.len(), at_us.len()), (1, 1));
+    assert_eq!(at_torch[0].0, expected, "what PyTorch's client sends to its own server");
+    assert_eq!(*at_us, *at_torch);
+}
+
+/// All 19 types of requests, as we write them, to PyTorch's server.
+#[test]
+fn torchs_server_answers_as_ours() {
+    if !torch_is_there() {
+        return;
+    }
+    let mut torch = Peer::start(&["serve"]);
+    // Its greeting must come in one piece.
+    let stream = converse_in_bytes(&format!("127.0.0.1:{}", torch.line()), 1 << 10);
+    drop(stream);
+    torch.finish();
 }

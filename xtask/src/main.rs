@@ -10,6 +10,7 @@
 //! - [`interleave`], [`sanitize`]: threads in orders that checkers choose; all tests under AddressSanitizer
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
+//! - [`torch_env`]: PyTorch, for what is tested and measured beside it
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
@@ -34,6 +35,7 @@ mod run_tests;
 mod sanitize;
 mod shell;
 mod soak;
+mod torch_env;
 mod trace;
 mod viz;
 
@@ -79,6 +81,8 @@ enum Task {
     Codegen(codegen::Args),
     /// Draw a snapshot or an allocation trace: one HTML page with everything in it
     Viz(viz::Options),
+    /// Make a Python environment with PyTorch, which tests and benchmarks then use, and print the path of its Python
+    TorchEnv,
     /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
     Abi(abi::Options),
 }
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         Task::Interleave(options) => interleave::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
+        Task::TorchEnv => torch_env::run(),
         Task::Abi(options) => abi::run(&options),
         Task::Viz(options) => viz::run(&options),
         Task::Codegen(options) => codegen::run(&options),

@@ -1,5 +1,5 @@
 """The other end of store_torch.rs: PyTorch's TCPStore as host ("libuv", "legacy") or client ("client PORT"), or its
-FileStore ("file PATH")."""
+FileStore ("file PATH"); "serve" serves without a word, "wire PORT…" makes each kind of request to each port."""
 
 import sys
 from datetime import timedelta
@@ -52,17 +52,47 @@ def converse(store, queues):
     store.wait(["rs/done"], MINUTE)
 
 
+def every_request(store):
+    store.set("k", "abc")
+    store.list_keys()
+    store.get("k")
+    store.add("n", -5)
+    store.compare_set("c", "", "x")
+    store.compare_set("c", "q", "y")
+    store.check(["k", "no"])
+    store.wait(["k", "n"], MINUTE)
+    store.num_keys()
+    store.delete_key("c")
+    store.append("k", "d")
+    store.multi_set(["m", "l"], ["1", "22"])
+    store.multi_get(["k", "m"])
+    store.queue_push("q", "v")
+    store.queue_len("q")
+    store.queue_pop("q")
+    store.barrier("b", 1, MINUTE)
+    try:
+        store.wait(["never"], timedelta(milliseconds=50))
+        raise AssertionError("nobody sets this key")
+    except RuntimeError:
+        pass
+    store.delete_key("k")
+
+
 role = sys.argv[1]
-if role == "client":
+if role == "wire":
+    for port in sys.argv[2:]:
+        every_request(TCPStore("127.0.0.1", int(port), is_master=False, timeout=MINUTE))
+elif role == "client":
     # With a world size it counts itself, and the host waits for that.
     store = TCPStore("127.0.0.1", int(sys.argv[2]), world_size=2, is_master=False, timeout=MINUTE)
 elif role == "file":
     store = FileStore(sys.argv[2], 2)
     store.set_timeout(MINUTE)
 else:
-    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=MINUTE, use_libuv=role == "libuv")
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=MINUTE, use_libuv=role != "legacy")
     print(store.port, flush=True)
-converse(store, queues=role in ("client", "libuv"))
+if role not in ("wire", "serve"):
+    converse(store, queues=role in ("client", "libuv"))
 print("agreed", flush=True)
 # A host stays until the other end has heard it.
 sys.stdin.read()

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod peer;
+mod store;
 mod turns;
 
 use anyhow::Result;
@@ -16,10 +17,13 @@ pub(crate) struct Options {
 enum What {
     /// Host cost of the caching allocator, beside a best-fit map and, on a GPU, `cuMemAllocAsync` and PyTorch
     Alloc(alloc::Options),
+    /// Set, get and add through a store's server, and the joining of many clients, beside PyTorch's server
+    Store(store::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.what {
         What::Alloc(options) => alloc::run(options),
+        What::Store(options) => store::run(options),
     }
 }

@@ -94,6 +94,8 @@ enum Phase {
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// No call is under way.
     Idle,
+    /// The value that a call waits for was asked for; it may be there.
+    Peeking { pending: Pending, due: Duration },
     /// A wait was sent.
     Waiting(Pending),
     /// A wait was given up. Its end may be under way (`woken`), the end of the cancellation certainly is.
@@ -116,6 +118,9 @@ impl Client {
     /// How many keys of a wait that has timed out are looked at one by one.
     const SURVEYED: usize = 1024;
 
+    /// What an absent key is compared with. It may be any value but the empty one, at best one that no key has.
+    const ABSENT: &[u8] = b"\0absent\0";
+
     /// A client that sends nothing above `limits` and gives up when the server, asked for something that needs
     /// no waiting, does not answer for as long as `patience`. `nonce` is any number.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
@@ -127,9 +132,10 @@ impl Client {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
             Phase::Waiting(pending) => Some(pending.deadline),
-            Phase::Answer { due, .. } | Phase::Cancelling { due, .. } | Phase::Surveying { due, .. } => {
-                Some(*due)
-            }
+            Phase::Answer { due, .. }
+            | Phase::Peeking { due, .. }
+            | Phase::Cancelling { due, .. }
+            | Phase::Surveying { due, .. } => Some(*due),
         }
     }
 
@@ -168,7 +174,15 @@ impl Client {
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
         match call {
             Call::Now(request) => self.ask(&request, None, now, outputs),
-            Call::WhenThere { keys, then, deadline } => self.wait(Pending { keys, then, deadline }, outputs),
+            Call::WhenThere { keys, then, deadline } => {
+                let pending = Pending { keys, then, deadline };
+                match &pending.then {
+                    Some(Request::Get { key }) if pending.keys == [key.clone()] => {
+                        self.peek(key.clone(), pending, now, outputs);
+                    }
+                    _ => self.wait(pending, outputs),
+                }
+            }
             Call::Barrier { key, world, deadline } => {
                 let mut bytes = Vec::new();
                 Request::Barrier { key: key.clone(), world }.encode(&mut bytes);
@@ -190,6 +204,17 @@ impl Client {
         });
         outputs.push(Output::Send(bytes));
         self.phase = Phase::Answer { expect, due: now.saturating_add(self.patience), retry };
+    }
+
+    /// Reads the value of a key that is there in one round trip. To compare an absent key with what is not empty
+    /// answers with that and sets nothing, on every server (one of PyTorch's hangs up when an absent key is read);
+    /// to set what it holds already changes nothing either.
+    fn peek(&mut self, key: Vec<u8>, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
+        let mut bytes = Vec::new();
+        let (expected, new) = (Self::ABSENT.to_vec(), Self::ABSENT.to_vec());
+        Request::CompareSet { key, expected, new }.encode(&mut bytes);
+        outputs.push(Output::Send(bytes));
+        self.phase = Phase::Peeking { pending, due: now.saturating_add(self.patience) };
     }
 
     fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
@@ -226,6 +251,7 @@ impl Client {
         loop {
             let expect = match &self.phase {
                 Phase::Answer { expect, .. } => *expect,
+                Phase::Peeking { .. } => Expect::Bytes,
                 Phase::Waiting(_) | Phase::Cancelling { .. } | Phase::Surveying { .. } => Expect::Status,
                 Phase::Broken => return,
                 Phase::New | Phase::Idle if self.decoder.buffer.is_empty() => return,
@@ -259,6 +285,10 @@ impl Client {
                 self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
             }
             (Phase::Answer { .. }, reply) => self.finish(Ok(Some(reply)), outputs),
+            (Phase::Peeking { pending, .. }, Reply::Bytes(held)) if held == Self::ABSENT => {
+                self.wait(pending, outputs);
+            }
+            (Phase::Peeking { .. }, held) => self.finish(Ok(Some(held)), outputs),
             (Phase::Waiting(pending), Reply::Status(0)) => self.go_on(pending, now, outputs),
             (Phase::Cancelling { pending, woken: false, due }, Reply::Status(0)) => {
                 self.phase = Phase::Cancelling { pending, woken: true, due };
@@ -313,5 +343,26 @@ impl Client {
             }
             _ => self.finish(Err(Failure::Unresponsive), outputs),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value that is there costs one message each way.
+    #[test]
+    fn a_present_key_is_read_in_one_round_trip() {
+        const NOW: Duration = Duration::ZERO;
+        let mut client = Client::new(Limits::default(), Duration::from_secs(1), 7);
+        client.step(Input::Connected(Duration::from_secs(1)), NOW);
+        client.step(Input::Received(&7u32.to_le_bytes()), NOW);
+        let (keys, then) = (vec![b"k".to_vec()], Some(Request::Get { key: b"k".to_vec() }));
+        let sent = client.step(Input::Call(Call::WhenThere { keys, then, deadline: Duration::ZERO }), NOW);
+        assert!(matches!(sent[..], [Output::Send(_)]), "{sent:?}");
+        let mut value = Vec::new();
+        Reply::Bytes(b"v".to_vec()).encode(&mut value);
+        let done = client.step(Input::Received(&value), NOW);
+        assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
     }
 }

@@ -68,6 +68,8 @@ impl Table {
     ) -> Result<(), Refusal> {
         let size = self.limits.size(&request)?;
         let adds = match &request {
+            // Changes nothing, and is how clients read: a full store can be read.
+            Request::CompareSet { expected, new, .. } if expected == new => 0,
             Request::Set { .. } | Request::CompareSet { .. } | Request::Append { .. } => size,
             Request::MultiSet { .. } | Request::QueuePush { .. } => size,
             Request::Add { .. } | Request::Barrier { .. } => size + DIGITS,

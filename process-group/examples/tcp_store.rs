@@ -1,0 +1,77 @@
+//! A store between processes, by hand: one serves, others ask.
+//!
+//! ```text
+//! tcp_store serve 127.0.0.1:0                      prints the port that it listens on, serves until it is ended
+//! tcp_store client 127.0.0.1:PORT set KEY VALUE
+//! tcp_store client 127.0.0.1:PORT get KEY          waits for the key, at most 30 s
+//! tcp_store client 127.0.0.1:PORT add KEY NUMBER
+//! ```
+//!
+//! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `delete KEY`,
+//! `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY` and `queue_len KEY`. The other end may be
+//! PyTorch's `TCPStore`.
+
+use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
+
+use process_group::store::{Deadline, Store, TcpStore};
+
+const USAGE: &str = "tcp_store serve ADDRESS:PORT | tcp_store client ADDRESS:PORT OPERATION [ARGUMENT…]";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match arguments[..] {
+        ["serve", address] => serve(address),
+        ["client", address, operation, ref rest @ ..] => client(address, operation, rest),
+        _ => Err(USAGE.into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+fn serve(address: &str) -> Result<(), Box<dyn Error>> {
+    let address: SocketAddr = address.parse()?;
+    let store = TcpStore::options().listen(address.ip()).host(address.port(), soon())?;
+    let listening: SocketAddr = store.address().parse()?;
+    println!("{}", listening.port());
+    loop {
+        thread::park();
+    }
+}
+
+fn client(address: &str, operation: &str, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
+    let store = TcpStore::connect(address, soon())?;
+    let show = |value: Vec<u8>| println!("{}", String::from_utf8_lossy(&value));
+    match (operation, arguments) {
+        ("set", [key, value]) => store.set(key, value.as_bytes())?,
+        ("get", [key]) => show(store.get(key, soon())?),
+        ("add", [key, delta]) => println!("{}", store.add(key, delta.parse()?)?),
+        ("check", keys) => println!("{}", store.check(keys)?),
+        ("wait", keys) => store.wait(keys, soon())?,
+        ("compare_set", [key, expected, new]) => {
+            show(store.compare_set(key, expected.as_bytes(), new.as_bytes())?);
+        }
+        ("append", [key, value]) => store.append(key, value.as_bytes())?,
+        ("delete", [key]) => println!("{}", store.delete(key)?),
+        ("list_keys", []) => store.list_keys()?.iter().for_each(|key| println!("{key}")),
+        ("num_keys", []) => println!("{}", store.num_keys()?),
+        ("queue_push", [key, value]) => store.queue_push(key, value.as_bytes())?,
+        ("queue_pop", [key]) => show(store.queue_pop(key, soon())?),
+        ("queue_len", [key]) => println!("{}", store.queue_len(key)?),
+        _ => {
+            return Err(
+                format!("no operation `{operation}` with {} arguments; {USAGE}", arguments.len()).into()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! `cargo xtask torch-env`: a Python environment with PyTorch, for what is tested and measured beside it.
+//!
+//! Its packages are pinned by version and hash in `torch_env.txt`. It lies in `target/xtask`, where the tests look for
+//! it, takes 4 GB, and needs no GPU.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::headers::TORCH;
+use crate::shell;
+
+const REQUIREMENTS: &str = include_str!("torch_env.txt");
+
+/// The Pythons that the requirements are for.
+const PYTHONS: [&str; 3] = ["python3", "python3.12", "python3.11"];
+
+/// What lies in an environment that is whole: the requirements that it was made from.
+const WHOLE: &str = "requirements.txt";
+
+/// Makes the environment unless it is there, and prints the path of its Python.
+pub(crate) fn run() -> Result<()> {
+    let place = place()?;
+    if here(&place).is_none() {
+        make(&place)?;
+    }
+    let python = here(&place).context("the environment was removed while it was made")?;
+    println!("{}", python.display());
+    Ok(())
+}
+
+/// The environment's Python, if it was made.
+pub(crate) fn python() -> Result<Option<PathBuf>> {
+    Ok(here(&place()?))
+}
+
+fn place() -> Result<PathBuf> {
+    Ok(shell::workspace()?.join("target/xtask").join(format!("torch-{}", TORCH.version)))
+}
+
+fn here(place: &Path) -> Option<PathBuf> {
+    let whole = fs::read_to_string(place.join(WHOLE)).is_ok_and(|made_from| made_from == REQUIREMENTS);
+    whole.then(|| place.join("bin/python"))
+}
+
+fn make(place: &Path) -> Result<()> {
+    let python = suitable()?;
+    eprintln!("making {} (4 GB, some minutes)", place.display());
+    run_to_end(Command::new(python).args(["-m", "venv", "--clear"]).arg(place))?;
+    let wanted = place.join("wanted.txt");
+    fs::write(&wanted, REQUIREMENTS).with_context(|| format!("cannot write {}", wanted.display()))?;
+    let mut pip = Command::new(place.join("bin/python"));
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
+        "--no-deps",
+    ]);
+    pip.args(["--require-hashes", "--only-binary=:all:", "--requirement"]).arg(&wanted);
+    run_to_end(&mut pip)?;
+    run_to_end(Command::new(place.join("bin/python")).args(["-c", "import torch.distributed"]))?;
+    // Last: what has this name is whole.
+    fs::rename(&wanted, place.join(WHOLE)).context("marking the environment as whole")?;
+    Ok(())
+}
+
+/// A Python that the requirements are for: that of the variable `PYTHON`, or one of the usual names.
+fn suitable() -> Result<String> {
+    let named = std::env::var("PYTHON").ok();
+    let candidates: Vec<_> = named.map_or_else(|| PYTHONS.map(str::to_owned).to_vec(), |named| vec![named]);
+    for python in &candidates {
+        let version =
+            Command::new(python).args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).output();
+        let is =
+            |output: &std::process::Output, wanted: &str| output.stdout.trim_ascii() == wanted.as_bytes();
+        if version.is_ok_and(|output| is(&output, "3.11") || is(&output, "3.12")) {
+            return Ok(python.clone());
+        }
+    }
+    bail!("none of {} is Python 3.11 or 3.12; name one with the variable PYTHON", candidates.join(", "))
+}
+
+fn run_to_end(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    ensure!(status.success(), "`{}` ended with {status}", shell::line(command));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_is_pinned_by_version_and_hash() {
+        let lines = REQUIREMENTS.replace("\\\n", " ");
+        let mut names = Vec::new();
+        for line in lines.lines().filter(|line| !line.starts_with('#')) {
+            let (name, _) = line.split_once("==").unwrap();
+            let hashes: Vec<_> =
+                line.split_whitespace().filter_map(|word| word.strip_prefix("--hash=sha256:")).collect();
+            assert!(!hashes.is_empty() && hashes.iter().all(|hash| hash.len() == 64), "{line}");
+            names.push(name);
+        }
+        assert!(names.is_sorted() && names.len() > 20, "{names:?}");
+        assert!(lines.contains(&format!("\ntorch=={} ", TORCH.version)));
+    }
+
+    #[test]
+    fn what_is_half_made_is_not_here() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(here(place.path()), None);
+        fs::write(place.path().join(WHOLE), "torch==1.0").unwrap();
+        assert_eq!(here(place.path()), None);
+        fs::write(place.path().join(WHOLE), REQUIREMENTS).unwrap();
+        assert_eq!(here(place.path()), Some(place.path().join("bin/python")));
+    }
+}
