@@ -123,9 +123,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn figures(path: &str, policy: Policy) -> Figures {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("data").join(path);
-        let [trace] = &Trace::load_all(&path).unwrap()[..] else { panic!("one trace is expected") };
+    fn figures(name: &str, policy: Policy) -> Figures {
+        let [trace] = &Trace::load_all(&crate::trace::recorded(name)).unwrap()[..] else {
+            panic!("one trace is expected")
+        };
         Figures::measure(&Program::of(trace), policy, u64::MAX).unwrap()
     }
 

@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_replay_is_drawn_as_it_was() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("data/two_stream.trace.gz");
+        let path = crate::trace::recorded("two_stream.trace.gz");
         let Recording::Trace(trace) = Recording::load(&path).unwrap() else { panic!("a trace") };
         let Trace { allocations, peak_active, .. } = trace;
         for policy in [Policy::Fixed, Policy::Remap] {
