@@ -9,9 +9,11 @@ mod common;
 
 mod abort;
 mod communicator;
+mod element;
 mod faults;
 mod group;
 mod libraries;
+pub(crate) mod operations;
 mod processes;
 #[cfg(feature = "registration")]
 mod registration;

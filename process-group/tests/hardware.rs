@@ -154,6 +154,18 @@ fn a_group_works_from_windows_and_in_graphs() {
 }
 
 #[test]
+fn every_operation_gives_what_it_should() {
+    let Some(hardware) = hardware() else { return };
+    hardware.ranks(|rank, context, store, _| {
+        let world = ProcessGroup::builder().store(store).rank(rank).world_size(2).context(context);
+        let world = world.nccl(&hardware.nccl).timeout(Duration::from_secs(60)).build().unwrap();
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        super::embedded::operations::every_operation(&world, &stream);
+        world.destroy(far()).unwrap();
+    });
+}
+
+#[test]
 fn an_abort_frees_a_blocked_registration() {
     let Some(hardware) = hardware() else { return };
     hardware.ranks(|rank, context, _, id| {

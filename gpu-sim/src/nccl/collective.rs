@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::comm::Comm;
 use super::error::{Failure, Interrupted};
-use super::reduce::{Element, Op, reduce};
+use super::reduce::{Element, Op, reduce, scale};
 use super::shm::{CHUNK, Plane};
 use crate::memory::View;
 
@@ -54,12 +54,14 @@ impl Kind {
     }
 }
 
-/// What a call says, but for its buffers: the same on all ranks, or the program is wrong.
+/// What a call says, but for its buffers: the same on all ranks, or the program is wrong, but for the factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) element: Element,
     pub(crate) op: Op,
+    /// Of [`Op::PreMulSum`]: what this rank's elements are multiplied by, in the first bytes. Each rank has its own.
+    pub(crate) factor: Option<u64>,
     pub(crate) root: usize,
     /// Elements, as the call counts them: a rank's share where shares are gathered or scattered.
     pub(crate) count: usize,
@@ -88,7 +90,9 @@ impl Shape {
         let kind = Kind::NAMES.get(words[0] as usize).copied().unwrap_or("an unknown collective");
         let element =
             Element::ALL.get(words[1] as usize).map_or("?".into(), |e| format!("{e:?}").to_lowercase());
-        let op = Op::ALL.get(words[2] as usize).map_or("?".into(), |op| format!("{op:?}").to_lowercase());
+        let op = Op::ALL
+            .get(words[2] as usize)
+            .map_or("premultiplied sum".into(), |op| format!("{op:?}").to_lowercase());
         format!("{kind} of {} {element} ({op}, root {})", words[4], words[3])
     }
 
@@ -138,6 +142,13 @@ struct Mover<'a> {
 impl Mover<'_> {
     /// A communicator of one rank copies; sums and averages of one are the value itself.
     fn alone(&self) {
+        if let Some(factor) = self.shape.factor {
+            let mut products = vec![0; self.share()];
+            self.send.read(0, &mut products);
+            scale(&mut products, self.shape.element, factor);
+            self.recv.write(0, &products);
+            return;
+        }
         if self.send.as_ptr() != self.recv.as_ptr() {
             self.recv.copy_from(self.send);
         }
@@ -168,6 +179,9 @@ impl Mover<'_> {
         // of this parity, since they arrived for the one between.
         let chunk = unsafe { shared.bytes_mut(place, range.len()) };
         self.send.read(range.start, chunk);
+        if let Some(factor) = self.shape.factor {
+            scale(chunk, self.shape.element, factor);
+        }
     }
 
     /// `len` bytes at `at` of the chunk that `rank` staged.

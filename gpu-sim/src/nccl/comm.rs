@@ -11,6 +11,7 @@ use super::bootstrap::Joining;
 use super::config::Config;
 use super::error::{Failure, Interrupted, Result, set_last};
 use super::p2p::Counters;
+use super::reduce::Element;
 use super::register::Registrations;
 use super::shm::{Layout, Plane, Shared};
 use super::ticket::Queue;
@@ -37,6 +38,8 @@ pub(crate) struct Comm {
     pub(crate) counters: Mutex<Counters>,
     pub(crate) registrations: Mutex<Registrations>,
     pub(crate) windows: Mutex<Windows>,
+    /// The reductions that the program made: their element and factor, by number.
+    pub(crate) reductions: Mutex<BTreeMap<u32, (Element, u64)>>,
     /// Set once the ranks have met.
     topology: OnceLock<Topology>,
     shared: OnceLock<Arc<Shared>>,
@@ -95,6 +98,7 @@ impl Comm {
             counters: Mutex::new(Counters::new(size)),
             registrations: Mutex::default(),
             windows: Mutex::default(),
+            reductions: Mutex::default(),
             topology: OnceLock::new(),
             shared: OnceLock::new(),
             joining: Mutex::default(),

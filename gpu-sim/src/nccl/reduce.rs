@@ -12,6 +12,26 @@ use half::{bf16, f16};
 /// Elements that are folded at a time: accumulator and operand stay in the first-level cache.
 const BLOCK: usize = 1024;
 
+/// Calls a function of a lane with that of an element.
+macro_rules! by_lane {
+    ($element:expr, $function:ident $arguments:tt) => {
+        match $element {
+            Element::I8 => $function::<i8> $arguments,
+            Element::U8 => $function::<u8> $arguments,
+            Element::I32 => $function::<i32> $arguments,
+            Element::U32 => $function::<u32> $arguments,
+            Element::I64 => $function::<i64> $arguments,
+            Element::U64 => $function::<u64> $arguments,
+            Element::F16 => $function::<f16> $arguments,
+            Element::F32 => $function::<f32> $arguments,
+            Element::F64 => $function::<f64> $arguments,
+            Element::Bf16 => $function::<bf16> $arguments,
+            Element::F8e4m3 => $function::<E4m3> $arguments,
+            Element::F8e5m2 => $function::<E5m2> $arguments,
+        }
+    };
+}
+
 /// The type of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
@@ -25,9 +45,9 @@ pub(crate) enum Element {
     F32,
     F64,
     Bf16,
-    /// 8-bit float, from 2.24: moved, not reduced.
+    /// 8-bit float, from 2.24.
     F8e4m3,
-    /// 8-bit float, from 2.24: moved, not reduced.
+    /// 8-bit float, from 2.24.
     F8e5m2,
 }
 
@@ -50,7 +70,8 @@ impl Element {
     /// The element of an `ncclDataType_t`; `None` for a value that this release does not have.
     pub(crate) fn from_raw(raw: u32, release: u32) -> Option<Self> {
         let element = *Self::ALL.get(raw as usize)?;
-        (release >= 22403 || element.reducible()).then_some(element)
+        let new = matches!(element, Self::F8e4m3 | Self::F8e5m2);
+        (release >= 22403 || !new).then_some(element)
     }
 
     /// Bytes of one element.
@@ -62,11 +83,6 @@ impl Element {
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
-
-    /// Whether [`reduce`] knows the type.
-    pub(crate) fn reducible(self) -> bool {
-        !matches!(self, Self::F8e4m3 | Self::F8e5m2)
-    }
 }
 
 /// How elements are combined.
@@ -77,12 +93,15 @@ pub(crate) enum Op {
     Max,
     Min,
     Avg,
+    /// A sum whose terms were multiplied before, by [`scale`]: made by the program.
+    PreMulSum,
 }
 
 impl Op {
+    /// Those that the library has.
     pub(crate) const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
-    /// The operation of an `ncclRedOp_t`; `None` for user-made operations and unknown values.
+    /// The operation of an `ncclRedOp_t`; `None` for what a program made and for unknown values.
     pub(crate) fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.get(raw as usize).copied()
     }
@@ -90,26 +109,31 @@ impl Op {
 
 /// Folds `inputs`, in their order, into `output`.
 ///
-/// All slices have the same length, a multiple of the element's size; there is at least one input, and the element
-/// is [`Element::reducible`].
+/// All slices have the same length, a multiple of the element's size; there is at least one input.
 pub(crate) fn reduce(output: &mut [u8], inputs: &[&[u8]], element: Element, op: Op) {
     assert!(
         !inputs.is_empty() && output.len().is_multiple_of(element.size()),
         "reduce called with a broken shape"
     );
     assert!(inputs.iter().all(|input| input.len() == output.len()), "reduce called with unequal lengths");
-    match element {
-        Element::I8 => fold::<i8>(output, inputs, op),
-        Element::U8 => fold::<u8>(output, inputs, op),
-        Element::I32 => fold::<i32>(output, inputs, op),
-        Element::U32 => fold::<u32>(output, inputs, op),
-        Element::I64 => fold::<i64>(output, inputs, op),
-        Element::U64 => fold::<u64>(output, inputs, op),
-        Element::F16 => fold::<f16>(output, inputs, op),
-        Element::F32 => fold::<f32>(output, inputs, op),
-        Element::F64 => fold::<f64>(output, inputs, op),
-        Element::Bf16 => fold::<bf16>(output, inputs, op),
-        Element::F8e4m3 | Element::F8e5m2 => unreachable!("callers refuse reductions of 8-bit floats"),
+    by_lane!(element, fold(output, inputs, op));
+}
+
+/// Multiplies each element by the element in the first bytes of `factor`; the product is rounded to the type.
+pub(crate) fn scale(elements: &mut [u8], element: Element, factor: u64) {
+    let factor = factor.to_ne_bytes();
+    by_lane!(element, multiply(elements, &factor[..element.size()]));
+}
+
+fn multiply<L: Lane>(elements: &mut [u8], factor: &[u8]) {
+    let mut by = [L::Acc::default()];
+    L::load(&mut by, factor);
+    let mut products = [L::Acc::default(); BLOCK];
+    for block in elements.chunks_mut(BLOCK * size_of::<L>()) {
+        let products = &mut products[..block.len() / size_of::<L>()];
+        L::load(products, block);
+        products.iter_mut().for_each(|value| *value = value.times(by[0]));
+        L::store(block, products);
     }
 }
 
@@ -143,7 +167,7 @@ fn combine<A: Arithmetic>(sum: &mut [A], term: &[A], op: Op) {
         }
     }
     match op {
-        Op::Sum | Op::Avg => each(sum, term, A::plus),
+        Op::Sum | Op::Avg | Op::PreMulSum => each(sum, term, A::plus),
         Op::Prod => each(sum, term, A::times),
         Op::Max => each(sum, term, A::larger),
         Op::Min => each(sum, term, A::smaller),
@@ -267,6 +291,55 @@ impl Lane for bf16 {
         for (chunk, value) in bytes.chunks_exact_mut(2).zip(acc) {
             chunk.copy_from_slice(&bf16::from_f32(*value).to_bits().to_ne_bytes());
         }
+    }
+}
+
+/// An 8-bit float. What is too large for it becomes its largest, as in NCCL's kernels.
+struct Float8<const EXPONENT: u32>(#[allow(dead_code, reason = "its size counts")] u8);
+type E4m3 = Float8<4>;
+type E5m2 = Float8<5>;
+
+impl<const EXPONENT: u32> Float8<EXPONENT> {
+    const FRACTION: u32 = 7 - EXPONENT;
+    const BIAS: i32 = (1 << (EXPONENT - 1)) - 1;
+    /// Four bits of exponent leave no infinity, and one code that is no number; five are as in IEEE.
+    const LARGEST: u8 = if EXPONENT == 4 { 0x7e } else { 0x7b };
+    const NAN: u8 = 0x7f;
+
+    fn decode(code: u8) -> f32 {
+        let (magnitude, sign) = (code & 0x7f, if code & 0x80 == 0 { 1.0 } else { -1.0 });
+        if magnitude > Self::LARGEST {
+            return if EXPONENT == 5 && magnitude == 0x7c { sign * f32::INFINITY } else { f32::NAN };
+        }
+        let (exponent, fraction) = (magnitude >> Self::FRACTION, magnitude & ((1 << Self::FRACTION) - 1));
+        // Of a subnormal number the leading bit is 0, and the exponent that of the smallest normal one.
+        let leading = if exponent == 0 { 0 } else { 1 << Self::FRACTION };
+        let power = i32::from(exponent.max(1)) - Self::BIAS - Self::FRACTION as i32;
+        sign * f32::from(leading + fraction) * 2f32.powi(power)
+    }
+
+    fn encode(value: f32) -> u8 {
+        if value.is_nan() {
+            return Self::NAN;
+        }
+        let magnitude = value.abs().min(Self::decode(Self::LARGEST));
+        let exponent = ((magnitude.to_bits() >> 23) as i32 - 127).max(1 - Self::BIAS);
+        let steps = (magnitude * 2f32.powi(Self::FRACTION as i32 - exponent)).round_ties_even() as i32;
+        // The leading bit of a normal number, and a carry out of the fraction, count into the exponent.
+        let code = ((exponent + Self::BIAS - 1) << Self::FRACTION) + steps;
+        code as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
+    }
+}
+
+impl<const EXPONENT: u32> Lane for Float8<EXPONENT> {
+    type Acc = f32;
+
+    fn load(acc: &mut [f32], bytes: &[u8]) {
+        acc.iter_mut().zip(bytes).for_each(|(value, code)| *value = Self::decode(*code));
+    }
+
+    fn store(bytes: &mut [u8], acc: &[f32]) {
+        bytes.iter_mut().zip(acc).for_each(|(code, value)| *code = Self::encode(*value));
     }
 }
 

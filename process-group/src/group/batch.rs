@@ -62,22 +62,29 @@ impl<'a> Batch<'a> {
     }
 
     fn queue(&self, task: Task) -> Result<()> {
-        self.group.communicator.check_task(&task, self.stream, true)?;
-        let mut tasks = self.tasks.borrow_mut();
-        match &tasks.first {
-            None => tasks.first = Some(task),
-            Some(_) => tasks.rest.push(task),
-        }
+        self.check(&task)?;
+        self.push(task);
         Ok(())
     }
 
     /// Queues what one operation is made of, or nothing of it.
     fn queue_all(&self, parts: impl IntoIterator<Item = Task>) -> Result<()> {
         let parts: Vec<_> = parts.into_iter().collect();
-        for task in &parts {
-            self.group.communicator.check_task(task, self.stream, true)?;
+        parts.iter().try_for_each(|task| self.check(task))?;
+        parts.into_iter().for_each(|task| self.push(task));
+        Ok(())
+    }
+
+    fn check(&self, task: &Task) -> Result<()> {
+        Ok(self.group.communicator.check_task(task, self.stream, true)?)
+    }
+
+    fn push(&self, task: Task) {
+        let mut tasks = self.tasks.borrow_mut();
+        match &tasks.first {
+            None => tasks.first = Some(task),
+            Some(_) => tasks.rest.push(task),
         }
-        parts.into_iter().try_for_each(|task| self.queue(task))
     }
 
     /// [`ProcessGroup::all_reduce`].

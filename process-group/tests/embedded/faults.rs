@@ -27,6 +27,9 @@ fn flow(machine: &Machine) -> Result<()> {
         communicator.all_gather(from, to, 8, F32, &stream)?;
         communicator.reduce_scatter(from, to, 8, F32, ReduceOp::Sum, &stream)?;
         communicator.all_to_all(from, to, 8, F32, &stream)?;
+        communicator.gather(from, to, 8, F32, 0, &stream)?;
+        communicator.scatter(from, to, 8, F32, 0, &stream)?;
+        communicator.all_reduce(from, from, 8, F32, ReduceOp::PreMulSum(0.5), &stream)?;
         let group = Group::begin(&machine.nccl)?;
         communicator.send(from, 8, F32, 0, &stream)?;
         communicator.recv(to, 8, F32, 0, &stream)?;

@@ -17,22 +17,29 @@ use super::common::{far, machine, values};
 
 const RANKS: usize = 4;
 
-/// Starts this test again as one rank; the variables are a launcher's.
-fn spawn(rank: usize, address: &str, absent: bool) -> Child {
+/// Starts `test`, by its path with the crate, as one of `ranks` ranks that find their store at `address`, with a
+/// variable that tells it what to do; the other variables are a launcher's.
+pub(super) fn spawn(test: &str, case: (&str, &str), rank: usize, ranks: usize, address: &str) -> Child {
     let port = address.rsplit(':').next().unwrap();
     // The harness names tests without the crate.
-    let (_, module) = module_path!().split_once("::").unwrap();
+    let (_, test) = test.split_once("::").unwrap();
     Command::new(env::current_exe().unwrap())
-        .args(["--exact", &format!("{module}::one_rank"), "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", RANKS.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port)
         .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env("PROCESS_GROUP_TEST_RANK", if absent { "absent" } else { "all" })
+        .env(case.0, case.1)
         .spawn()
         .unwrap()
+}
+
+/// Starts a rank of the tests below.
+fn start(rank: usize, address: &str, absent: bool) -> Child {
+    let case = ("PROCESS_GROUP_TEST_RANK", if absent { "absent" } else { "all" });
+    spawn(concat!(module_path!(), "::one_rank"), case, rank, RANKS, address)
 }
 
 /// The body of a rank, when it is started by one of the tests below.
@@ -89,7 +96,7 @@ fn one_rank() {
     machine.world.finish().unwrap();
 }
 
-fn all_succeed(ranks: Vec<Child>) {
+pub(super) fn all_succeed(ranks: Vec<Child>) {
     // Every one is waited for, so that none outlives the test.
     let ended: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
     assert!(ended.iter().all(|status| status.success()), "{ended:?}");
@@ -98,11 +105,11 @@ fn all_succeed(ranks: Vec<Child>) {
 #[test]
 fn ranks_are_processes() {
     let store = TcpStore::host(0).unwrap();
-    all_succeed((0..RANKS).map(|rank| spawn(rank, &store.address(), false)).collect());
+    all_succeed((0..RANKS).map(|rank| start(rank, &store.address(), false)).collect());
 }
 
 #[test]
 fn an_absent_process_is_named() {
     let store = TcpStore::host(0).unwrap();
-    all_succeed((0..RANKS - 1).map(|rank| spawn(rank, &store.address(), true)).collect());
+    all_succeed((0..RANKS - 1).map(|rank| start(rank, &store.address(), true)).collect());
 }

@@ -6,7 +6,7 @@
 //! * [`memory`]: allocation, local registration, windows.
 //!
 //! What is not modelled is not in the table, so that a program sees an older library: growing, suspending, one-sided
-//! operations, user-made reductions, per-call configurations, parameters, simulation of groups, encryption.
+//! operations, per-call configurations, parameters, simulation of groups, encryption.
 
 #![allow(non_snake_case, reason = "the C names")]
 
@@ -107,7 +107,7 @@ pub(crate) fn table(release: i32) -> Table {
             ncclCommSplit ncclCommShrink ncclCommFinalize ncclCommDestroy ncclCommAbort ncclCommRevoke
             ncclGroupStart ncclGroupEnd;
         operations: ncclAllReduce ncclBroadcast ncclBcast ncclAllGather ncclReduceScatter ncclReduce ncclAlltoAll
-            ncclGather ncclScatter ncclSend ncclRecv;
+            ncclGather ncclScatter ncclSend ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy;
         memory: ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister ncclCommWindowRegister
             ncclCommWindowDeregister ncclWinGetUserPtr;
     }

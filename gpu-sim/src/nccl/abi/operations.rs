@@ -1,11 +1,12 @@
-//! Collectives, sends and receives.
+//! Collectives, the reductions that programs make for them, sends and receives.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 
-use super::queued;
+use super::{Out, call, queued};
 use crate::nccl::collective::{Kind, Shape};
 use crate::nccl::comm::Comm;
 use crate::nccl::error::{Failure, Result};
@@ -32,17 +33,16 @@ impl Arguments {
     fn enqueue(self, name: &'static str) -> ncclResult_t {
         queued(name, |machine, library| {
             let comm = usable(library, self.comm)?;
+            let element = element(&comm, self.element)?;
+            let (op, factor) = reduction(&comm, self.op, element)?;
             let shape = Shape {
                 kind: self.kind,
-                element: element(&comm, self.element)?,
-                op: Op::from_raw(self.op.0)
-                    .ok_or_else(|| Failure::argument(format!("{:?} is no reduction", self.op)))?,
+                element,
+                op,
+                factor,
                 root: rank(&comm, self.root, "root")?,
                 count: self.count,
             };
-            if shape.kind.reduces() && !shape.element.reducible() {
-                return Err(Failure::argument(format!("reductions of {:?} are not modelled", shape.element)));
-            }
             shape.check(&comm)?;
             if shape.count == 0 {
                 return Ok(());
@@ -62,6 +62,65 @@ fn usable(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
 fn element(comm: &Comm, raw: ncclDataType_t) -> Result<Element> {
     Element::from_raw(raw.0, comm.release)
         .ok_or_else(|| Failure::argument(format!("{raw:?} is no data type of release {}", comm.release)))
+}
+
+/// The reduction of a number, with its factor if the program made it.
+fn reduction(comm: &Comm, raw: ncclRedOp_t, element: Element) -> Result<(Op, Option<u64>)> {
+    if let Some(op) = Op::from_raw(raw.0) {
+        return Ok((op, None));
+    }
+    match reductions(comm).get(&raw.0) {
+        None => Err(Failure::argument(format!("{raw:?} is no reduction of {comm}"))),
+        Some((of, _)) if *of != element => {
+            Err(Failure::argument(format!("{raw:?} was made for {of:?}, but is used for {element:?}")))
+        }
+        Some((_, factor)) => Ok((Op::PreMulSum, Some(*factor))),
+    }
+}
+
+fn reductions(comm: &Comm) -> MutexGuard<'_, BTreeMap<u32, (Element, u64)>> {
+    comm.reductions.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The factor is copied at once; one on the device is not modelled.
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
+    op: *mut ncclRedOp_t,
+    scalar: *mut c_void,
+    datatype: ncclDataType_t,
+    residence: ncclScalarResidence_t,
+    comm: ncclComm_t,
+) -> ncclResult_t {
+    call("ncclRedOpCreatePreMulSum", |_, library| {
+        let comm = usable(library, comm)?;
+        let element = element(&comm, datatype)?;
+        let op = Out::new(op, "the reduction")?;
+        if residence != ncclScalarResidence_t::ncclScalarHostImmediate {
+            return Err(Failure::argument(format!("a factor of {residence:?} is not modelled")));
+        }
+        if scalar.is_null() {
+            return Err(Failure::argument("the factor is NULL"));
+        }
+        let mut factor = [0u8; 8];
+        // SAFETY: not null (checked); holds one element by NCCL's contract, and none is larger than 8 bytes.
+        unsafe { std::ptr::copy_nonoverlapping(scalar.cast(), factor.as_mut_ptr(), element.size()) };
+        let mut reductions = reductions(&comm);
+        let free = (Op::ALL.len() as u32..).find(|number| !reductions.contains_key(number));
+        let number = free.unwrap_or_else(|| unreachable!("fewer reductions than numbers fit in memory"));
+        reductions.insert(number, (element, u64::from_ne_bytes(factor)));
+        op.set(ncclRedOp_t(number));
+        Ok(())
+    })
+}
+
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
+    call("ncclRedOpDestroy", |_, library| {
+        let comm = library.comm(comm)?;
+        let gone = reductions(&comm).remove(&op.0);
+        gone.map(drop)
+            .ok_or_else(|| Failure::argument(format!("{op:?} is no reduction that was made for {comm}")))
+    })
 }
 
 fn rank(comm: &Comm, raw: c_int, what: &str) -> Result<usize> {
