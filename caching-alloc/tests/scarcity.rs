@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::common::{self, MIB, bench, s, tight};
-use caching_alloc::core::{AllocError, Block, PoolKind, PoolSettings, Reuse, Settings};
+use super::common::{self, MIB, bench, check_tiling, remapping_bench, s, tight};
+use caching_alloc::core::{AllocError, Block, PoolKind, PoolSettings, Reuse, Settings, Snapshot, Usage};
+use proptest::prelude::*;
 
 #[test]
 fn out_of_memory_says_what_there_is() {
@@ -168,4 +169,89 @@ fn an_allocator_that_is_dropped_gives_all_back() {
     drop(first);
     assert_eq!((source.calls().live_bytes, streams.live_events()), (0, 0));
     assert_eq!(Arc::strong_count(&source), 1);
+}
+
+#[test]
+fn a_long_block_lies_beside_a_short_one_before_memory_runs_out() {
+    let bench = remapping_bench(4 * MIB, tight());
+    let first = bench.allocator.allocate(1000, s(1)).unwrap();
+    let other = bench.allocator.allocate(1000, s(2)).unwrap();
+    drop(first);
+    let long = bench.allocator.allocate(3 * MIB, s(1)).unwrap();
+    check_tiling(&bench.allocator.snapshot().unwrap());
+    assert_eq!((other.segment().id(), bench.source.calls().live_bytes), (long.segment().id(), 4 * MIB));
+}
+
+#[test]
+fn idle_pages_move_to_where_the_rest_of_a_page_makes_up_for_what_is_missing() {
+    let bench = remapping_bench(8 * MIB, tight());
+    let short = bench.allocator.allocate(1000, s(1)).unwrap();
+    drop(bench.allocator.allocate(6 * MIB, s(1)).unwrap());
+    // The idle pages have room for another one behind them, but there is none.
+    let long = bench.allocator.allocate(7 * MIB + MIB / 2, s(1)).unwrap();
+    check_tiling(&bench.allocator.snapshot().unwrap());
+    assert_eq!(bench.allocator.stats().remapped, 6 * MIB);
+    drop((short, long));
+    let refused = bench.allocator.allocate(8 * MIB + 1, s(1)).unwrap_err();
+    assert!(matches!(refused, AllocError::OutOfMemory(_)), "{refused}");
+    bench.allocator.allocate(8 * MIB, s(1)).unwrap();
+}
+
+/// Bytes that a block could have, at least, out of pages of 2 MiB: what is free at the end of the last neighbourhood of
+/// pages, idle pages elsewhere, and those that can still be made.
+fn could_have(snapshot: &Snapshot, unmade: u64) -> u64 {
+    let mut best = unmade;
+    let mut idle = 0;
+    let last = snapshot.mapped.iter().max_by_key(|pages| pages.segments[0].address());
+    for pages in &snapshot.mapped {
+        let mut free: Vec<(u64, u64)> = Vec::new();
+        for block in pages.blocks.iter().filter(|block| block.usage == Usage::Inactive) {
+            match free.last_mut() {
+                Some((_, end)) if *end == block.address => *end += block.bytes,
+                _ => free.push((block.address, block.address + block.bytes)),
+            }
+        }
+        let end = pages.segments.last().map_or(0, |page| page.memory().end());
+        let is_last = last.is_some_and(|last| std::ptr::eq(last, pages));
+        for (from, to) in free {
+            if is_last && to == end {
+                best += to - from;
+                continue;
+            }
+            let within =
+                pages.segments.iter().filter(|page| from <= page.address() && page.memory().end() <= to);
+            idle += within.map(|page| page.bytes()).sum::<u64>();
+        }
+    }
+    best + idle
+}
+
+proptest! {
+    #[test]
+    fn memory_runs_out_when_no_placement_is_left(
+        steps in prop::collection::vec((prop::bool::weighted(0.6), 0usize..64, 1u64..6 * 1024), 1..80),
+    ) {
+        let capacity = 16 * MIB;
+        let bench = remapping_bench(capacity, tight());
+        let mut live: Vec<Block> = Vec::new();
+        for (allocates, which, kib) in steps {
+            if !allocates && !live.is_empty() {
+                live.swap_remove(which % live.len());
+                continue;
+            }
+            // Half of them short.
+            let bytes = if which % 2 == 0 { kib } else { kib * 1024 };
+            match bench.allocator.allocate(bytes, s(which as u64 % 3)) {
+                Ok(block) => live.push(block),
+                Err(refused) => {
+                    prop_assert!(matches!(refused, AllocError::OutOfMemory(_)), "{}", refused);
+                    let snapshot = bench.allocator.snapshot().unwrap();
+                    let unmade = capacity - bench.source.calls().live_bytes;
+                    let could = could_have(&snapshot, unmade);
+                    prop_assert!(could < bytes.next_multiple_of(512), "{} of {}", bytes, could);
+                }
+            }
+        }
+        check_tiling(&bench.allocator.snapshot().unwrap());
+    }
 }

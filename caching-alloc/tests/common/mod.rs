@@ -23,6 +23,14 @@ pub(crate) fn bench(capacity: u64, settings: Settings) -> Bench {
     Bench { source, streams, allocator }
 }
 
+/// The same with re-mappable memory, in pages of 2 MiB.
+pub(crate) fn remapping_bench(capacity: u64, settings: Settings) -> Bench {
+    let source = Arc::new(HostSource::new(capacity));
+    let streams = Arc::new(HostStreams::new());
+    let allocator = Allocator::remapping(source.clone(), streams.clone(), settings).unwrap();
+    Bench { source, streams, allocator }
+}
+
 /// Settings whose segments are small enough for a test to need several.
 pub(crate) fn tight() -> Settings {
     Settings { large_segment: 4 * MIB, front_bytes: MIB, ring_entries: 1 << 12, ..Settings::default() }

@@ -5,7 +5,7 @@
 //! 3. Collect what other pools have had idle for long, if more is reserved than the settings want; map pages where the
 //!    block fits: new ones while the pool is within its need, else idle ones.
 //! 4. Take free memory that is for blocks of another length.
-//! 5. Map pages, new ones too.
+//! 5. Map pages, new ones too; if there are not enough, wherever there is a hole, beside blocks of another length too.
 //! 6. Borrow a block of a pool that lends to this one.
 //! 7. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
 //! 8. Out of memory.
@@ -170,12 +170,14 @@ impl Shard {
         self.pool.unmap_ghosts(source, false);
         let capturing = self.device.events.is_capturing(self.stream).unwrap_or(true);
         let mut refused: Vec<List> = Vec::new();
+        let mut available = u64::MAX;
         loop {
             // Nothing moves while a stream that it concerns is being captured.
             let allowed =
                 |list| !capturing && (list == self.list || self.may_use() && !refused.contains(&list));
             let reserved = self.pool.reserved().current;
-            let budget = self.budget(request, reserved, extent);
+            let mut budget = self.budget(request, reserved, extent);
+            budget.at_most = budget.at_most.min(available);
             let planned = self.pool.arena_mut().plan(request.units, &allowed, budget);
             let Some(plan) = planned else {
                 if self.pool.arena_mut().has_room(request.units) {
@@ -193,16 +195,21 @@ impl Shard {
                 Ok(mapped) => {
                     self.publish(growth, plan, mapped);
                     // Unless another thread has had it on this stream meanwhile.
-                    if let Some(block) = self.hit_now(request) {
+                    if let Some(block) = self.hit_now(request).or_else(|| self.hit_elsewhere(request)) {
                         return Ok(Some(block));
                     }
                 }
                 Err(Unmade { error, is_undone }) => {
+                    let wanted = plan.makes.iter().sum::<u64>();
                     self.pool.arena_mut().abandon(plan, is_undone);
                     match error {
                         // From now on plans move what they can before they ask for more.
                         SourceError::OutOfMemory { .. } if budget.freely > 0 => {
                             self.pool.arena_mut().ceiling = reserved;
+                        }
+                        // Elsewhere less may be missing.
+                        SourceError::OutOfMemory { .. } if budget.anywhere && wanted > 0 => {
+                            available = wanted - 1
                         }
                         SourceError::OutOfMemory { .. } => return Ok(None),
                         source => return Err(failed(source)),
@@ -234,7 +241,7 @@ impl Shard {
             Extent::Need => freely,
             Extent::All => room,
         };
-        Budget { peak, freely, at_most }
+        Budget { peak, freely, at_most, anywhere: extent == Extent::All }
     }
 
     /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed, unless that fails

@@ -19,7 +19,7 @@
 //! what is idle is moved only when the pool would else grow clearly beyond its need: moving costs calls, and a little
 //! room saves many.
 
-use super::arena::{Arena, Piece, Range, Run};
+use super::arena::{Arena, Piece, Range, Run, Tier};
 use crate::core::heap::{BlockId, List, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
@@ -44,6 +44,8 @@ pub(in crate::core) struct Budget {
     pub(in crate::core) freely: u64,
     /// Bytes that can be made at all.
     pub(in crate::core) at_most: u64,
+    /// Whether every place is tried, those for blocks of another length too.
+    pub(in crate::core) anywhere: bool,
 }
 
 /// Memory that is to be mapped in one piece.
@@ -86,6 +88,11 @@ pub(super) struct Site {
 }
 
 impl Site {
+    /// Units of the free memory beside it.
+    fn have(&self) -> Units {
+        [self.before, self.after].iter().flatten().map(|run| run.units).sum()
+    }
+
     /// Whether the block would use the free memory that these pages are in.
     fn has(&self, near: &Idle) -> bool {
         let is_in = |run: &Run| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
@@ -133,28 +140,58 @@ impl Arena {
         let longest = idle.iter().flat_map(|near| &near.pages).map(|(_, page)| units_of(page)).max();
         // If idle pages are too long for the best hole, one that has room for any.
         let roomy = longest.and_then(|longest| self.site(&runs, units, longest));
-        for site in [Some(site), roomy].into_iter().flatten() {
-            let idle: Vec<&Idle> = idle.iter().filter(|near| !site.has(near)).collect();
-            let chosen = choose(&idle, site.need, site.room);
-            let got: Units = chosen.iter().map(|near| near.units).sum();
-            let rest = site.need.saturating_sub(got);
-            if bytes_of(rest) <= budget.at_most {
-                let makes = self.page_sizes(rest, budget.peak);
-                return Some(self.take(site, chosen, makes));
-            }
+        let mut near = [Some(site), roomy].into_iter().flatten();
+        near.find_map(|site| self.fill(site, &idle, budget)).or_else(|| {
+            let others = if budget.anywhere { self.sites(&runs, &idle, units) } else { Vec::new() };
+            others.into_iter().find_map(|site| self.fill(site, &idle, budget))
+        })
+    }
+
+    /// Plans a block there, out of idle pages and, for the rest, new ones.
+    fn fill(&mut self, site: Site, idle: &[Idle], budget: Budget) -> Option<Plan> {
+        let idle: Vec<&Idle> = idle.iter().filter(|near| !site.has(near)).collect();
+        let chosen = choose(&idle, site.need, site.room);
+        let got: Units = chosen.iter().map(|near| near.units).sum();
+        let rest = site.need.saturating_sub(got);
+        if bytes_of(rest) > budget.at_most {
             release(&chosen);
+            return None;
         }
-        None
+        let makes = self.page_sizes(rest, budget.peak);
+        Some(self.take(site, chosen, makes))
     }
 
     /// The hole where least has to be mapped for a block, together with free memory before it, behind it, or both;
     /// among equals where least is left over, so that longer rests wait for others. It has room for `spare` units more.
     pub(super) fn site(&self, runs: &[Run], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, Units), Site)> = None;
+        self.each_site(runs, units, Some(self.tier(units)), |site| {
+            let cost = (site.need, site.have() + site.need - units);
+            if site.need.saturating_add(spare) <= site.room
+                && best.as_ref().is_none_or(|(least, _)| cost < *least)
+            {
+                best = Some((cost, site));
+            }
+        });
+        best.map(|(_, site)| site)
+    }
+
+    /// Every hole that a block could have, those first where least has to be made once idle pages have gone there.
+    fn sites(&self, runs: &[Run], idle: &[Idle], units: Units) -> Vec<Site> {
+        let mut sites = Vec::new();
+        self.each_site(runs, units, None, |site| {
+            let elsewhere: Units = idle.iter().filter(|near| !site.has(near)).map(|near| near.units).sum();
+            sites.push((site.need.saturating_sub(elsewhere), site.need, site));
+        });
+        sites.sort_by_key(|(made, need, _)| (*made, *need));
+        sites.into_iter().map(|(_, _, site)| site).collect()
+    }
+
+    /// Visits the holes that a block could have, of one tier or of both.
+    fn each_site(&self, runs: &[Run], units: Units, tier: Option<Tier>, mut visit: impl FnMut(Site)) {
         let mut next = 0;
-        let tier = self.tier(units);
         for (range, at, room) in self.holes() {
-            if self.ranges[range as usize].tier != tier {
+            if tier.is_some_and(|tier| self.ranges[range as usize].tier != tier) {
                 continue;
             }
             while runs.get(next).is_some_and(|run| (run.range, run.end()) < (range, at)) {
@@ -167,25 +204,16 @@ impl Arena {
             let second = next + usize::from(before.is_some());
             let after = beside(runs.get(second), &|run| run.offset == at.saturating_add(room));
             for (before, after) in [(None, None), (before, None), (None, after), (before, after)] {
-                let have = [before, after].iter().flatten().map(|run| run.units).sum::<Units>();
-                if have >= units {
+                let mut site = Site { range, at, room, need: 0, before, after };
+                let missing = units.saturating_sub(site.have()).next_multiple_of(self.granule);
+                if missing == 0 || missing > room {
                     continue;
                 }
-                let mut need = (units - have).next_multiple_of(self.granule);
-                if need.saturating_add(spare) > room {
-                    continue;
-                }
-                if before.is_some() && after.is_some() {
-                    // The block is to be one piece.
-                    need = if spare == 0 { room } else { continue };
-                }
-                let cost = (need, have + need - units);
-                if best.as_ref().is_none_or(|(least, _)| cost < *least) {
-                    best = Some((cost, Site { range, at, room, need, before, after }));
-                }
+                // With free memory on both sides the block is to be one piece.
+                site.need = if before.is_some() && after.is_some() { room } else { missing };
+                visit(site);
             }
         }
-        best.map(|(_, site)| site)
     }
 
     /// Holes and the room behind everything, by place: range, offset and length.
