@@ -141,12 +141,16 @@ impl Tree {
             let name = Path::new(std::str::from_utf8(name)?);
             let (from, to) = (from.join(name), tree.root.join(name));
             // What git still lists may be gone.
-            if from.is_file() {
-                fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+            let Ok(metadata) = from.symlink_metadata() else { continue };
+            fs::create_dir_all(to.parent().context("a file has a folder")?)?;
+            if metadata.is_symlink() {
+                std::os::unix::fs::symlink(fs::read_link(&from)?, &to)
+                    .with_context(|| format!("cannot link {}", to.display()))?;
+            } else if metadata.is_file() {
                 fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
                 // What patches change is built anew, and only that.
                 if !name.starts_with(CRATE) {
-                    fs::File::options().append(true).open(&to)?.set_modified(from.metadata()?.modified()?)?;
+                    fs::File::options().append(true).open(&to)?.set_modified(metadata.modified()?)?;
                 }
             }
         }
