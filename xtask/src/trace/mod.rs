@@ -200,9 +200,9 @@ fn snapshot(bytes: &[u8], format: Format, origin: &Origin) -> Result<Snapshot, T
 
 /// A recorded trace of this repository; in a bundle they lie in a folder beside the tests'.
 #[cfg(test)]
-pub(crate) fn recorded(name: &str) -> std::path::PathBuf {
+pub(crate) fn recorded(name: &str) -> PathBuf {
     let folder = match std::env::var_os("CARGO_MANIFEST_DIR") {
-        Some(package) => std::path::Path::new(&package).join("data"),
+        Some(package) => Path::new(&package).join("data"),
         None => std::env::current_exe().unwrap().parent().unwrap().with_file_name("traces"),
     };
     folder.join(name)
