@@ -1,7 +1,7 @@
 //! This program again, in a process of its own: what a foreign library may crash or hang is asked there.
 
 use std::ffi::OsStr;
-use std::io::{Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -43,7 +43,7 @@ pub(crate) fn ask<T: DeserializeOwned>(
 /// Prints `value` for the process that [`ask`]s.
 pub(crate) fn answer(value: &impl Serialize) -> Result<()> {
     // Who listens may have left: an error, where `println!` would panic.
-    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(value)?)?)
+    Ok(writeln!(io::stdout(), "{}", serde_json::to_string(value)?)?)
 }
 
 /// Runs the command to its end and takes what it prints; what takes longer than `limit` is killed.
@@ -78,6 +78,16 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
         let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
         // Nobody listens after the deadline.
         let _ = sender.send(bytes);
+    });
+    receiver
+}
+
+/// What is written to a pipe, line by line, until it ends or nobody listens: to be waited for with a deadline.
+pub(crate) fn lines(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let lines = pipe.into_iter().flat_map(|pipe| BufReader::new(pipe).lines());
+        lines.map_while(io::Result::ok).all(|line| sender.send(line).is_ok())
     });
     receiver
 }

@@ -6,12 +6,10 @@
 //! before its first difference.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,6 +17,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::child;
 use crate::shell;
 
 #[derive(clap::Args)]
@@ -209,13 +208,7 @@ impl Drop for Tree {
 fn first_failure(tests: &mut Command) -> Result<Outcome> {
     tests.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = tests.spawn().context("cannot start the tests")?;
-    let stdout = child.stdout.take().context("the tests' output is not piped")?;
-    let (sender, lines) = mpsc::channel();
-    thread::spawn(move || {
-        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        // Nobody listens after the first failure.
-        lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
-    });
+    let lines = child::lines(child.stdout.take());
     let deadline = Instant::now() + LIMIT;
     let outcome = loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

@@ -1,12 +1,14 @@
 //! Programs that measure in turns: a round of one, then a round of the other, so that the machine's pace, which changes
 //! within seconds where it is shared, is the same for both.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+
+use crate::child;
 
 /// Longer than any round takes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -27,13 +29,7 @@ impl Player {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
-        let (turns, output) = (child.stdin.take(), child.stdout.take());
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
-            // Ends with the output, or when nobody listens.
-            lines.map_while(|line| line.ok()).all(|line| sender.send(line).is_ok())
-        });
+        let (turns, lines) = (child.stdin.take(), child::lines(child.stdout.take()));
         Ok(Self { child, turns, lines })
     }
 
