@@ -74,7 +74,7 @@ enum Task {
     /// Run the caching allocator's threads in the orders that loom and shuttle choose
     Interleave(interleave::Options),
     /// Run all tests under AddressSanitizer
-    Sanitize(sanitize::Options),
+    Sanitize(run_tests::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers

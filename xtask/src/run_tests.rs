@@ -5,6 +5,7 @@
 //! them apart.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -70,6 +71,11 @@ fn count(result: &str, word: &str) -> u64 {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    run_with(options, |_, _| ())
+}
+
+/// The same, with what `set` adds to the command; it gets the workspace's folder.
+pub(crate) fn run_with(options: &Options, set: impl FnOnce(&Path, &mut Command)) -> Result<()> {
     let root = shell::workspace()?;
     let mut command = shell::cargo(&root, &["test", "--no-fail-fast"]);
     match &options.package {
@@ -81,13 +87,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         // Which the adapters' tests run on.
         shell::embedded_library(&root)?;
     }
-    run_and_count(&mut command, options.filter.as_deref())
+    set(&root, &mut command);
+    run_and_count(command, options.filter.as_deref())
 }
 
 /// Runs a `cargo test` command, with the tests whose names contain `filter`, and says what passed and what was skipped.
-pub(crate) fn run_and_count(command: &mut Command, filter: Option<&str>) -> Result<()> {
+fn run_and_count(mut command: Command, filter: Option<&str>) -> Result<()> {
     command.arg("--").arg("--show-output").args(filter).stdout(Stdio::piped());
-    eprintln!("$ {}", shell::line(command));
+    eprintln!("$ {}", shell::line(&command));
     let mut child = command.spawn().context("cannot run cargo")?;
     let output = child.stdout.take().context("cargo's output is not piped")?;
     let mut tally = Tally { filtered: filter.is_some(), ..Tally::default() };

@@ -5,17 +5,7 @@
 
 use anyhow::Result;
 
-use crate::run_tests;
-use crate::shell;
-
-#[derive(clap::Args)]
-pub(crate) struct Options {
-    /// Only this crate
-    #[arg(long, short)]
-    package: Option<String>,
-    /// Only tests whose name contains this
-    filter: Option<String>,
-}
+use crate::run_tests::{self, Options};
 
 /// Named, so that build scripts and macros, which run inside the compiler, are built without the sanitizer.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -25,16 +15,12 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const SETTINGS: &str = "handle_segv=0";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let root = shell::workspace()?;
-    let mut test = shell::cargo(&root, &["test", "--no-fail-fast", "--target", TARGET]);
-    match &options.package {
-        Some(name) => test.args(["--package", &shell::package(name)]),
-        None => test.arg("--workspace"),
-    };
-    test.env("RUSTC_BOOTSTRAP", "1")
-        .env("RUSTFLAGS", "-Zsanitizer=address")
-        .env("RUSTDOCFLAGS", "-Zsanitizer=address")
-        .env("ASAN_OPTIONS", SETTINGS)
-        .env("CARGO_TARGET_DIR", root.join("target/sanitize"));
-    run_tests::run_and_count(&mut test, options.filter.as_deref())
+    run_tests::run_with(options, |root, test| {
+        test.args(["--target", TARGET])
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("RUSTFLAGS", "-Zsanitizer=address")
+            .env("RUSTDOCFLAGS", "-Zsanitizer=address")
+            .env("ASAN_OPTIONS", SETTINGS)
+            .env("CARGO_TARGET_DIR", root.join("target/sanitize"));
+    })
 }
