@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::headers::TORCH;
 use crate::shell;
@@ -48,7 +48,7 @@ fn here(place: &Path) -> Option<PathBuf> {
 fn make(place: &Path) -> Result<()> {
     let python = suitable()?;
     eprintln!("making {} (4 GB, some minutes)", place.display());
-    run_to_end(Command::new(python).args(["-m", "venv", "--clear"]).arg(place))?;
+    shell::run(Command::new(python).args(["-m", "venv", "--clear"]).arg(place))?;
     let wanted = place.join("wanted.txt");
     fs::write(&wanted, REQUIREMENTS).with_context(|| format!("cannot write {}", wanted.display()))?;
     let mut pip = Command::new(place.join("bin/python"));
@@ -62,8 +62,8 @@ fn make(place: &Path) -> Result<()> {
         "--no-deps",
     ]);
     pip.args(["--require-hashes", "--only-binary=:all:", "--requirement"]).arg(&wanted);
-    run_to_end(&mut pip)?;
-    run_to_end(Command::new(place.join("bin/python")).args(["-c", "import torch.distributed"]))?;
+    shell::run(&mut pip)?;
+    shell::run(Command::new(place.join("bin/python")).args(["-c", "import torch.distributed"]))?;
     // Last: what has this name is whole.
     fs::rename(&wanted, place.join(WHOLE)).context("marking the environment as whole")?;
     Ok(())
@@ -83,12 +83,6 @@ fn suitable() -> Result<String> {
         }
     }
     bail!("none of {} is Python 3.11 or 3.12; name one with the variable PYTHON", candidates.join(", "))
-}
-
-fn run_to_end(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
-    ensure!(status.success(), "`{}` ended with {status}", shell::line(command));
-    Ok(())
 }
 
 #[cfg(test)]
