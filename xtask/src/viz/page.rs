@@ -5,7 +5,7 @@
 use anyhow::Result;
 use serde::Serialize;
 
-use super::history::{Curves, History};
+use super::history::{Curves, History, Span};
 
 const TEMPLATE: &str = include_str!("page.html");
 const PROGRAM: &str = include_str!("page.js");
@@ -46,6 +46,19 @@ struct Columns {
     owner: Vec<u32>,
 }
 
+impl Columns {
+    /// Adds a rectangle, unless it lies in none of the ranges; whether it does.
+    fn add(&mut self, ranges: &[(u64, u64)], span: &Span) -> bool {
+        let Some(at) = place(ranges, span.address) else { return false };
+        self.at.push(at);
+        self.bytes.push(span.bytes);
+        self.from.push(span.from);
+        self.until.push(span.until);
+        self.stream.push(span.stream);
+        true
+    }
+}
+
 /// The page for a history.
 ///
 /// # Errors
@@ -54,30 +67,17 @@ pub(super) fn html(title: &str, history: &History) -> Result<String> {
     let ranges = ranges(history);
     let mut segments = Columns::default();
     for segment in &history.segments {
-        let span = &segment.span;
-        if let Some(at) = place(&ranges, span.address) {
-            segments.at.push(at);
-            segments.bytes.push(span.bytes);
-            segments.from.push(span.from);
-            segments.until.push(span.until);
-            segments.stream.push(span.stream);
-        }
+        segments.add(&ranges, &segment.span);
     }
     let mut chosen: Vec<_> = history.blocks.iter().collect();
     if chosen.len() > BLOCKS {
-        let area = |span: &super::history::Span| u128::from(span.bytes) * u128::from(span.until - span.from);
+        let area = |span: &Span| u128::from(span.bytes) * u128::from(span.until - span.from);
         chosen.sort_by_key(|block| std::cmp::Reverse(area(&block.span)));
         chosen.truncate(BLOCKS);
     }
     let mut blocks = Columns::default();
     for block in chosen {
-        let span = &block.span;
-        if let Some(at) = place(&ranges, span.address) {
-            blocks.at.push(at);
-            blocks.bytes.push(span.bytes);
-            blocks.from.push(span.from);
-            blocks.until.push(span.until);
-            blocks.stream.push(span.stream);
+        if blocks.add(&ranges, &block.span) {
             blocks.let_go.push(block.let_go);
             blocks.owner.push(block.owner);
         }
