@@ -8,6 +8,7 @@
 //! | [`store`] | the small shared table through which ranks find each other |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
+//! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
 //!
 //! Each may be used without the next.
@@ -19,6 +20,7 @@
 pub mod comm;
 pub mod group;
 mod hash;
+pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
 pub mod store;

@@ -8,6 +8,7 @@
 mod common;
 
 mod abort;
+mod analyser;
 mod communicator;
 mod element;
 mod faults;
@@ -15,6 +16,7 @@ mod group;
 mod libraries;
 pub(crate) mod operations;
 mod processes;
+mod record;
 #[cfg(feature = "registration")]
 mod registration;
 mod window;

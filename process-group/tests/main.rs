@@ -2,6 +2,7 @@
 
 mod embedded;
 mod hardware;
+mod python;
 mod store_file;
 mod store_garbage;
 mod store_hash;

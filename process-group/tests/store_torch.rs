@@ -1,41 +1,23 @@
-//! Our stores and PyTorch's, each as host of the other. Needs a Python that can import torch: what the variable
-//! `PYTHON` names, else what `cargo xtask torch-env` has made, else `python3`.
+//! Our stores and PyTorch's, each as host of the other. Needs a Python that can import torch.
 
 use std::{
-    env,
     io::{BufRead, BufReader, Lines, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    process::{Child, ChildStdout, Stdio},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
-use super::{store_support::ports::reserved_port, store_tcp::converse_in_bytes};
+use super::{
+    python::{python, torch_is_there},
+    store_support::ports::reserved_port,
+    store_tcp::converse_in_bytes,
+};
 use process_group::store::{Deadline, FileStore, Store, StoreError, TcpStore, machine::Request};
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
-}
-
-fn python() -> Command {
-    let made = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/xtask/torch-2.15.0/bin/python");
-    let usual = if Path::new(made).exists() { made } else { "python3" };
-    Command::new(env::var_os("PYTHON").unwrap_or_else(|| usual.into()))
-}
-
-fn torch_is_there() -> bool {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    let there = *THERE.get_or_init(|| {
-        let mut tried = python();
-        tried.args(["-c", "import torch.distributed"]).stdout(Stdio::null()).stderr(Stdio::null());
-        tried.status().is_ok_and(|status| status.success())
-    });
-    if !there {
-        println!("skipped: no Python that can import torch.distributed; `cargo xtask torch-env` makes one");
-    }
-    there
 }
 
 /// A Python process that runs `torch_peer.py`.

@@ -4,6 +4,7 @@
 //! - [`doctor`]: what this host has, and what each crate can do with it
 //! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
+//! - [`fr`]: what the flight recorders of all ranks say together
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
@@ -27,6 +28,7 @@ mod doctor;
 #[cfg(test)]
 #[path = "../tests/doctor.rs"]
 mod doctor_end_to_end;
+mod fr;
 mod headers;
 mod interleave;
 mod mutants;
@@ -77,6 +79,8 @@ enum Task {
     Sanitize(run_tests::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
+    /// Read the flight recorders' dumps of all ranks, ours and PyTorch's
+    Fr(fr::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
     Codegen(codegen::Args),
     /// Draw a snapshot or an allocation trace: one HTML page with everything in it
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Task::GpuBundle(options) => bundle::run(&options),
         Task::TorchEnv => torch_env::run(),
         Task::Abi(options) => abi::run(&options),
+        Task::Fr(options) => fr::run(&options),
         Task::Viz(options) => viz::run(&options),
         Task::Codegen(options) => codegen::run(&options),
     };

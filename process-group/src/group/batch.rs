@@ -1,11 +1,14 @@
 //! Operations that are checked, then launched together.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, panic::Location, slice};
 
 use cuda_driver::{DevicePtr, Stream};
 
 use super::{Buffer, GroupError, ProcessGroup, Result, Work, list};
-use crate::comm::{ArgumentError, Group, Operation, ReduceOp, Task};
+use crate::{
+    comm::{ArgumentError, Group, Operation, ReduceOp, Task},
+    record::{Call, Recording, Span, are_one},
+};
 
 /// No buffer of this rank.
 const NONE: DevicePtr = DevicePtr(0);
@@ -17,6 +20,8 @@ pub struct Batch<'a> {
     group: &'a ProcessGroup,
     stream: &'a Stream,
     tasks: RefCell<Tasks>,
+    /// Where the user called.
+    site: &'static Location<'static>,
 }
 
 /// What was queued. One alone needs no allocation.
@@ -33,32 +38,41 @@ impl Tasks {
 }
 
 impl<'a> Batch<'a> {
+    #[track_caller]
     pub(super) fn new(group: &'a ProcessGroup, stream: &'a Stream) -> Self {
-        Self { group, stream, tasks: RefCell::default() }
+        Self { group, stream, tasks: RefCell::default(), site: Location::caller() }
     }
 
     /// Launches what was queued, as `operation`.
     pub(super) fn launch(self, operation: &'static str) -> Result<Work> {
-        let Self { group, stream, tasks } = self;
+        let Self { group, stream, tasks, site } = self;
         let tasks = tasks.into_inner();
+        to_oneself(group, &tasks)?;
         // SAFETY: the contract of the method that queued the task; it was checked there.
         let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
-        match &tasks {
-            Tasks { first: None, .. } => {}
+        let record = |recording: &mut Recording<'_>, tasks: &[Task]| {
+            recording.call(Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
+        };
+        let track = &group.counter.track;
+        let records = match &tasks {
+            Tasks { first: None, .. } => Span::default(),
             Tasks { first: Some(task), rest } if rest.is_empty() => {
-                to_oneself(group, &tasks)?;
-                launch(task)?;
+                let mut recording = Recording::new(track, site, false);
+                record(&mut recording, slice::from_ref(task))?;
+                recording.end()
             }
             _ => {
-                to_oneself(group, &tasks)?;
+                let tasks: Vec<_> = tasks.iter().copied().collect();
+                let mut recording = Recording::new(track, site, tasks.chunk_by(are_one).count() > 1);
                 let together = Group::begin(group.nccl())?;
-                let queued = tasks.iter().try_for_each(launch);
+                let queued = tasks.chunk_by(are_one).try_for_each(|tasks| record(&mut recording, tasks));
                 let launched = together.finish();
                 queued?;
                 launched?;
+                recording.end()
             }
-        }
-        group.mark(operation, stream)
+        };
+        group.mark(operation, stream, records)
     }
 
     fn queue(&self, task: Task) -> Result<()> {

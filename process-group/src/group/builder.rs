@@ -1,9 +1,10 @@
 //! How the ranks of a job become a group.
 
 use std::{
-    fmt,
+    fmt, fs,
     net::{IpAddr, ToSocketAddrs},
-    sync::{Arc, atomic::AtomicU64},
+    path::PathBuf,
+    sync::{Arc, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use super::{
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl, UniqueId},
+    record::{self, Desk, DumpError, GroupEntry, Progress, Recorder, Track},
     store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
 };
 
@@ -42,6 +44,7 @@ pub struct Builder {
     nccl: Option<Nccl>,
     config: Config,
     timeout: Duration,
+    dump_folder: Option<PathBuf>,
 }
 
 impl fmt::Debug for Builder {
@@ -66,6 +69,7 @@ impl Builder {
             nccl: None,
             config: Config::new(),
             timeout: Duration::from_secs(600),
+            dump_folder: None,
         }
     }
 
@@ -116,6 +120,14 @@ impl Builder {
         Self { timeout, ..self }
     }
 
+    /// Where the flight recorder writes its dump when work is not done by a deadline or NCCL reports an error, on this
+    /// rank or another, and when the group is aborted (default `PROCESS_GROUP_DUMP_FOLDER`; without either, nowhere).
+    /// It is made if it is not there. All ranks of a host may share it; see
+    /// [`Dump::write`](crate::record::Dump::write).
+    pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
+        Self { dump_folder: Some(folder.into()), ..self }
+    }
+
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
@@ -123,6 +135,7 @@ impl Builder {
     /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`], the same on
     ///   every rank that came;
     /// - [`GroupError::Store`]: no store there, its port in use, another process under this rank;
+    /// - [`GroupError::Dump`]: the folder for dumps cannot be made;
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
@@ -157,9 +170,13 @@ impl Builder {
         };
         // What this rank finds wrong on its own is found before the others are met.
         comm::settings("build", &nccl, &self.config)?;
+        let folder = self.dump_folder.or(environment.dump_folder);
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
+        }
         let name: Arc<str> = self.name.into();
-        let root = PrefixStore::new("process-group", store);
-        let store = PrefixStore::new(&format!("{name}/{}", self.epoch), Arc::new(root.clone()));
+        let root = PrefixStore::new(FOLDER, store);
+        let store = own_part(&root, &name, self.epoch);
 
         let card = Member::here(rank, size, &nccl, &context)?.encode();
         let ranks: Vec<_> = (0..size).collect();
@@ -173,7 +190,9 @@ impl Builder {
         let start = Start { store: &store, name: &name, nccl: &nccl, leader: 0 };
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
         let id = (GroupId { uid, epoch: self.epoch }, id);
-        let seat = Seat { name, rank, members, numbers, store, timeout: self.timeout };
+        let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
+        let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
+        let seat = Seat { name, rank, members, numbers, store, timeout: self.timeout, recorder, desk };
         let group = seat.init(id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
@@ -238,6 +257,8 @@ pub(super) struct Seat {
     pub(super) numbers: PrefixStore,
     pub(super) store: PrefixStore,
     pub(super) timeout: Duration,
+    pub(super) recorder: Arc<Recorder>,
+    pub(super) desk: Arc<Desk>,
 }
 
 impl Seat {
@@ -264,11 +285,14 @@ impl Seat {
 
     /// The group, with a communicator that is made.
     pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, members, numbers, store, timeout } = self;
+        let Self { name, rank, members, numbers, store, timeout, recorder, desk } = self;
         let context = communicator.context();
-        let counter = Counter::new(id, name.clone(), context.device());
+        let outstanding = Arc::new(Outstanding::default());
+        let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
+        let ranks = members.iter().map(|member| member.rank).collect();
+        let entry = GroupEntry { id: id.to_string(), name: name.clone(), ranks, timeout, look };
+        let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), context.device());
         let events = EventPool::new(context);
-        let outstanding = Outstanding::default();
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
             name,
@@ -284,7 +308,28 @@ impl Seat {
             barriers,
             events,
             outstanding,
+            desk,
         }
+    }
+}
+
+/// The part of a user's store that is for groups.
+const FOLDER: &str = "process-group";
+
+/// A group's part of that.
+fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
+    PrefixStore::new(&format!("{name}/{epoch}"), Arc::new(root.clone()))
+}
+
+impl ProcessGroup {
+    /// Asks all ranks of a job how far they are, from outside: `store` is theirs, `name` and `epoch` are those that
+    /// they built their group with. There is an answer for the group and for each that was split from it, in the order
+    /// of their making. Who has not answered by the deadline stands without; two seconds are plenty for who can.
+    ///
+    /// # Errors
+    /// [`GroupError::Store`]; it is a time-out if there is no such job.
+    pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
+        Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use cuda_driver::Stream;
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
-use crate::comm::ReduceOp;
+use crate::{comm::ReduceOp, record::Span};
 
 /// Every operation is enqueued on `stream` and returns; all members make the same calls in the same order. While
 /// `stream` captures, the operation becomes a part of the graph.
@@ -38,6 +38,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "allreduce")]
+    #[track_caller]
     pub unsafe fn all_reduce(
         &self,
         send: Buffer,
@@ -58,6 +59,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn broadcast(&self, buffer: Buffer, root: usize, stream: &Stream) -> Result<Work> {
         self.one("broadcast", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -72,6 +74,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn reduce(
         &self,
         send: Buffer,
@@ -95,6 +98,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "all_gather_into_tensor")]
+    #[track_caller]
     pub unsafe fn all_gather(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
         self.one("all_gather", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -113,6 +117,7 @@ impl ProcessGroup {
     /// See the head of this section.
     #[doc(alias = "all_gather")]
     #[doc(alias = "allgatherv")]
+    #[track_caller]
     pub unsafe fn all_gather_list(&self, send: Buffer, receive: &[Buffer], stream: &Stream) -> Result<Work> {
         self.one("all_gather_list", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -129,6 +134,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "reduce_scatter_tensor")]
+    #[track_caller]
     pub unsafe fn reduce_scatter(
         &self,
         send: Buffer,
@@ -151,6 +157,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "reduce_scatter")]
+    #[track_caller]
     pub unsafe fn reduce_scatter_list(
         &self,
         send: &[Buffer],
@@ -172,6 +179,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "all_to_all_single")]
+    #[track_caller]
     pub unsafe fn all_to_all(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
         self.one("all_to_all", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -200,6 +208,7 @@ impl ProcessGroup {
     /// See the head of this section.
     #[doc(alias = "all_to_all_single")]
     #[doc(alias = "alltoallv")]
+    #[track_caller]
     pub unsafe fn all_to_all_list(
         &self,
         send: &[Buffer],
@@ -221,6 +230,7 @@ impl ProcessGroup {
     /// # Safety
     /// See the head of this section.
     #[doc(alias = "gather_single")]
+    #[track_caller]
     pub unsafe fn gather(
         &self,
         send: Buffer,
@@ -242,6 +252,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn gather_list(
         &self,
         send: Buffer,
@@ -263,6 +274,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn scatter(
         &self,
         send: Option<Buffer>,
@@ -284,6 +296,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn scatter_list(
         &self,
         send: &[Buffer],
@@ -304,6 +317,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn send(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
         self.one("send", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -318,6 +332,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// See the head of this section.
+    #[track_caller]
     pub unsafe fn recv(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
         self.one("recv", stream, |batch| {
             // SAFETY: the caller's contract.
@@ -348,11 +363,13 @@ impl ProcessGroup {
     /// The closure's error, with nothing launched; otherwise see the head of this section.
     #[doc(alias = "coalescing")]
     #[doc(alias = "batch_isend_irecv")]
+    #[track_caller]
     pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
         self.one("batch", stream, queue)
     }
 
     /// One operation, or several under one name.
+    #[track_caller]
     fn one(
         &self,
         operation: &'static str,
@@ -367,10 +384,10 @@ impl ProcessGroup {
     }
 
     /// Counts what was enqueued and marks its place on the stream.
-    pub(super) fn mark(&self, operation: &'static str, stream: &Stream) -> Result<Work> {
+    pub(super) fn mark(&self, operation: &'static str, stream: &Stream, span: Span) -> Result<Work> {
         let sequence = self.counter.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
         let handle = self.communicator.abort_handle();
-        let work = Work::record(operation, sequence, &self.counter, handle, &self.events, stream)?;
+        let work = Work::record(operation, sequence, &self.counter, handle, &self.events, stream, span)?;
         // What is captured is not on the stream; it must not hide what is.
         if !work.is_captured() {
             self.outstanding.put(&work);

@@ -1,6 +1,6 @@
 //! What the environment says about this rank, in the words of `torchrun`.
 
-use std::env;
+use std::{env, path::PathBuf};
 
 use super::{GroupError, Result};
 
@@ -12,6 +12,7 @@ use super::{GroupError, Result};
 /// | `WORLD_SIZE` | how many ranks there are |
 /// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
 /// | `MASTER_ADDR`, `MASTER_PORT` | where the store is; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
+/// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Environment {
@@ -27,6 +28,8 @@ pub struct Environment {
     pub master_port: Option<u16>,
     /// Whether the launcher hosts the store, so that no rank does.
     pub agent_store: bool,
+    /// Where the flight recorder's dumps go.
+    pub dump_folder: Option<PathBuf>,
 }
 
 impl Environment {
@@ -63,6 +66,9 @@ impl Environment {
             master_address: variable("MASTER_ADDR").filter(|address| !address.trim().is_empty()),
             master_port: number(&variable, "MASTER_PORT", "a store")?,
             agent_store: variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True"),
+            dump_folder: variable("PROCESS_GROUP_DUMP_FOLDER")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
         };
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
             && rank >= size
@@ -97,11 +103,13 @@ mod tests {
             ("MASTER_ADDR", "127.0.0.1"),
             ("MASTER_PORT", "29500"),
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("PROCESS_GROUP_DUMP_FOLDER", "/tmp/dumps"),
         ])
         .unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (Some(5), Some(8), Some(1)));
         assert_eq!((found.master_address.as_deref(), found.master_port), (Some("127.0.0.1"), Some(29500)));
         assert!(found.agent_store);
+        assert_eq!(found.dump_folder, Some("/tmp/dumps".into()));
         assert_eq!(read(&[]).unwrap(), Environment::default());
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Disagreement, SplitError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
+    record::{DumpError, Progress},
     store::StoreError,
 };
 
@@ -159,6 +160,23 @@ pub enum GroupError {
         /// How long the caller waited.
         waited: Duration,
     },
+
+    /// Work was not done by the deadline, and the members said how far they are.
+    #[error("{operation} (number {sequence}) is not done after {waited:?}: {progress}")]
+    Stalled {
+        /// The operation.
+        operation: &'static str,
+        /// Its number in the group.
+        sequence: u64,
+        /// How long the caller waited.
+        waited: Duration,
+        /// How far each member is.
+        progress: Progress,
+    },
+
+    /// The flight recorder's folder.
+    #[error(transparent)]
+    Dump(#[from] DumpError),
 
     /// Captured work runs when its graph is launched, each time anew, so it is never done by itself.
     #[error(

@@ -12,11 +12,12 @@ use std::{
 use cuda_driver::{Context, Device};
 
 use super::{
-    Builder, GroupError, Member, Result, member,
+    Builder, GroupError, Member, Result, Work, member,
     work::{EventPool, Outstanding},
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    record::{Desk, Dump, Look as _, Progress, Track},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
 };
 
@@ -69,7 +70,8 @@ pub struct ProcessGroup {
     pub(super) splits: AtomicU64,
     pub(super) barriers: AtomicU64,
     pub(super) events: Arc<EventPool>,
-    pub(super) outstanding: Outstanding,
+    pub(super) outstanding: Arc<Outstanding>,
+    pub(super) desk: Arc<Desk>,
 }
 
 impl ProcessGroup {
@@ -190,6 +192,41 @@ impl ProcessGroup {
         self.outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))
     }
 
+    /// Waits on the host until `work`, which is of this group, is done; past the deadline it asks all members how far
+    /// they are, which takes up to `patience` more.
+    ///
+    /// # Errors
+    /// [`GroupError::Stalled`] with who has not joined, and what each did last; otherwise those of
+    /// [`Work::wait_timeout`], also when the store cannot be asked.
+    pub fn wait(&self, work: &Work, deadline: Deadline, patience: Duration) -> Result<()> {
+        match work.wait_timeout(deadline) {
+            Err(GroupError::WorkTimeout { operation, sequence, group, waited }) => {
+                Err(match self.progress(Deadline::after(patience)) {
+                    Ok(progress) => GroupError::Stalled { operation, sequence, waited, progress },
+                    Err(_) => GroupError::WorkTimeout { operation, sequence, group, waited },
+                })
+            }
+            waited => waited,
+        }
+    }
+
+    /// How far every member is, and what it called last: asked over the store, and answered by a thread of each
+    /// member's, within a second, whatever its other threads do. Not collective. A member that does not answer by the
+    /// deadline is gone, or stopped, or cannot reach the store. [`observe`](Self::observe) asks from outside.
+    ///
+    /// # Errors
+    /// [`GroupError::Store`].
+    pub fn progress(&self, deadline: Deadline) -> Result<Progress> {
+        Ok(self.desk.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
+    }
+
+    /// What the flight recorder holds of this rank: its last calls in this group, in the one that it was split from,
+    /// and in all others that were.
+    #[must_use]
+    pub fn dump(&self) -> Dump {
+        self.counter.track.recorder().dump()
+    }
+
     /// What aborts the group's communicator from any thread, whatever it is blocked in.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
@@ -204,17 +241,22 @@ impl ProcessGroup {
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         self.communicator.destroy(deadline)?;
+        // What is done now is not asked again.
+        self.outstanding.look();
         if let Some(host) = &self.host {
+            self.desk.close();
             host.drain(deadline.at_most(FAREWELL));
         }
         Ok(())
     }
 
-    /// Ends the group at once. Every member must abort it too.
+    /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first, if there
+    /// is a [folder](Builder::dump_folder) for it; that it cannot be does not hold the abort up.
     ///
     /// # Errors
     /// Those of [`Communicator::abort`].
     pub fn abort(self, deadline: Deadline) -> Result<()> {
+        let _ = self.counter.track.recorder().last_words();
         Ok(self.communicator.abort(deadline)?)
     }
 
@@ -249,6 +291,7 @@ impl fmt::Debug for ProcessGroup {
 pub(super) struct Counter {
     pub(super) id: GroupId,
     pub(super) name: Arc<str>,
+    pub(super) track: Track,
     /// Tells devices of two drivers apart, which one process may hold in tests.
     device: (usize, u32),
     pub(super) enqueued: AtomicU64,
@@ -278,8 +321,8 @@ fn key(device: &Device) -> (usize, u32) {
 
 impl Counter {
     /// A counter that [`enqueued_on`] knows of.
-    pub(super) fn new(id: GroupId, name: Arc<str>, device: &Device) -> Arc<Self> {
-        let counter = Arc::new(Self { id, name, device: key(device), enqueued: AtomicU64::new(0) });
+    pub(super) fn new(id: GroupId, name: Arc<str>, track: Track, device: &Device) -> Arc<Self> {
+        let counter = Arc::new(Self { id, name, track, device: key(device), enqueued: AtomicU64::new(0) });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));

@@ -119,6 +119,8 @@ impl ProcessGroup {
             numbers: self.numbers.clone(),
             store,
             timeout: self.timeout,
+            recorder: self.counter.track.recorder().clone(),
+            desk: self.desk.clone(),
         }
     }
 }

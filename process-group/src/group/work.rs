@@ -1,8 +1,9 @@
 //! Waiting for enqueued operations.
 
 use std::{
+    collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
@@ -14,7 +15,11 @@ use cuda_driver::{
 };
 
 use super::{GroupError, Result, process_group::Counter};
-use crate::{comm::AbortHandle, store::Deadline};
+use crate::{
+    comm::AbortHandle,
+    record::{Look, Span},
+    store::Deadline,
+};
 
 /// An operation that was enqueued.
 ///
@@ -31,6 +36,8 @@ pub struct Work {
     /// capture ends the capture in vain (measured), so it is never asked.
     captured: bool,
     done: Arc<Lease>,
+    /// What the flight recorder holds of it.
+    span: Span,
 }
 
 impl Work {
@@ -42,12 +49,14 @@ impl Work {
         communicator: AbortHandle,
         events: &Arc<EventPool>,
         stream: &Stream,
+        span: Span,
     ) -> Result<Self> {
         let done = Arc::new(events.lease()?);
         stream.record(done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
         let stream = StreamKey(stream.raw());
-        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, captured, done })
+        counter.track.enqueued(span, stream.0.addr() as u64, captured);
+        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, captured, done, span })
     }
 
     /// Its number among the group's operations, beginning with 1.
@@ -92,6 +101,7 @@ impl Work {
                 return Ok(());
             }
             if deadline.expired() {
+                self.counter.track.recorder().trouble();
                 return Err(GroupError::WorkTimeout {
                     operation: self.operation,
                     sequence: self.sequence,
@@ -100,7 +110,7 @@ impl Work {
                 });
             }
             if pause >= LONGEST {
-                self.communicator.async_error()?;
+                self.communicator.async_error().inspect_err(|_| self.counter.track.recorder().trouble())?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
@@ -123,7 +133,11 @@ impl Work {
         let event = self.done.event();
         // Another thread may be capturing in global mode, whose capture a query would end.
         let _relaxed = RelaxedCapture::enter(event.context().driver())?;
-        Ok(event.query()?)
+        let done = event.query()?;
+        if done {
+            self.counter.track.completed(self.span);
+        }
+        Ok(done)
     }
 }
 
@@ -149,8 +163,9 @@ pub(super) struct EventPool {
 }
 
 impl EventPool {
-    /// How many are kept.
-    const KEPT: usize = 256;
+    /// How many are kept: as many as the works that a stream is remembered by, so that one that runs far ahead makes
+    /// no new ones.
+    const KEPT: usize = Outstanding::KEPT;
 
     pub(super) fn new(context: &Context) -> Arc<Self> {
         Arc::new(Self { context: context.clone(), free: Mutex::default() })
@@ -188,24 +203,64 @@ impl Drop for Lease {
     }
 }
 
-/// The last work of every stream: when it is done, so is everything before it there.
+/// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
+/// for all; the others are for the flight recorder, which wants to know how far a stream has come.
 #[derive(Default)]
 pub(super) struct Outstanding {
-    last: Mutex<Vec<Work>>,
+    streams: Mutex<Vec<VecDeque<Work>>>,
 }
 
 impl Outstanding {
-    /// Takes the place of the stream's former work.
+    /// A stream takes about as many launches before the host waits: what is further back is done.
+    const KEPT: usize = 1024;
+    /// After how many works a stream is looked at: one query for all of them.
+    const STRIDE: usize = 64;
+
+    fn streams(&self) -> MutexGuard<'_, Vec<VecDeque<Work>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the latest work of its stream.
     pub(super) fn put(&self, work: &Work) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match last.iter_mut().find(|former| former.stream == work.stream) {
-            Some(former) => *former = work.clone(),
-            None => last.push(work.clone()),
+        let mut streams = self.streams();
+        let own = |works: &&mut VecDeque<Work>| works.back().is_some_and(|last| last.stream == work.stream);
+        let Some(works) = streams.iter_mut().find(own) else {
+            streams.iter_mut().for_each(drop_done);
+            let mut works = VecDeque::with_capacity(2 * Self::STRIDE);
+            works.push_back(work.clone());
+            return streams.push(works);
+        };
+        if works.len().is_multiple_of(Self::STRIDE) {
+            drop_done(works);
+            if works.len() >= Self::KEPT {
+                works.drain(..Self::STRIDE);
+            }
         }
+        works.push_back(work.clone());
     }
 
     /// The last work of every stream.
     pub(super) fn all(&self) -> Vec<Work> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.streams().iter().filter_map(|works| works.back().cloned()).collect()
+    }
+}
+
+/// Tells the recorder which of a stream's works are done, and lets go of them, but for the last.
+fn drop_done(works: &mut VecDeque<Work>) {
+    // What the driver does not answer for is not known to be done.
+    let done = |work: &Work| work.is_completed().unwrap_or(false);
+    let count = match works.back() {
+        Some(last) if done(last) => works.len(),
+        _ => works.partition_point(done),
+    };
+    for work in works.range(..count) {
+        work.counter.track.completed(work.span);
+    }
+    works.drain(..count.min(works.len().saturating_sub(1)));
+}
+
+impl Look for Outstanding {
+    fn look(&self) {
+        self.streams().iter_mut().for_each(drop_done);
     }
 }

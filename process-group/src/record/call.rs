@@ -1,0 +1,228 @@
+//! What is recorded of a call.
+
+use crate::comm::{self, DataType, ReduceOp, Task};
+use comm::Operation as Native;
+
+/// What was called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Operation {
+    /// All-reduce.
+    AllReduce,
+    /// Broadcast.
+    Broadcast,
+    /// Reduce to a root.
+    Reduce,
+    /// All-gather.
+    AllGather,
+    /// Reduce-scatter.
+    ReduceScatter,
+    /// All-to-all.
+    AllToAll,
+    /// Gather to a root.
+    Gather,
+    /// Scatter from a root.
+    Scatter,
+    /// All-to-all of shares of any length.
+    AllToAllList,
+    /// Gather of shares of any length.
+    GatherList,
+    /// Scatter of shares of any length.
+    ScatterList,
+    /// Send to one member.
+    Send,
+    /// Receive from one member.
+    Recv,
+    /// The end of a batch.
+    Batch,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Self; 14] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAllList,
+        Self::GatherList,
+        Self::ScatterList,
+        Self::Send,
+        Self::Recv,
+        Self::Batch,
+    ];
+
+    /// What its method is called.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAllList => "all_to_all_list",
+            Self::GatherList => "gather_list",
+            Self::ScatterList => "scatter_list",
+            Self::Send => "send",
+            Self::Recv => "recv",
+            Self::Batch => "batch",
+        }
+    }
+
+    /// What PyTorch's analyser calls it. That takes all-to-all for what it is told of an operation whose members have
+    /// buffers of different lengths: it compares what all send with what all receive.
+    #[must_use]
+    pub const fn torch_name(self) -> &'static str {
+        match self {
+            Self::AllGather => "_all_gather_base",
+            Self::ReduceScatter => "_reduce_scatter_base",
+            Self::AllToAll | Self::AllToAllList | Self::GatherList | Self::ScatterList => "all_to_all",
+            Self::Batch => "coalesced",
+            other => other.name(),
+        }
+    }
+
+    /// Whether it is between two members, so that it is counted apart.
+    #[must_use]
+    pub const fn is_message(self) -> bool {
+        matches!(self, Self::Send | Self::Recv)
+    }
+
+    pub(super) fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// What PyTorch calls an element type.
+pub(super) fn torch_type(dtype: DataType) -> &'static str {
+    match dtype {
+        DataType::I8 => "Char",
+        DataType::U8 => "Byte",
+        DataType::Bool => "Bool",
+        DataType::I32 => "Int",
+        DataType::U32 => "UInt32",
+        DataType::I64 => "Long",
+        DataType::U64 => "UInt64",
+        DataType::F16 => "Half",
+        DataType::F32 => "Float",
+        DataType::F64 => "Double",
+        DataType::Bf16 => "BFloat16",
+        DataType::F8E4M3 => "Float8_e4m3fn",
+        DataType::F8E5M2 => "Float8_e5m2",
+    }
+}
+
+/// The reductions' names; the first is none.
+pub(super) const REDUCTIONS: [&str; 7] = ["", "sum", "prod", "max", "min", "avg", "premul_sum"];
+
+/// One call, as the operation describes it before it is launched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(super) operation: Operation,
+    /// The type's discriminant.
+    pub(super) dtype: u8,
+    /// Its place in [`REDUCTIONS`].
+    pub(super) reduction: u8,
+    /// The root, or the other end of a message.
+    pub(super) peer: Option<u32>,
+    /// Elements read.
+    pub(super) send: u64,
+    /// Elements written.
+    pub(super) receive: u64,
+}
+
+/// Whether two tasks that follow each other are recorded as one: messages that one collective is made of, which its
+/// members need not have equally many of.
+pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
+    list_of(former).is_some() && former.call == next.call
+}
+
+/// The collective that a message is a part of.
+fn list_of(task: &Task) -> Option<Operation> {
+    const LISTS: [Operation; 3] = [Operation::AllToAllList, Operation::GatherList, Operation::ScatterList];
+    match task.operation {
+        Native::Send | Native::Recv => LISTS.into_iter().find(|list| list.name() == task.call),
+        _ => None,
+    }
+}
+
+impl Call {
+    /// What is recorded of tasks that [are one](are_one), in a group of `size`.
+    pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
+        match tasks {
+            [task] if list_of(task).is_none() => Self::of_one(task, size),
+            _ => Self::of_list(tasks),
+        }
+    }
+
+    fn of_list(tasks: &[Task]) -> Self {
+        let sum = |operation| {
+            let counts =
+                tasks.iter().filter(|task| task.operation == operation).map(|task| task.count as u64);
+            counts.fold(0, u64::saturating_add)
+        };
+        let first = tasks.first();
+        Self {
+            operation: first.and_then(list_of).unwrap_or(Operation::Batch),
+            dtype: first.map_or(0, |task| task.dtype as u8),
+            reduction: 0,
+            peer: None,
+            send: sum(Native::Send),
+            receive: sum(Native::Recv),
+        }
+    }
+
+    fn of_one(task: &Task, size: usize) -> Self {
+        let Task { operation, count, dtype, op, rank, .. } = *task;
+        let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));
+        let (operation, send, receive, reduces, names) = match operation {
+            Native::AllReduce => (Operation::AllReduce, one, one, true, false),
+            Native::Broadcast => (Operation::Broadcast, one, one, false, true),
+            Native::Reduce => (Operation::Reduce, one, one, true, true),
+            Native::AllGather => (Operation::AllGather, one, all, false, false),
+            Native::ReduceScatter => (Operation::ReduceScatter, all, one, true, false),
+            Native::AllToAll => (Operation::AllToAll, all, all, false, false),
+            Native::Gather => (Operation::Gather, one, all, false, true),
+            Native::Scatter => (Operation::Scatter, all, one, false, true),
+            Native::Send => (Operation::Send, one, 0, false, true),
+            Native::Recv => (Operation::Recv, 0, one, false, true),
+        };
+        let reduction = match op {
+            _ if !reduces => 0,
+            ReduceOp::Sum => 1,
+            ReduceOp::Prod => 2,
+            ReduceOp::Max => 3,
+            ReduceOp::Min => 4,
+            ReduceOp::Avg => 5,
+            ReduceOp::PreMulSum(_) => 6,
+        };
+        let peer = u32::try_from(rank).ok().filter(|_| names);
+        Self { operation, dtype: dtype as u8, reduction, peer, send, receive }
+    }
+
+    /// The end of a batch.
+    pub(super) fn end_of_batch() -> Self {
+        Self { operation: Operation::Batch, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_places() {
+        for (place, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, place);
+        }
+    }
+}

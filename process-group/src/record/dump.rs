@@ -1,0 +1,298 @@
+//! What was recorded, as data and as files.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    panic::Location,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use super::{
+    call::{Call, Operation, REDUCTIONS, torch_type},
+    document::{Value, dict},
+    recorder::Recorder,
+    ring::Record,
+};
+use crate::comm::DataType;
+
+/// What one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
+///
+/// [`to_pickle`](Self::to_pickle) gives what PyTorch's analyser (`torchfrtrace`, format 2.10) reads, and
+/// [`to_json`](Self::to_json) the same as JSON.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Dump {
+    /// The rank of the job.
+    pub rank: usize,
+    /// The name of the first group.
+    pub name: String,
+    /// NCCL's release.
+    pub library: String,
+    /// The groups that the calls are of.
+    pub groups: Vec<DumpedGroup>,
+    /// The calls, oldest first.
+    pub entries: Vec<Entry>,
+}
+
+/// A group in a [`Dump`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DumpedGroup {
+    /// What it is known by: `uid.epoch`.
+    pub id: String,
+    /// What it is called.
+    pub name: String,
+    /// Its members' ranks of the job, in the order of their ranks in the group.
+    pub ranks: Vec<usize>,
+    /// How long the group gives its members.
+    pub timeout: Duration,
+    /// How many collectives this rank has called; a batch counts once.
+    pub collectives: u64,
+    /// How many messages this rank has called; a batch counts once.
+    pub messages: u64,
+}
+
+/// A call in a [`Dump`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Entry {
+    /// Its number among the rank's calls, beginning with 0.
+    pub record: u64,
+    /// The place of its group in [`Dump::groups`].
+    pub group: usize,
+    /// What was called.
+    pub operation: Operation,
+    /// The number of the collective in its group; for a message, of the last one before it.
+    pub collective: u64,
+    /// The number of the message among the rank's in its group; for a collective, of the last one before it.
+    pub message: u64,
+    /// For a message: its number among those of this direction between the two.
+    pub pair: u64,
+    /// Whether it is a message, or the end of a batch of messages.
+    pub is_message: bool,
+    /// Whether it was called in a batch, whose calls share their numbers.
+    pub is_batched: bool,
+    /// Whether a graph captured it: then it says nothing of its runs.
+    pub is_captured: bool,
+    /// The type of its elements; `None` for the end of a batch.
+    pub dtype: Option<DataType>,
+    /// What it reduces by.
+    pub reduction: Option<&'static str>,
+    /// The root's rank in the group, or that of the other end.
+    pub peer: Option<usize>,
+    /// Elements read.
+    pub send: u64,
+    /// Elements written.
+    pub receive: u64,
+    /// When it was called, in ns since 1970.
+    pub created_ns: u64,
+    /// When somebody saw that it was done, in ns since 1970.
+    pub completed_ns: Option<u64>,
+    /// Where it was called.
+    pub site: &'static Location<'static>,
+}
+
+/// Why a dump was not written.
+#[derive(Debug, thiserror::Error)]
+#[error("the flight recorder's dump cannot be written to {}; give another folder", .path.display())]
+#[non_exhaustive]
+pub struct DumpError {
+    /// The file or the folder.
+    pub path: PathBuf,
+    /// Why not.
+    pub source: io::Error,
+}
+
+impl Dump {
+    /// The format's version, which says how PyTorch's analyser matches entries.
+    pub const VERSION: &'static str = "2.10";
+
+    pub(super) fn of(recorder: &Recorder) -> Self {
+        let records = recorder.ring.read();
+        let groups = recorder.groups();
+        let groups: Vec<_> = groups
+            .iter()
+            .map(|(group, counts)| DumpedGroup {
+                id: group.id.clone(),
+                name: group.name.to_string(),
+                ranks: group.ranks.clone(),
+                timeout: group.timeout,
+                collectives: counts.collectives.load(Ordering::Relaxed),
+                messages: counts.messages.load(Ordering::Relaxed),
+            })
+            .collect();
+        Self {
+            rank: recorder.rank,
+            name: recorder.name.to_string(),
+            library: recorder.library.clone(),
+            entries: entries(&records),
+            groups,
+        }
+    }
+
+    /// As PyTorch's analyser reads it: a pickle of plain values.
+    #[must_use]
+    pub fn to_pickle(&self) -> Vec<u8> {
+        self.document().to_pickle()
+    }
+
+    /// The same as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        self.document().to_json()
+    }
+
+    /// Writes the pickle to `folder`, as `flight_NAME_RANK`, which takes the place of an older one whole. PyTorch's
+    /// analyser wants the files of all ranks in one folder, and nothing else there.
+    ///
+    /// # Errors
+    /// [`DumpError`] with the file.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf, DumpError> {
+        let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+        let name: String = self.name.chars().map(word).collect();
+        let path = folder.join(format!("flight_{name}_{}", self.rank));
+        // No reader sees half a file; the name is one that PyTorch's analyser passes over.
+        let half = folder.join(format!(".{}-{name}.half", self.rank));
+        fs::write(&half, self.to_pickle())
+            .and_then(|()| fs::rename(&half, &path))
+            .map_err(|source| DumpError { path: path.clone(), source })?;
+        Ok(path)
+    }
+
+    fn document(&self) -> Value {
+        let groups = |value: fn(&Self, usize, &DumpedGroup) -> Value| {
+            let groups = self.groups.iter().enumerate();
+            Value::Dict(groups.map(|(place, group)| (group.id.clone(), value(self, place, group))).collect())
+        };
+        let config = groups(|_, _, group| {
+            let ranks: Vec<_> = group.ranks.iter().map(usize::to_string).collect();
+            let ranks = format!("[{}]", ranks.join(", "));
+            dict([
+                ("name", group.id.as_str().into()),
+                ("desc", group.name.as_str().into()),
+                ("ranks", ranks.as_str().into()),
+            ])
+        });
+        let status = groups(|dump, place, group| {
+            let last = dump
+                .entries
+                .iter()
+                .rev()
+                .find(|entry| entry.group == place && !entry.is_message && entry.completed_ns.is_some());
+            let completed = last.map_or(0, |entry| entry.collective);
+            dict([
+                ("last_enqueued_collective", group.collectives.into()),
+                // No event says when an operation begins.
+                ("last_started_collective", completed.into()),
+                ("last_completed_collective", completed.into()),
+            ])
+        });
+        dict([
+            ("version", Self::VERSION.into()),
+            ("comm_lib_version", self.library.as_str().into()),
+            ("rank", (self.rank as u64).into()),
+            ("pg_config", config),
+            ("pg_status", status),
+            ("entries", Value::List(self.entries.iter().map(|entry| self.entry(entry)).collect())),
+        ])
+    }
+
+    fn entry(&self, entry: &Entry) -> Value {
+        let group = self.groups.get(entry.group);
+        let (id, name) = group.map_or(("", ""), |group| (&group.id, &group.name));
+        let own = group.and_then(|group| group.ranks.iter().position(|rank| *rank == self.rank));
+        let (own, peer) = (own.unwrap_or_default(), entry.peer.unwrap_or_default());
+        let operation = entry.operation.torch_name();
+        let profiling_name = match entry.operation {
+            Operation::Send => format!("nccl:{operation} {own}->{peer}"),
+            Operation::Recv => format!("nccl:{operation} {own}<-{peer}"),
+            _ => format!("nccl:{operation}"),
+        };
+        let number = |number: Option<u64>| number.map_or(Value::None, Value::from);
+        let side = |there: bool, elements: u64| match entry.dtype.filter(|_| there) {
+            Some(dtype) => (
+                Value::List(vec![Value::List(vec![elements.into()])]),
+                Value::List(vec![torch_type(dtype).into()]),
+            ),
+            // The analyser looks at the first of each, so there is one: of no dimensions.
+            None => (Value::List(vec![Value::List(vec![])]), Value::List(vec![])),
+        };
+        let (input_sizes, input_dtypes) = side(entry.operation != Operation::Recv, entry.send);
+        let (output_sizes, output_dtypes) = side(entry.operation != Operation::Send, entry.receive);
+        let frame = dict([
+            ("name", entry.operation.name().into()),
+            ("filename", entry.site.file().into()),
+            ("line", u64::from(entry.site.line()).into()),
+        ]);
+        let timeout = group.map_or(0, |group| u64::try_from(group.timeout.as_millis()).unwrap_or(u64::MAX));
+        let state = if entry.completed_ns.is_some() { "completed" } else { "scheduled" };
+        dict([
+            ("record_id", entry.record.into()),
+            ("pg_id", (entry.group as u64).into()),
+            ("process_group", Value::List(vec![id.into(), name.into()])),
+            ("collective_seq_id", entry.collective.into()),
+            ("p2p_seq_id", entry.message.into()),
+            ("op_id", (entry.record + 1).into()),
+            ("profiling_name", profiling_name.as_str().into()),
+            ("time_created_ns", entry.created_ns.into()),
+            ("input_sizes", input_sizes),
+            ("input_dtypes", input_dtypes),
+            ("output_sizes", output_sizes),
+            ("output_dtypes", output_dtypes),
+            ("state", state.into()),
+            ("time_discovered_started_ns", Value::None),
+            ("time_discovered_completed_ns", number(entry.completed_ns)),
+            ("retired", Value::Bool(entry.completed_ns.is_some())),
+            ("timeout_ms", timeout.into()),
+            ("is_p2p", Value::Bool(entry.is_message)),
+            ("frames", Value::List(vec![frame])),
+            // PyTorch's has none of these.
+            ("operation", entry.operation.name().into()),
+            ("pair_seq_id", number((entry.pair > 0).then_some(entry.pair))),
+            ("peer", number(entry.peer.map(|peer| peer as u64))),
+            ("reduction", entry.reduction.map_or(Value::None, Value::from)),
+            ("captured", Value::Bool(entry.is_captured)),
+        ])
+    }
+}
+
+/// What is done is so with everything before it on its stream.
+fn entries(records: &[Record]) -> Vec<Entry> {
+    let mut done: HashMap<u64, u64> = HashMap::new();
+    let entry = |record: &Record| {
+        let Call { operation, dtype, reduction, peer, send, receive } = record.call;
+        let place = &record.position;
+        let mut completed = Some(record.completed).filter(|time| *time > 0);
+        if record.stream != 0 && !record.captured {
+            match completed {
+                Some(time) => _ = done.insert(record.stream, time),
+                None => completed = done.get(&record.stream).copied(),
+            }
+        }
+        let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
+        Entry {
+            record: record.number,
+            group: place.group as usize,
+            operation,
+            collective: place.collective,
+            message: place.messages,
+            pair: place.pair,
+            is_message: place.message,
+            is_batched: place.batched,
+            is_captured: record.captured,
+            dtype: dtype.filter(|_| operation != Operation::Batch),
+            reduction: REDUCTIONS.get(usize::from(reduction)).copied().filter(|name| !name.is_empty()),
+            peer: peer.map(|peer| peer as usize),
+            send,
+            receive,
+            created_ns: record.created,
+            completed_ns: completed,
+            site: record.site,
+        }
+    };
+    let mut entries: Vec<_> = records.iter().rev().map(entry).collect();
+    entries.reverse();
+    entries
+}

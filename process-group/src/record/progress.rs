@@ -1,0 +1,213 @@
+//! How far every member is: what they answer when they are asked.
+
+use std::{fmt, time::Duration};
+
+use super::recorder::{Recorder, now};
+
+/// How far the members of a group are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// The group's name.
+    pub group: String,
+    /// Its members, in the order of their ranks there.
+    pub members: Vec<MemberProgress>,
+}
+
+/// How far one member is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberProgress {
+    /// Its rank of the job.
+    pub rank: usize,
+    /// What it did last in the group; `None` if it did not answer.
+    pub last: Option<LastCall>,
+}
+
+/// What a member did last in a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LastCall {
+    /// How many collectives it has called.
+    pub collectives: u64,
+    /// How many messages it has called.
+    pub messages: u64,
+    /// What the last call was; `None` if it has called nothing, or so long ago that it is forgotten.
+    pub operation: Option<String>,
+    /// Whether that is done.
+    pub is_completed: bool,
+    /// How long before the answer it was called.
+    pub age: Duration,
+    /// Where it was called, as `file:line`; empty without a call.
+    pub site: String,
+}
+
+impl Progress {
+    /// The number of the collective that the foremost member has called.
+    #[must_use]
+    pub fn front(&self) -> u64 {
+        let called = self.members.iter().filter_map(|member| member.last.as_ref());
+        called.map(|last| last.collectives).max().unwrap_or(0)
+    }
+
+    /// The members that have not called the collective that the foremost has, and those that did not answer.
+    pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
+        let front = self.front();
+        let behind = move |last: &LastCall| last.collectives < front;
+        self.members.iter().filter(move |member| member.last.as_ref().is_none_or(behind))
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut missing = self.not_joined().peekable();
+        if missing.peek().is_none() {
+            return write!(f, "all members of {} have called collective {}", self.group, self.front());
+        }
+        for (place, member) in missing.enumerate() {
+            let separator = if place > 0 { "; " } else { "" };
+            write!(f, "{separator}rank {} ", member.rank)?;
+            match &member.last {
+                None => write!(f, "does not answer")?,
+                Some(last) => {
+                    write!(
+                        f,
+                        "has not joined collective {} of {}: {last}",
+                        last.collectives + 1,
+                        self.group
+                    )?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for LastCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(operation) = &self.operation else {
+            return write!(f, "it has called nothing that it remembers");
+        };
+        let done = if self.is_completed { "done" } else { "not done" };
+        write!(f, "its last call was {operation} at {}, {:.1?} ago, {done}", self.site, self.age)
+    }
+}
+
+/// What one rank answers of one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) id: String,
+    pub(super) name: String,
+    /// Ranks of the job.
+    pub(super) ranks: Vec<usize>,
+    pub(super) last: LastCall,
+}
+
+impl Answer {
+    /// What a rank answers: one for each of its groups.
+    pub(super) fn all(recorder: &Recorder) -> Vec<Self> {
+        let dump = recorder.dump();
+        let answer = |(place, group): (usize, &super::DumpedGroup)| {
+            let last = dump.entries.iter().rev().find(|entry| entry.group == place);
+            let age = last.map_or(0, |entry| now().saturating_sub(entry.created_ns));
+            Self {
+                id: group.id.clone(),
+                name: group.name.clone(),
+                ranks: group.ranks.clone(),
+                last: LastCall {
+                    collectives: group.collectives,
+                    messages: group.messages,
+                    operation: last.map(|entry| entry.operation.name().to_owned()),
+                    is_completed: last.is_some_and(|entry| entry.completed_ns.is_some()),
+                    age: Duration::from_nanos(age),
+                    site: last.map_or(String::new(), |entry| {
+                        format!("{}:{}", entry.site.file(), entry.site.line())
+                    }),
+                },
+            }
+        };
+        dump.groups.iter().enumerate().map(answer).collect()
+    }
+}
+
+/// Answers as they lie in the store: a line each, of fields between tabs.
+pub(super) fn encode(answers: &[Answer]) -> String {
+    let plain = |text: &str| text.replace(char::is_control, " ");
+    let line = |Answer { id, name, ranks, last }: &Answer| {
+        let LastCall { collectives, messages, operation, is_completed, age, site } = last;
+        let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let (operation, done, age) =
+            (operation.as_deref().unwrap_or(""), u8::from(*is_completed), age.as_micros());
+        let (name, site) = (plain(name), plain(site));
+        format!("{id}\t{name}\t{ranks}\t{collectives}\t{messages}\t{operation}\t{done}\t{age}\t{site}")
+    };
+    answers.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The other way; lines that are none are passed over.
+pub(super) fn decode(bytes: &[u8]) -> Vec<Answer> {
+    let line = |line: &str| {
+        let mut fields = line.split('\t');
+        let mut field = || fields.next();
+        Some(Answer {
+            id: field()?.to_owned(),
+            name: field()?.to_owned(),
+            ranks: field()?.split(',').map(|rank| rank.parse().ok()).collect::<Option<_>>()?,
+            last: LastCall {
+                collectives: field()?.parse().ok()?,
+                messages: field()?.parse().ok()?,
+                operation: Some(field()?.to_owned()).filter(|operation| !operation.is_empty()),
+                is_completed: field()? == "1",
+                age: Duration::from_micros(field()?.parse().ok()?),
+                site: field()?.to_owned(),
+            },
+        })
+    };
+    String::from_utf8_lossy(bytes).lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn answer() -> impl Strategy<Value = Answer> {
+        let last =
+            (any::<[u64; 2]>(), prop::option::of("[a-z_]{1,9}"), any::<bool>(), any::<u32>(), "[ -~]{0,9}");
+        let last = last.prop_map(|([collectives, messages], operation, is_completed, age, site)| LastCall {
+            collectives,
+            messages,
+            operation,
+            is_completed,
+            age: Duration::from_micros(age.into()),
+            site,
+        });
+        let ranks = prop::collection::vec(any::<usize>(), 1..5);
+        ("[0-9]{1,3}\\.[0-9]", "[ -~é]{0,9}", ranks, last).prop_map(|(id, name, ranks, last)| Answer {
+            id,
+            name,
+            ranks,
+            last,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn answers_survive_the_store(answers in prop::collection::vec(answer(), 0..4)) {
+            prop_assert_eq!(decode(encode(&answers).as_bytes()), answers);
+        }
+
+        #[test]
+        fn any_name_keeps_to_its_line(mut answers in prop::collection::vec(answer(), 1..4), name in any::<String>()) {
+            answers[0].name = name;
+            let found = decode(encode(&answers).as_bytes());
+            prop_assert_eq!(&found[0].last, &answers[0].last);
+            prop_assert_eq!(&found[1..], &answers[1..]);
+        }
+
+        #[test]
+        fn what_is_no_answer_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            decode(&bytes);
+        }
+    }
+}

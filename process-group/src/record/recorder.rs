@@ -1,0 +1,271 @@
+//! A rank's ring, and the groups that write to it.
+
+use std::{
+    panic::Location,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use super::{
+    Dump, DumpError,
+    call::{Call, Operation},
+    desk::Bell,
+    ring::{Position, Ring, Span},
+};
+
+/// What can look which operations of a group are done, and says so by [`Track::completed`].
+pub(crate) trait Look: Send + Sync {
+    fn look(&self);
+}
+
+/// A group as the recorder knows it.
+pub(crate) struct GroupEntry {
+    /// Equal on all members, and never given to another group.
+    pub(crate) id: String,
+    pub(crate) name: Arc<str>,
+    /// Ranks of the job.
+    pub(crate) ranks: Vec<usize>,
+    pub(crate) timeout: Duration,
+    pub(crate) look: Weak<dyn Look>,
+}
+
+/// What one rank called, in a group and the groups that were split from it.
+pub(crate) struct Recorder {
+    pub(super) ring: Ring,
+    pub(super) groups: Mutex<Vec<(GroupEntry, Arc<Counts>)>>,
+    /// This rank of the job.
+    pub(super) rank: usize,
+    /// The first group's name.
+    pub(super) name: Arc<str>,
+    /// NCCL's release.
+    pub(super) library: String,
+    /// Where dumps go when something goes wrong.
+    folder: Option<PathBuf>,
+    dumped: Mutex<Option<Instant>>,
+    pub(super) bell: Arc<Bell>,
+}
+
+/// How far this rank is in a group.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) collectives: AtomicU64,
+    pub(super) messages: AtomicU64,
+}
+
+impl Recorder {
+    /// Calls that are kept.
+    const SLOTS: usize = 2048;
+    /// How often trouble writes dumps at most.
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    pub(crate) fn new(rank: usize, name: Arc<str>, library: String, folder: Option<PathBuf>) -> Arc<Self> {
+        Arc::new(Self {
+            ring: Ring::new(Self::SLOTS),
+            groups: Mutex::default(),
+            rank,
+            name,
+            library,
+            folder,
+            dumped: Mutex::default(),
+            bell: Arc::default(),
+        })
+    }
+
+    pub(super) fn groups(&self) -> MutexGuard<'_, Vec<(GroupEntry, Arc<Counts>)>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has every group look which operations are done.
+    pub(super) fn look(&self) {
+        let groups: Vec<_> = self.groups().iter().filter_map(|(group, _)| group.look.upgrade()).collect();
+        groups.iter().for_each(|group| group.look());
+    }
+
+    /// What is recorded now.
+    pub(crate) fn dump(&self) -> Dump {
+        self.look();
+        Dump::of(self)
+    }
+
+    /// Something has gone wrong: writes a dump, if there is a folder for it and none was written a moment ago, and has
+    /// the other ranks write theirs.
+    pub(crate) fn trouble(&self) {
+        let mut dumped = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.folder.is_some() && dumped.is_none_or(|dumped| dumped.elapsed() >= Self::PAUSE) {
+            *dumped = Some(Instant::now());
+            drop(dumped);
+            // The folder was there when the group was made; what failed meanwhile must not hide the trouble itself.
+            let _ = self.last_words();
+            self.bell.change(|state| state.alarm = true);
+        }
+    }
+
+    /// Writes a dump to the folder, if there is one.
+    pub(crate) fn last_words(&self) -> Result<(), DumpError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        self.dump().write(folder).map(drop)
+    }
+}
+
+/// Writes one group's calls.
+pub(crate) struct Track {
+    recorder: Arc<Recorder>,
+    group: u32,
+    counts: Arc<Counts>,
+    /// Messages to every member, then messages from every member.
+    pairs: Box<[AtomicU64]>,
+}
+
+impl std::fmt::Debug for Track {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Track({}, {:?})", self.group, self.counts)
+    }
+}
+
+/// A call that has been recorded, until it is known whether it was launched.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    record: u64,
+    call: Call,
+    /// Whether it raised its group's count.
+    counted: bool,
+}
+
+/// What a batch was counted as.
+#[derive(Debug, Clone, Copy, Default)]
+struct Batched {
+    collective: bool,
+    message: bool,
+}
+
+impl Track {
+    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupEntry) -> Self {
+        let counts = Arc::new(Counts::default());
+        let pairs = (0..2 * group.ranks.len()).map(|_| AtomicU64::new(0)).collect();
+        let mut groups = recorder.groups();
+        let place = groups.len() as u32;
+        groups.push((group, counts.clone()));
+        drop(groups);
+        Self { recorder: recorder.clone(), group: place, counts, pairs }
+    }
+
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// The count of a message's pair and direction.
+    fn pair(&self, call: &Call) -> Option<&AtomicU64> {
+        let peer = call.peer.filter(|_| call.operation.is_message())? as usize;
+        let direction = if call.operation == Operation::Send { 0 } else { self.pairs.len() / 2 };
+        self.pairs.get(direction + peer).filter(|_| peer < self.pairs.len() / 2)
+    }
+
+    /// Records a call that is about to be launched. `batch` is what the batch that it is in has counted already: a
+    /// batch counts once as a collective and once as a message.
+    fn begin(&self, call: Call, batch: Option<&mut Batched>, site: &'static Location<'static>) -> Begun {
+        let batched = batch.is_some();
+        let message = call.operation.is_message();
+        let mut alone = Batched::default();
+        let batch = batch.unwrap_or(&mut alone);
+        let seen = if message { &mut batch.message } else { &mut batch.collective };
+        let counted = !std::mem::replace(seen, true);
+        let count = |counter: &AtomicU64, new: bool| {
+            if new { counter.fetch_add(1, Ordering::Relaxed) + 1 } else { counter.load(Ordering::Relaxed) }
+        };
+        let position = Position {
+            group: self.group,
+            collective: count(&self.counts.collectives, counted && !message),
+            messages: count(&self.counts.messages, counted && message),
+            pair: self.pair(&call).map_or(0, |pair| count(pair, true)),
+            message,
+            batched,
+        };
+        Begun { record: self.recorder.ring.write(call, position, site, now()), call, counted }
+    }
+
+    /// Takes back a call that was refused.
+    fn refuse(&self, begun: Begun, batch: Option<&mut Batched>) {
+        let Begun { record, call, counted } = begun;
+        self.recorder.ring.retract(record);
+        if let Some(pair) = self.pair(&call) {
+            pair.fetch_sub(1, Ordering::Relaxed);
+        }
+        if counted {
+            let mut alone = Batched::default();
+            let batch = batch.unwrap_or(&mut alone);
+            let (seen, counter) = match call.operation.is_message() {
+                true => (&mut batch.message, &self.counts.messages),
+                false => (&mut batch.collective, &self.counts.collectives),
+            };
+            *seen = false;
+            counter.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Records the end of a batch, if it had anything; returns the record's number.
+    fn end_batch(&self, batch: Batched, site: &'static Location<'static>) -> Option<u64> {
+        (batch.collective || batch.message).then(|| {
+            let position = Position {
+                group: self.group,
+                collective: self.counts.collectives.load(Ordering::Relaxed),
+                messages: self.counts.messages.load(Ordering::Relaxed),
+                pair: 0,
+                message: !batch.collective,
+                batched: true,
+            };
+            self.recorder.ring.write(Call::end_of_batch(), position, site, now())
+        })
+    }
+
+    /// Says on which stream these calls are.
+    pub(crate) fn enqueued(&self, span: Span, stream: u64, captured: bool) {
+        self.recorder.ring.enqueued(span, self.group, stream, captured);
+    }
+
+    /// Says that these calls were seen to be done.
+    pub(crate) fn completed(&self, span: Span) {
+        self.recorder.ring.completed(span, self.group, now);
+    }
+}
+
+/// The calls of one work, as they are launched.
+pub(crate) struct Recording<'a> {
+    track: &'a Track,
+    site: &'static Location<'static>,
+    batch: Option<Batched>,
+    span: Span,
+}
+
+impl<'a> Recording<'a> {
+    /// One call from `site`, or those of a batch.
+    pub(crate) fn new(track: &'a Track, site: &'static Location<'static>, batch: bool) -> Self {
+        Self { track, site, batch: batch.then(Batched::default), span: Span::default() }
+    }
+
+    /// Launches a call, which is recorded before and taken back if it is refused.
+    pub(crate) fn call<T, E>(&mut self, call: Call, launch: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let begun = self.track.begin(call, self.batch.as_mut(), self.site);
+        let launched = launch();
+        match launched {
+            Ok(_) => self.span = self.span.with(begun.record),
+            Err(_) => self.track.refuse(begun, self.batch.as_mut()),
+        }
+        launched
+    }
+
+    /// All are launched: their records.
+    pub(crate) fn end(self) -> Span {
+        let end = self.batch.and_then(|batch| self.track.end_batch(batch, self.site));
+        end.map_or(self.span, |end| self.span.with(end))
+    }
+}
+
+/// ns since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,57 @@
+//! How far the ranks of a running job are, asked over its store.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use process_group::{
+    ProcessGroup,
+    record::{MemberProgress, Progress},
+    store::{Deadline, TcpStore},
+};
+
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// The job's store: HOST:PORT
+    address: String,
+    /// What its first group is called
+    #[arg(long, default_value = "world")]
+    group: String,
+    /// The job's generation
+    #[arg(long, default_value_t = 0)]
+    epoch: u64,
+    /// Seconds for the ranks to answer
+    #[arg(long, default_value_t = 3.0)]
+    wait: f64,
+}
+
+pub(super) fn run(options: &Options) -> Result<()> {
+    let wait = Duration::try_from_secs_f64(options.wait).context("--wait")?;
+    let store = Arc::new(TcpStore::connect(&options.address, Deadline::after(wait))?);
+    let groups = ProcessGroup::observe(store, &options.group, options.epoch, Deadline::after(wait));
+    let groups = groups.with_context(|| {
+        let Options { address, group, epoch, .. } = options;
+        format!("no group {group} of epoch {epoch} answers at {address}")
+    })?;
+    groups.iter().for_each(|group| print!("{}", View(group)));
+    Ok(())
+}
+
+/// A group for people.
+struct View<'a>(&'a Progress);
+
+impl fmt::Display for View<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(group) = self;
+        writeln!(f, "{}", group.group)?;
+        for MemberProgress { rank, last, .. } in &group.members {
+            match last {
+                None => writeln!(f, "  rank {rank:<4} does not answer")?,
+                Some(last) => {
+                    let (collectives, messages) = (last.collectives, last.messages);
+                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {last}")?;
+                }
+            }
+        }
+        writeln!(f, "  {group}")
+    }
+}
