@@ -8,6 +8,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer};
 
+use super::pickle::{self, PickleError};
+
 /// One rank's dump.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Dump {
@@ -137,7 +139,9 @@ pub(super) enum LoadError {
     #[error("{} holds no dump; give the folder that the ranks wrote to", .folder.display())]
     Empty { folder: PathBuf },
     #[error("{} is no pickle of a flight recorder's dump", .file.display())]
-    Pickle { file: PathBuf, source: serde_pickle::Error },
+    Pickle { file: PathBuf, source: PickleError },
+    #[error("{} is a pickle, but not of a flight recorder's dump", .file.display())]
+    Content { file: PathBuf, source: serde_json::Error },
     #[error("{} is no JSON of a flight recorder's dump", .file.display())]
     Json { file: PathBuf, source: serde_json::Error },
     #[error("{} has version {found:?}; known are 2.0 to 2.x", .file.display())]
@@ -179,8 +183,8 @@ pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<(usize, Dump), LoadError
     let mut dump: Dump = if json {
         serde_json::from_slice(bytes).map_err(|source| LoadError::Json { file: file.into(), source })?
     } else {
-        serde_pickle::from_slice(bytes, serde_pickle::DeOptions::new())
-            .map_err(|source| LoadError::Pickle { file: file.into(), source })?
+        let value = pickle::read(bytes).map_err(|source| LoadError::Pickle { file: file.into(), source })?;
+        serde_json::from_value(value).map_err(|source| LoadError::Content { file: file.into(), source })?
     };
     if !dump.version.starts_with("2.") {
         return Err(LoadError::Version { file: file.into(), found: dump.version });
