@@ -5,8 +5,8 @@ use super::common;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::common::{MIB, bench, check_tiling, s, tight, used};
-use caching_alloc::core::{Action, Allocator, Block, Snapshot};
+use super::common::{MIB, bench, check_tiling, remapping_bench, s, tight, used};
+use caching_alloc::core::{Action, Allocator, Block, PoolKind, PoolSettings, Snapshot};
 use caching_alloc::host::{HostSource, HostStreams};
 use serde_json::Value;
 
@@ -123,12 +123,119 @@ fn the_trace_of_pages_that_move_leads_to_the_state() {
     assert_eq!(blocks, state.map(|block| (block.address, block.bytes)).collect());
     let state = snapshot.mapped.iter().flat_map(|state| &state.segments);
     assert_eq!(pages, state.map(|page| (page.address(), page.bytes())).collect());
+    undo(&serde_json::from_str(&snapshot.to_json().unwrap()).unwrap());
+}
+
+#[test]
+fn the_viewer_undoes_what_a_pool_left_behind() {
+    let kinds = [PoolKind::Cached, PoolKind::NoSplit, PoolKind::Remappable];
+    // While its stream captures, it gives nothing back.
+    for (kind, captures) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        let bench = remapping_bench(400 * MIB, tight());
+        let pool = bench.allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap();
+        for bytes in [3 * MIB, 700, 5 * MIB] {
+            let block = pool.allocate(bytes, s(1)).unwrap();
+            if bytes != 700 {
+                bench.streams.enqueue(s(9));
+                block.record_stream(s(9)).unwrap();
+            }
+        }
+        let kept = bench.allocator.allocate(MIB, s(1)).unwrap();
+        bench.streams.set_capturing(s(1), captures);
+        drop(pool);
+        let snapshot = bench.allocator.snapshot().unwrap();
+        let json: Value = serde_json::from_str(&snapshot.to_json().unwrap()).unwrap();
+        undo(&json);
+        let traces = json["device_traces"][0].as_array().unwrap();
+        let count = |of: &str| traces.iter().filter(|entry| entry["action"] == of).count();
+        if !captures {
+            assert_eq!(count("segment_free"), count("segment_alloc"), "{kind:?}");
+            assert_eq!(
+                count("segment_unmap") + 1,
+                count("segment_map"),
+                "but for the page of the block that is kept"
+            );
+        }
+        bench.streams.set_capturing(s(1), false);
+        drop(kept);
+    }
+}
+
+/// Undoes a trace from its end, as the viewer does.
+fn undo(json: &Value) {
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"));
+    let mut segments = BTreeMap::new();
+    let mut blocks = BTreeMap::new();
+    for segment in json["segments"].as_array().unwrap() {
+        let mut at = number(segment, "address");
+        segments.insert(at, (at + number(segment, "total_size"), number(segment, "stream")));
+        for block in segment["blocks"].as_array().unwrap() {
+            if block["state"] != "inactive" {
+                blocks.insert(at, at + number(block, "requested_size"));
+            }
+            at += number(block, "size");
+        }
+    }
+    fit(&blocks, &segments);
+    for entry in json["device_traces"][0].as_array().unwrap().iter().rev() {
+        let action = entry["action"].as_str().unwrap();
+        if matches!(action, "oom" | "snapshot") {
+            continue;
+        }
+        let (mut at, bytes, stream) = (number(entry, "addr"), number(entry, "size"), number(entry, "stream"));
+        let mut end = at + bytes;
+        match action {
+            "alloc" => assert_eq!(blocks.remove(&at), Some(end), "{entry}"),
+            "free_requested" => assert_eq!(blocks.get(&at), Some(&end), "{entry}"),
+            "free_completed" => assert_eq!(blocks.insert(at, end), None, "{entry}"),
+            // The stream may be another by now.
+            "segment_alloc" => {
+                assert_eq!(segments.remove(&at).map(|(end, _)| end), Some(end), "{entry}");
+            }
+            "segment_free" => assert_eq!(segments.insert(at, (end, stream)), None, "{entry}"),
+            "segment_map" => {
+                let (first, (last, stream)) =
+                    segments.range(..=at).next_back().map(|(at, of)| (*at, *of)).unwrap();
+                assert!(end <= last, "{entry}");
+                segments.remove(&first);
+                for (at, end) in [(first, at), (end, last)].into_iter().filter(|(at, end)| at < end) {
+                    segments.insert(at, (end, stream));
+                }
+            }
+            "segment_unmap" => {
+                let below = segments.range(..at).next_back().map(|(at, of)| (*at, *of));
+                if let Some((first, _)) = below.filter(|(_, of)| *of == (at, stream)) {
+                    segments.remove(&first);
+                    at = first;
+                }
+                if let Some((last, _)) = segments.get(&end).copied().filter(|(_, of)| *of == stream) {
+                    segments.remove(&end);
+                    end = last;
+                }
+                assert_eq!(segments.insert(at, (end, stream)), None, "{entry}");
+            }
+            other => panic!("{other}"),
+        }
+        fit(&blocks, &segments);
+    }
+}
+
+/// Every block lies in a segment, and no two overlap.
+fn fit(blocks: &BTreeMap<u64, u64>, segments: &BTreeMap<u64, (u64, u64)>) {
+    let mut end = 0;
+    for (at, until) in blocks {
+        let segment = segments.range(..=at).next_back();
+        assert!(segment.is_some_and(|(_, (end, _))| until <= end), "{at:#x} is in no segment");
+        assert!(*at >= end, "{at:#x} overlaps what is below it");
+        end = *until;
+    }
 }
 
 #[test]
 fn the_viewer_finds_what_it_reads() {
     let (_bench, live, snapshot) = busy();
     let json: Value = serde_json::from_str(&snapshot.to_json().unwrap()).unwrap();
+    undo(&json);
     let mut written = Vec::new();
     snapshot.write_json(&mut written).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&written).unwrap(), json);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::block::Block;
 use super::entry::{Action, Entry};
@@ -54,6 +54,8 @@ pub(super) struct Device {
     /// Segments' statistics; those of blocks are with the shards.
     totals: Mutex<Stats>,
     pub(super) born: Instant,
+    /// The same moment by the calendar.
+    pub(super) began: SystemTime,
 }
 
 /// What changes under the growth lock.
@@ -138,6 +140,7 @@ impl Device {
             faults: Mutex::default(),
             graves: Mutex::default(),
             born: Instant::now(),
+            began: SystemTime::now(),
         })
     }
 

@@ -55,6 +55,13 @@ impl Rounding {
         self.with(0..Self::range(power), divisions)
     }
 
+    /// By range, from that of 1 MiB (and less) to that of 32 GiB (and more): its least size in MiB, and its steps, 0 for
+    /// none.
+    pub(super) fn by_mebibytes(&self) -> impl Iterator<Item = (u64, u64)> {
+        let divisions = |steps| if steps == 0 { 0 } else { 1u64 << steps };
+        self.steps.into_iter().enumerate().map(move |(range, steps)| (1 << range, divisions(steps)))
+    }
+
     fn with(mut self, ranges: std::ops::Range<usize>, divisions: u64) -> Option<Self> {
         let step = match divisions {
             0 => 0,
@@ -104,6 +111,10 @@ impl Fraction {
 
     pub(super) fn millionths(self) -> u32 {
         self.0
+    }
+
+    pub(super) fn part(self) -> f64 {
+        f64::from(self.0) / f64::from(WHOLE)
     }
 
     /// The inverse of [`millionths`](Self::millionths); `None` for what is no part.

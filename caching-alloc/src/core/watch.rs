@@ -99,6 +99,7 @@ impl Device {
         trace.sort_by_key(|entry| entry.time_ns);
         Snapshot {
             generation: self.generation(),
+            began: self.began,
             time_ns: self.now(),
             device: self.ordinal(),
             segments,

@@ -3,18 +3,20 @@
 //! The browser viewer computes a block's address by adding lengths from its segment's, so blocks tile their segments.
 //! It replays the trace backwards from the final state, so both are of one moment, and what one ring has forgotten
 //! the others leave out too. Neighbouring pages become one segment there if they are of one stream; pages are shared
-//! by all streams, so all have the same. Numbers are signed: addresses lie below 2^53, and the viewer's pickle reader
+//! by all streams, so all have the same. A block's length in the trace is what its owner asked for. Numbers are signed: addresses lie below 2^53, and the viewer's pickle reader
 //! knows no longer ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::panic::Location;
+use std::time::UNIX_EPOCH;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{BlockState, Snapshot, Usage};
-use crate::core::entry::{Action, Entry};
-use crate::core::segment::{self as core, PoolId, SizeClass};
+use crate::core::entry::{Action, ActionKind, Entry};
+use crate::core::rounding::{Fraction, Rounding};
+use crate::core::segment::{self as core, PoolId, SegmentId, SizeClass};
 use crate::core::stream::StreamId;
 
 #[derive(Serialize)]
@@ -87,8 +89,16 @@ struct Annotation<'a> {
 struct Settings {
     expandable_segments: bool,
     max_split_size: i64,
+    garbage_collection_threshold: f64,
+    #[serde(serialize_with = "divisions")]
+    roundup_power2_divisions: Rounding,
     large_segment_size: i64,
     memory_limit: Option<i64>,
+}
+
+/// By the least size that they are for, in MiB.
+fn divisions<S: Serializer>(rounding: &Rounding, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(rounding.by_mebibytes().map(|(least, steps)| (least.to_string(), int(steps))))
 }
 
 impl Snapshot {
@@ -140,10 +150,12 @@ impl Snapshot {
             allocator_settings: Settings {
                 expandable_segments: !self.mapped.is_empty(),
                 max_split_size: self.settings.max_split.map_or(-1, int),
+                garbage_collection_threshold: self.settings.collect_above.map_or(0.0, Fraction::part),
+                roundup_power2_divisions: self.settings.rounding,
                 large_segment_size: int(self.settings.large_segment),
                 memory_limit: self.settings.memory_limit.map(int),
             },
-            external_annotations: kept.iter().filter_map(annotation).collect(),
+            external_annotations: kept.iter().filter_map(|entry| self.annotation(entry)).collect(),
             generation: int(self.generation),
         }
     }
@@ -154,6 +166,11 @@ impl Snapshot {
         let blocks = fixed.chain(self.mapped.iter().flat_map(|state| &state.blocks));
         let mut sites: HashMap<u64, _> =
             blocks.filter_map(|block| Some((block.address, block.call_site?))).collect();
+        let pages = self.trace.iter().filter_map(|entry| match &entry.action {
+            Action::SegmentMap(page) => Some(page.id()),
+            _ => None,
+        });
+        let pages = pages.collect();
         let mut traces: Vec<Trace> = kept
             .iter()
             .rev()
@@ -162,11 +179,63 @@ impl Snapshot {
                     Action::Alloc(span) => sites.remove(&span.address),
                     _ => None,
                 };
-                trace(entry, site)
+                self.trace_entry(entry, site, &pages)
             })
             .collect();
         traces.reverse();
         traces
+    }
+
+    /// Annotations have a list of their own. Pages of a pool that is gone are freed as segments are: to the viewer they
+    /// are unmapped.
+    fn trace_entry(
+        &self,
+        entry: &Entry,
+        site: Option<&'static Location<'static>>,
+        pages: &HashSet<SegmentId>,
+    ) -> Option<Trace> {
+        let (mut kind, mut stream) = (entry.action.kind(), entry.stream);
+        let (addr, device_free, size) = match &entry.action {
+            Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+                (Some(span.address), None, span.requested)
+            }
+            Action::SegmentAlloc(segment)
+            | Action::SegmentFree(segment)
+            | Action::SegmentMap(segment)
+            | Action::SegmentUnmap(segment) => {
+                if pages.contains(&segment.id()) && kind == ActionKind::SegmentFree {
+                    kind = ActionKind::SegmentUnmap;
+                }
+                if matches!(kind, ActionKind::SegmentMap | ActionKind::SegmentUnmap) {
+                    stream = EVERY_STREAM;
+                }
+                (Some(segment.address()), None, segment.bytes())
+            }
+            Action::Snapshot => (Some(0), None, 0),
+            Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
+            Action::Annotation(_) => return None,
+        };
+        Some(Trace {
+            action: kind.name(),
+            addr: addr.map(int),
+            device_free: device_free.map(int),
+            size: int(size),
+            stream: int(stream.0),
+            time_us: self.time_us(entry),
+            pool_id: pool_id(entry.pool),
+            frames: frames(site),
+        })
+    }
+
+    fn annotation<'a>(&self, entry: &'a Entry) -> Option<Annotation<'a>> {
+        let Action::Annotation(name) = &entry.action else { return None };
+        Some(Annotation { name, stage: "START", device: entry.device, time_us: self.time_us(entry) })
+    }
+
+    /// By the calendar.
+    fn time_us(&self, entry: &Entry) -> i64 {
+        let began = self.began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        int(u64::try_from(began).unwrap_or(u64::MAX).saturating_add(entry.time_ns / 1000))
     }
 }
 
@@ -234,39 +303,4 @@ fn block(block: &BlockState) -> Block {
         state,
         frames: frames(block.call_site),
     }
-}
-
-/// Annotations have a list of their own.
-fn trace(entry: &Entry, site: Option<&'static Location<'static>>) -> Option<Trace> {
-    let mut stream = entry.stream;
-    let (addr, device_free, size) = match &entry.action {
-        Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
-            (Some(span.address), None, span.bytes)
-        }
-        Action::SegmentAlloc(segment) | Action::SegmentFree(segment) => {
-            (Some(segment.address()), None, segment.bytes())
-        }
-        Action::SegmentMap(segment) | Action::SegmentUnmap(segment) => {
-            stream = EVERY_STREAM;
-            (Some(segment.address()), None, segment.bytes())
-        }
-        Action::Snapshot => (Some(0), None, 0),
-        Action::OutOfMemory { wanted, free } => (None, Some(free.unwrap_or(0)), *wanted),
-        Action::Annotation(_) => return None,
-    };
-    Some(Trace {
-        action: entry.action.kind().name(),
-        addr: addr.map(int),
-        device_free: device_free.map(int),
-        size: int(size),
-        stream: int(stream.0),
-        time_us: int(entry.time_ns / 1000),
-        pool_id: pool_id(entry.pool),
-        frames: frames(site),
-    })
-}
-
-fn annotation(entry: &Entry) -> Option<Annotation<'_>> {
-    let Action::Annotation(name) = &entry.action else { return None };
-    Some(Annotation { name, stage: "START", device: entry.device, time_us: int(entry.time_ns / 1000) })
 }

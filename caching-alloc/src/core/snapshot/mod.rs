@@ -3,6 +3,7 @@
 mod document;
 
 use std::panic::Location;
+use std::time::SystemTime;
 
 use super::entry::Entry;
 use super::segment::Segment;
@@ -13,7 +14,9 @@ use super::settings::Settings;
 pub struct Snapshot {
     /// Number of the last structural entry that is in it: later ones have greater numbers.
     pub generation: u64,
-    /// Nanoseconds since the allocator was made.
+    /// When the allocator was made.
+    pub began: SystemTime,
+    /// Nanoseconds since then.
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
