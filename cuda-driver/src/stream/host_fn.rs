@@ -25,9 +25,10 @@ fn take(key: usize) -> Option<HostFn> {
 
 unsafe extern "C" fn run(key: *mut c_void) {
     let Some(function) = take(key.addr()) else { return };
-    // The panic hook has printed the message; there is nobody here to unwind into, and the payload's own drop
-    // could panic again.
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(function)) {
+    // The panic hook has printed the message; there is nobody here to unwind into.
+    let Err(payload) = catch_unwind(AssertUnwindSafe(function)) else { return };
+    // Its drop may panic in its turn, with a payload whose drop may, and so on: that one is leaked.
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(payload);
     }
 }

@@ -35,6 +35,8 @@ mod page_table;
 mod physical;
 mod reservation;
 
+use std::sync::{Mutex, PoisonError};
+
 use bitflags::bitflags;
 use cuda_driver_sys::{
     CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
@@ -97,6 +99,14 @@ impl Granularity {
     pub fn round_up(&self, bytes: usize) -> usize {
         bytes.checked_next_multiple_of(self.recommended.max(1)).unwrap_or(usize::MAX)
     }
+}
+
+/// The addresses and the memory of mappings that could not be unmapped. Giving either back would corrupt whoever gets it
+/// next, so they stay for ever; and known, so that who looks for leaks finds only others.
+static STUCK: Mutex<Vec<(Reservation, Vec<PhysicalMemory>)>> = Mutex::new(Vec::new());
+
+fn keep(reservation: &Reservation, memory: Vec<PhysicalMemory>) {
+    STUCK.lock().unwrap_or_else(PoisonError::into_inner).push((reservation.clone(), memory));
 }
 
 /// What the driver wants to know of physical memory.

@@ -157,14 +157,13 @@ impl PageTable {
 }
 
 impl Drop for PageTable {
-    /// What cannot be unmapped is leaked with its addresses: giving either back under a mapping would corrupt whoever
-    /// gets it next.
+    /// What cannot be unmapped is kept for ever, with its addresses.
     fn drop(&mut self) {
         let stuck = std::mem::take(&mut self.stuck);
         for run in self.take_runs().into_iter().chain(stuck) {
             let unmapped = self.take_away(&run);
             if unmapped.is_err() {
-                std::mem::forget((self.reservation.clone(), run));
+                super::keep(&self.reservation, run.pages);
             }
             teardown::report(unmapped);
         }

@@ -207,8 +207,8 @@ impl Mapping {
     /// Takes the memory away from the addresses. It does not wait: no work may use the mapping any more.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then leaked, since
-    /// giving either back under a mapping would corrupt whoever gets it next.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then kept for ever,
+    /// since giving either back under a mapping would corrupt whoever gets it next.
     #[doc(alias = "cuMemUnmap")]
     pub fn unmap(mut self) -> Result<()> {
         self.take_away()
@@ -219,7 +219,7 @@ impl Mapping {
         // SAFETY: exactly the range that `map` mapped, once.
         let unmapped = unsafe { call!(self.reservation.api(), cuMemUnmap(self.ptr().0, self.bytes)) };
         if unmapped.is_err() {
-            std::mem::forget((self.reservation.clone(), self.memory.clone()));
+            super::keep(&self.reservation, vec![self.memory.clone()]);
         }
         unmapped
     }

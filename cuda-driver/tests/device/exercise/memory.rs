@@ -1,6 +1,7 @@
 //! Memory of the device and of the host, and what is known of it.
 
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use cuda_driver::memory::{
     AddressRange, DeviceMemory, ImportedMemory, MemoryKind, PinnedFlags, PinnedMemory, RegisterFlags,
@@ -27,6 +28,9 @@ pub(super) fn plain(driver: &Driver) -> Result<()> {
     memory.free()
 }
 
+/// What is kept: known to whoever looks for leaks.
+static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
 pub(super) fn host(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let mut pinned = PinnedMemory::new(&context, 4096, PinnedFlags::DEVICE_MAPPED | PinnedFlags::PORTABLE)?;
@@ -34,16 +38,17 @@ pub(super) fn host(driver: &Driver) -> Result<()> {
     pinned.as_mut_slice()[0] = 1;
     assert!(!pinned.as_ptr().is_null() && !pinned.device_ptr()?.is_null());
 
-    // Pages of its own: a page can be registered once. Leaked, since where unregistering is made to fail they stay
-    // pinned, and would surprise who got them next.
+    // Pages of its own: a page can be registered once. Kept for ever, since where unregistering is made to fail they
+    // stay pinned, and would surprise who got them next.
     let own = vec![0u8; 2 << 12].leak();
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(own.as_ptr().addr());
     let offset = own.as_ptr().align_offset(4096);
     let page = &mut own[offset..][..4096];
     let registered = RegisteredMemory::new(&context, page, RegisterFlags::DEVICE_MAPPED)?;
     assert_eq!(registered.bytes(), 4096);
     assert!(!registered.device_ptr()?.is_null());
     let start = NonNull::new(registered.as_ptr()).unwrap();
-    // SAFETY: the range is leaked.
+    // SAFETY: the range is kept for ever.
     let again = unsafe { RegisteredMemory::from_raw(&context, start, 4096, RegisterFlags::empty()) };
     assert!(attempt(again)?.is_none(), "it is registered already");
     Ok(())
