@@ -5,7 +5,7 @@ use std::panic::Location;
 
 use super::desk::Desk;
 use super::error::AllocError;
-use super::lease::LeaseId;
+use super::heap::BlockId;
 use super::segment::{PoolId, Segment};
 use super::size::{Units, bytes_of};
 use super::stream::StreamId;
@@ -20,14 +20,14 @@ pub struct Block {
     address: u64,
     stream: StreamId,
     units: Units,
-    id: LeaseId,
+    id: BlockId,
 }
 
 impl Block {
     #[inline]
     pub(super) fn new(
         desk: &'static Desk,
-        id: LeaseId,
+        id: BlockId,
         address: u64,
         units: Units,
         stream: StreamId,
@@ -74,7 +74,7 @@ impl Block {
     /// Where it was asked for.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
-        self.desk.lock().lease_of(self.id).site
+        self.desk.lock().site(self.id)
     }
 
     /// The segment that it lies in; in a re-mappable pool the first of them.

@@ -44,7 +44,7 @@ impl Splitting {
 impl Fixed {
     pub(super) fn new(splitting: Splitting) -> Self {
         let (segments, bases, used) = (Vec::new(), Vec::new(), Vec::new());
-        Self { heap: Heap::default(), segments, bases, splitting, used, now: 0 }
+        Self { heap: Heap::new(), segments, bases, splitting, used, now: 0 }
     }
 
     pub(super) fn allocate(&mut self, units: Units, class: SizeClass) -> Option<(BlockId, u64, Units)> {

@@ -5,7 +5,8 @@
 //! lengths kept are those in use. Of long blocks only the last is kept, and only for the very next request that the
 //! heap would serve: if that is of another length, the heap has the block first, as if it had never been kept.
 
-use super::lease::{LeaseId, Leases, NONE, Tenancy};
+use super::heap::{BlockId, NONE};
+use super::lease::{Leases, Tenancy};
 use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
@@ -16,7 +17,7 @@ const SHARE: u64 = 16;
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     units: Units,
-    head: LeaseId,
+    head: BlockId,
 }
 
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub(super) struct Front {
     longest: Units,
     /// Whether the last longer one is kept, and which that is.
     keeps_long: bool,
-    long: LeaseId,
+    long: BlockId,
 }
 
 impl Front {
@@ -57,7 +58,7 @@ impl Front {
 
     /// A block of exactly that length, handed out.
     #[inline]
-    pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<LeaseId> {
+    pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<BlockId> {
         if !self.is_short(units) {
             let id = self.long;
             if id == NONE || leases[id].units != units {
@@ -90,7 +91,7 @@ impl Front {
 
     /// Keeps a block that is not used any more. Returns the one that is the heap's instead: this, or one that made room.
     #[inline]
-    pub(super) fn keep(&mut self, leases: &mut Leases, id: LeaseId) -> Option<LeaseId> {
+    pub(super) fn keep(&mut self, leases: &mut Leases, id: BlockId) -> Option<BlockId> {
         let units = leases[id].units;
         if !self.is_short(units) {
             if !self.keeps_long {
@@ -126,13 +127,13 @@ impl Front {
 
     /// The long block, for the heap.
     #[inline]
-    pub(super) fn give_long(&mut self) -> Option<LeaseId> {
+    pub(super) fn give_long(&mut self) -> Option<BlockId> {
         let long = std::mem::replace(&mut self.long, NONE);
         (long != NONE).then_some(long)
     }
 
     /// Gives up everything, a block at a time. Returns whether there was anything.
-    pub(super) fn drain(&mut self, leases: &mut Leases, mut give: impl FnMut(&mut Leases, LeaseId)) -> bool {
+    pub(super) fn drain(&mut self, leases: &mut Leases, mut give: impl FnMut(&mut Leases, BlockId)) -> bool {
         let long = self.give_long();
         if let Some(id) = long {
             give(leases, id);
@@ -171,10 +172,11 @@ fn places(units: Units) -> [usize; 2] {
 mod tests {
     use super::*;
 
-    fn with(blocks: &[Units]) -> (Leases, Vec<LeaseId>) {
+    fn with(blocks: &[Units]) -> (Leases, Vec<BlockId>) {
         let mut leases = Leases::default();
-        let ids = (0..).zip(blocks).map(|(block, units)| leases.add(block, 0, *units)).collect();
-        (leases, ids)
+        let ids = (1..).zip(blocks);
+        ids.clone().for_each(|(block, units)| leases.add(block, 0, *units));
+        (leases, ids.map(|(block, _)| block).collect())
     }
 
     fn drained(front: &mut Front, leases: &mut Leases) -> usize {
@@ -212,9 +214,10 @@ mod tests {
         assert!(front.is_full_for(6));
         assert_eq!(drained(&mut front, &mut leases), 16);
         assert_eq!(drained(&mut front, &mut leases), 0);
-        assert_eq!(leases.iter().count(), 0);
+        assert!((1..=16).all(|id| leases.get(id).is_none()));
         // A sixteenth of the bound is 6.25 units: longer ones are not kept.
-        let long = leases.add(0, 0, 7);
+        let long = 1;
+        leases.add(long, 0, 7);
         assert!(!front.is_full_for(7) && front.keep(&mut leases, long) == Some(long));
     }
 

@@ -2,20 +2,15 @@
 
 use std::panic::Location;
 
-use super::heap::BlockId;
+use super::heap::{BlockId, NONE};
+use super::pending::NOBODY;
 use super::size::Units;
-
-/// Index of a lease.
-pub(super) type LeaseId = u32;
-
-/// No lease.
-pub(super) const NONE: LeaseId = LeaseId::MAX;
 
 /// What a leased block is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tenancy {
-    /// Not a lease: a record that waits for one.
-    Spare,
+    /// Not leased: the heap's, or another shard's.
+    None,
     /// Handed out.
     Owned,
     /// Free but kept whole, for a request of the same length.
@@ -24,89 +19,87 @@ pub(super) enum Tenancy {
     Pending,
 }
 
-/// A block that the shard has got from its heap.
+/// A block that the shard has got from its heap. Two of them share a cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(super) struct Lease {
     /// First byte.
     pub(super) address: u64,
-    /// What its owner asked for, in bytes, and where.
+    /// What its owner asked for, in bytes.
     pub(super) requested: u64,
-    pub(super) site: &'static Location<'static>,
-    /// The heap's name for it.
-    pub(super) block: BlockId,
     /// Its length.
     pub(super) units: Units,
-    /// The next in whatever list it is in.
-    pub(super) link: LeaseId,
+    /// The next of those that are kept together with it.
+    pub(super) link: BlockId,
     /// The other streams that use it.
     pub(super) uses: u32,
     pub(super) tenancy: Tenancy,
 }
 
-/// The leases of a shard: one table, whose records are used again.
-#[derive(Debug)]
+const _: () = assert!(size_of::<Lease>() == 32);
+
+/// The leases of a shard, by the heap's names of their blocks.
+#[derive(Debug, Default)]
 pub(super) struct Leases {
     all: Vec<Lease>,
-    spare: LeaseId,
-}
-
-impl Default for Leases {
-    fn default() -> Self {
-        Self { all: Vec::new(), spare: NONE }
-    }
+    /// Where each was asked for: written with every block, read by hardly anyone.
+    sites: Vec<&'static Location<'static>>,
 }
 
 impl Leases {
     /// Takes a block over from the heap, as handed out.
-    pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) -> LeaseId {
-        let site = Location::caller();
-        let lease = Lease {
-            address,
-            requested: 0,
-            site,
-            block,
-            units,
-            link: NONE,
-            uses: NONE,
-            tenancy: Tenancy::Owned,
-        };
-        if self.spare == NONE {
-            self.all.push(lease);
-            u32::try_from(self.all.len() - 1).unwrap_or(NONE)
-        } else {
-            let id = self.spare;
-            self.spare = self.all[id as usize].link;
-            self.all[id as usize] = lease;
-            id
+    #[inline]
+    pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) {
+        if self.all.len() <= block as usize {
+            self.grow(block as usize + 1);
         }
+        self.all[block as usize] =
+            Lease { address, requested: 0, units, link: NONE, uses: NOBODY, tenancy: Tenancy::Owned };
     }
 
-    /// Ends a lease; its block is the heap's again.
-    pub(super) fn end(&mut self, id: LeaseId) -> BlockId {
-        let lease = &mut self.all[id as usize];
-        lease.tenancy = Tenancy::Spare;
-        lease.link = self.spare;
-        self.spare = id;
-        lease.block
+    #[cold]
+    fn grow(&mut self, length: usize) {
+        let none =
+            Lease { address: 0, requested: 0, units: 0, link: NONE, uses: NOBODY, tenancy: Tenancy::None };
+        self.all.resize(length, none);
+        self.sites.resize(length, Location::caller());
     }
 
-    /// All leases.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Lease> {
-        self.all.iter().filter(|lease| lease.tenancy != Tenancy::Spare)
+    /// Ends a lease; the block is the heap's again.
+    #[inline]
+    pub(super) fn end(&mut self, block: BlockId) {
+        self.all[block as usize].tenancy = Tenancy::None;
+    }
+
+    /// Notes what the owner of a block asked for, and where.
+    #[inline]
+    pub(super) fn set_request(&mut self, block: BlockId, requested: u64, site: &'static Location<'static>) {
+        self.all[block as usize].requested = requested;
+        self.sites[block as usize] = site;
+    }
+
+    /// Where a block was asked for.
+    pub(super) fn site(&self, block: BlockId) -> &'static Location<'static> {
+        self.sites[block as usize]
+    }
+
+    /// A block, if it is leased.
+    pub(super) fn get(&self, block: BlockId) -> Option<&Lease> {
+        self.all.get(block as usize).filter(|lease| lease.tenancy != Tenancy::None)
     }
 }
 
-impl std::ops::Index<LeaseId> for Leases {
+impl std::ops::Index<BlockId> for Leases {
     type Output = Lease;
     #[inline]
-    fn index(&self, id: LeaseId) -> &Lease {
-        &self.all[id as usize]
+    fn index(&self, block: BlockId) -> &Lease {
+        &self.all[block as usize]
     }
 }
 
-impl std::ops::IndexMut<LeaseId> for Leases {
+impl std::ops::IndexMut<BlockId> for Leases {
     #[inline]
-    fn index_mut(&mut self, id: LeaseId) -> &mut Lease {
-        &mut self.all[id as usize]
+    fn index_mut(&mut self, block: BlockId) -> &mut Lease {
+        &mut self.all[block as usize]
     }
 }

@@ -25,7 +25,7 @@ use super::block::Block;
 use super::device::{Growth, reentrant};
 use super::entry::Action;
 use super::error::{AllocError, OutOfMemory};
-use super::lease::LeaseId;
+use super::heap::BlockId;
 use super::pool::PoolCore;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
@@ -256,7 +256,7 @@ impl Shard {
     ) -> Option<Block> {
         for other in others {
             other.poll_pending();
-            let reserved: Option<LeaseId> = other.state.lock().reserve(request.units);
+            let reserved: Option<BlockId> = other.state.lock().reserve(request.units);
             let Some(id) = reserved else { continue };
             let ordered = self.is_ordered_after(&other, wait);
             let mut state = other.state.lock();

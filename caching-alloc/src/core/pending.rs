@@ -7,14 +7,17 @@ use std::sync::Arc;
 
 use super::device::Device;
 use super::error::{Fault, chain};
-use super::lease::{LeaseId, NONE};
+use super::heap::BlockId;
 use super::shard::Shard;
 use super::stream::{EventId, StreamId};
+
+/// The list of a block that no other stream uses.
+pub(super) const NOBODY: u32 = u32::MAX;
 
 /// A block in use by other streams.
 #[derive(Debug)]
 pub(super) struct Pending {
-    pub(super) id: LeaseId,
+    pub(super) id: BlockId,
     pub(super) waits: Vec<Wait>,
 }
 
@@ -36,7 +39,7 @@ impl Uses {
     /// Adds `stream` to the list that begins at `head`, once; returns the new head.
     pub(super) fn add(&mut self, head: u32, stream: StreamId) -> u32 {
         let mut at = head;
-        while at != NONE {
+        while at != NOBODY {
             let (other, next) = self.nodes[at as usize];
             if other == stream {
                 return head;
@@ -48,13 +51,13 @@ impl Uses {
             return at;
         }
         self.nodes.push((stream, head));
-        u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
+        u32::try_from(self.nodes.len() - 1).unwrap_or(NOBODY)
     }
 
     /// Empties the list that begins at `head`.
     pub(super) fn take(&mut self, mut head: u32) -> Vec<StreamId> {
         let mut streams = Vec::new();
-        while head != NONE {
+        while head != NOBODY {
             let (stream, next) = self.nodes[head as usize];
             streams.push(stream);
             self.spare.push(head);
@@ -66,7 +69,7 @@ impl Uses {
 
 impl Shard {
     /// Records the last uses of a block that was let go.
-    pub(super) fn await_uses(&self, id: LeaseId, streams: &[StreamId]) {
+    pub(super) fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
         let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.device.mark(*stream) });
         let pending = Pending { id, waits: waits.collect() };
         self.state.lock().pending.push_back(pending);

@@ -312,8 +312,8 @@ impl PoolCore {
         let shards = self.shards();
         let found = self.arena.as_ref()?.lock().find(address).map(|(page, tile)| (page.clone(), tile))?;
         let (segment, tile) = found;
-        let lease = shards.iter().find_map(|shard| shard.state.lock().by_block().get(&tile.id).copied());
-        Some(Found { segment, block: super::shard::block_state(&tile, lease.as_ref()) })
+        let tenant = shards.iter().find_map(|shard| shard.state.lock().tenant(tile.id));
+        Some(Found { segment, block: super::shard::block_state(&tile, tenant) })
     }
 
     /// The streams that may use memory of a re-mappable pool, those too whose shards are gone.

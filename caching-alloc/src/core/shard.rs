@@ -1,6 +1,6 @@
 //! A shard: the memory of one stream in one pool, behind one lock, which is all that a hit takes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
@@ -12,9 +12,9 @@ use super::entry::Entry;
 use super::fixed::{Fits, Fixed, Tile};
 use super::front::Front;
 use super::heap::{BlockId, List};
-use super::lease::{Lease, LeaseId, Leases, NONE, Tenancy};
+use super::lease::{Lease, Leases, Tenancy};
 use super::lock::{Rank, Ranked};
-use super::pending::{Pending, Uses};
+use super::pending::{NOBODY, Pending, Uses};
 use super::pool::PoolCore;
 use super::remap::Arena;
 use super::ring::{BlockEvent, Origin, Ring};
@@ -125,7 +125,7 @@ impl Shard {
     pub(super) fn hand_out(
         &self,
         mut state: Open<'_>,
-        id: LeaseId,
+        id: BlockId,
         request: Request,
         stream: StreamId,
     ) -> Block {
@@ -187,41 +187,45 @@ impl Shard {
     pub(super) fn find(&self, address: u64) -> Option<Found> {
         let state = self.state.lock();
         let (segment, tile) = state.fixed.find(address)?;
-        let lease = state.leases.iter().find(|lease| lease.block == tile.id && !tile.is_free);
-        Some(Found { segment: segment.clone(), block: block_state(&tile, lease) })
+        Some(Found { segment: segment.clone(), block: block_state(&tile, state.tenant(tile.id)) })
     }
 
     /// The state of every segment.
     pub(super) fn capture(&self, state: &ShardState) -> Vec<SegmentState> {
-        let leases = state.by_block();
         let segments = state.fixed.tiles().map(|(segment, tiles)| SegmentState {
             segment: segment.clone(),
-            blocks: tiles.iter().map(|tile| block_state(tile, leases.get(&tile.id))).collect(),
+            blocks: tiles.iter().map(|tile| block_state(tile, state.tenant(tile.id))).collect(),
         });
         segments.collect()
     }
 }
 
+/// Who has a leased block: what was asked for, in bytes, and where.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenant {
+    requested: u64,
+    usage: Usage,
+    site: &'static Location<'static>,
+}
+
 /// A tile of the heap, and what it is used for.
-pub(super) fn block_state(tile: &Tile, lease: Option<&Lease>) -> BlockState {
-    let (requested, usage, call_site) = match lease.filter(|_| !tile.is_free) {
-        Some(Lease { tenancy: Tenancy::Owned, requested, site, .. }) => {
-            (*requested, Usage::Active, Some(*site))
+pub(super) fn block_state(tile: &Tile, tenant: Option<Tenant>) -> BlockState {
+    let Tile { address, units, is_free, .. } = *tile;
+    let bytes = bytes_of(units);
+    match tenant.filter(|_| !is_free) {
+        Some(Tenant { requested, usage, site }) => {
+            BlockState { address, bytes, requested, usage, call_site: Some(site) }
         }
-        Some(Lease { tenancy: Tenancy::Pending, requested, site, .. }) => {
-            (*requested, Usage::PendingFree, Some(*site))
-        }
-        _ => (0, Usage::Inactive, None),
-    };
-    BlockState { address: tile.address, bytes: bytes_of(tile.units), requested, usage, call_site }
+        None => BlockState { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None },
+    }
 }
 
 impl Desk {
     /// Takes a block back from its owner.
     #[inline]
-    pub(super) fn free(&self, id: LeaseId) {
+    pub(super) fn free(&self, id: BlockId) {
         let mut state = self.lock();
-        if state.leases[id].uses != NONE && state.symmetric.is_none() {
+        if state.leases[id].uses != NOBODY && state.symmetric.is_none() {
             free_used(state, id);
             return;
         }
@@ -246,7 +250,7 @@ fn after_free(mut state: Open<'_>) {
 
 /// A free of a block that other streams use.
 #[cold]
-fn free_used(mut state: Open<'_>, id: LeaseId) {
+fn free_used(mut state: Open<'_>, id: BlockId) {
     let streams = state.let_go(id);
     let keeper = if state.tallies.live() == 0 { state.keeper.take() } else { None };
     let shard = keeper.or_else(|| state.shard.upgrade());
@@ -287,7 +291,7 @@ impl ShardState {
 
     /// Finds a block without handing it out.
     #[inline]
-    pub(super) fn reserve(&mut self, units: Units) -> Option<LeaseId> {
+    pub(super) fn reserve(&mut self, units: Units) -> Option<BlockId> {
         match self.front.take(&mut self.leases, units) {
             Some(id) => Some(id),
             None => self.lease(units),
@@ -296,14 +300,15 @@ impl ShardState {
 
     /// Gets a block from the heap.
     #[inline(never)]
-    fn lease(&mut self, units: Units) -> Option<LeaseId> {
+    fn lease(&mut self, units: Units) -> Option<BlockId> {
         self.end_long();
         let mut found = self.allocate(units);
         if found.is_none() && self.drain() {
             found = self.allocate(units);
         }
         let (block, address, units) = found?;
-        Some(self.leases.add(block, address, units))
+        self.leases.add(block, address, units);
+        Some(block)
     }
 
     /// Gives the long block that is kept, if there is one, to the heap.
@@ -326,10 +331,11 @@ impl ShardState {
     }
 
     /// Finds a block in memory that is for blocks of another length.
-    pub(super) fn reserve_elsewhere(&mut self, units: Units) -> Option<LeaseId> {
+    pub(super) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
-        Some(self.leases.add(block, address, units))
+        self.leases.add(block, address, units);
+        Some(block)
     }
 
     fn allocate(&mut self, units: Units) -> Option<(BlockId, u64, Units)> {
@@ -343,17 +349,17 @@ impl ShardState {
     }
 
     /// Ends a lease; the block is free.
-    fn end_lease(&mut self, id: LeaseId) {
-        let block = self.leases.end(id);
+    fn end_lease(&mut self, id: BlockId) {
+        self.leases.end(id);
         match &self.shared {
-            Some((arena, _)) => arena.lock().free(block),
-            None => self.fixed.free(block),
+            Some((arena, _)) => arena.lock().free(id),
+            None => self.fixed.free(id),
         }
     }
 
     /// Puts a reserved block back.
     #[inline]
-    pub(super) fn unreserve(&mut self, id: LeaseId) {
+    pub(super) fn unreserve(&mut self, id: BlockId) {
         if self.front.is_full_for(self.leases[id].units) {
             self.drain();
         }
@@ -369,9 +375,15 @@ impl ShardState {
         match shared {
             Some((arena, _)) => {
                 let mut arena = arena.lock();
-                front.drain(leases, |leases, id| arena.free(leases.end(id)))
+                front.drain(leases, |leases, id| {
+                    leases.end(id);
+                    arena.free(id);
+                })
             }
-            None => front.drain(leases, |leases, id| fixed.free(leases.end(id))),
+            None => front.drain(leases, |leases, id| {
+                leases.end(id);
+                fixed.free(id);
+            }),
         }
     }
 
@@ -412,7 +424,7 @@ impl ShardState {
     }
 
     /// Adds `stream` to those that use a block.
-    pub(super) fn add_use(&mut self, id: LeaseId, stream: StreamId) {
+    pub(super) fn add_use(&mut self, id: BlockId, stream: StreamId) {
         let lease = &mut self.leases[id];
         lease.uses = self.uses.add(lease.uses, stream);
     }
@@ -422,31 +434,37 @@ impl ShardState {
         self.shard.upgrade().map(|shard| shard.device.events.clone())
     }
 
-    /// All leases, by the heap's names for their blocks.
-    pub(super) fn by_block(&self) -> HashMap<BlockId, Lease> {
-        self.leases.iter().map(|lease| (lease.block, *lease)).collect()
+    /// Who has a block, if somebody does or other streams still use it.
+    pub(super) fn tenant(&self, id: BlockId) -> Option<Tenant> {
+        let lease = self.leases.get(id)?;
+        let usage = match lease.tenancy {
+            Tenancy::Owned => Usage::Active,
+            Tenancy::Pending => Usage::PendingFree,
+            Tenancy::None | Tenancy::Kept => return None,
+        };
+        Some(Tenant { requested: lease.requested, usage, site: self.leases.site(id) })
     }
 
     /// The segments that a leased block lies in, at least one.
-    pub(super) fn segments_of(&self, id: LeaseId) -> Vec<Segment> {
+    pub(super) fn segments_of(&self, id: BlockId) -> Vec<Segment> {
         match &self.shared {
-            Some((arena, _)) => arena.lock().pages_of(self.block(id)),
-            None => self.fixed.segment_of(self.block(id)).into_iter().cloned().collect(),
+            Some((arena, _)) => arena.lock().pages_of(id),
+            None => self.fixed.segment_of(id).into_iter().cloned().collect(),
         }
     }
 
     /// A leased block.
-    pub(super) fn lease_of(&self, id: LeaseId) -> &Lease {
+    pub(super) fn lease_of(&self, id: BlockId) -> &Lease {
         &self.leases[id]
     }
 
-    /// The heap's name for a leased block.
-    pub(super) fn block(&self, id: LeaseId) -> BlockId {
-        self.leases[id].block
+    /// Where a leased block was asked for.
+    pub(super) fn site(&self, id: BlockId) -> &'static Location<'static> {
+        self.leases.site(id)
     }
 
     /// A pending block's other streams are done with it.
-    pub(super) fn complete(&mut self, id: LeaseId) {
+    pub(super) fn complete(&mut self, id: BlockId) {
         self.take_back(id, BlockEvent::FreeCompleted);
     }
 
@@ -456,11 +474,9 @@ impl ShardState {
     }
 
     #[inline]
-    fn hand_out(&mut self, id: LeaseId, request: Request) -> (u64, Units) {
-        let lease = &mut self.leases[id];
-        lease.requested = request.bytes;
-        lease.site = request.site;
-        let (address, units) = (lease.address, lease.units);
+    fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
+        self.leases.set_request(id, request.bytes, request.site);
+        let Lease { address, units, .. } = self.leases[id];
         self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
         self.tallies.hand_out(class_of(units), bytes_of(units), request.bytes);
         if self.symmetric.is_some() {
@@ -471,11 +487,11 @@ impl ShardState {
     }
 
     /// The owner lets go, others do not yet: they are returned.
-    fn let_go(&mut self, id: LeaseId) -> Vec<StreamId> {
+    fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
         let lease = &mut self.leases[id];
         lease.tenancy = Tenancy::Pending;
         let Lease { address, units, requested, .. } = *lease;
-        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NONE));
+        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NOBODY));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested);
         self.tallies.let_go(class_of(units), bytes_of(units), requested);
         self.tallies.set_pending(class_of(units), bytes_of(units), true);
@@ -484,7 +500,7 @@ impl ShardState {
 
     /// A block is free again.
     #[inline]
-    fn take_back(&mut self, id: LeaseId, event: BlockEvent) {
+    fn take_back(&mut self, id: BlockId, event: BlockEvent) {
         let Lease { address, units, requested, .. } = self.leases[id];
         self.ring.push(event, address, units, requested);
         match event {
@@ -498,15 +514,15 @@ impl ShardState {
     }
 
     #[cold]
-    fn log(&mut self, kind: OperationKind, id: LeaseId) {
+    fn log(&mut self, kind: OperationKind, id: BlockId) {
         let Some(journal) = &mut self.symmetric else { return };
         let lease = &self.leases[id];
-        let placement = self.fixed.placement(lease.block);
-        journal.log(kind, lease.requested, Some(placement), None, lease.site);
+        let placement = self.fixed.placement(id);
+        journal.log(kind, lease.requested, Some(placement), None, self.leases.site(id));
     }
 
     /// Where a leased block is in its pool.
-    pub(super) fn placement(&self, id: LeaseId) -> Placement {
-        self.fixed.placement(self.block(id))
+    pub(super) fn placement(&self, id: BlockId) -> Placement {
+        self.fixed.placement(id)
     }
 }

@@ -52,21 +52,16 @@ pub(super) fn class_of(units: Units) -> SizeClass {
 }
 
 /// Sub-bins of a power of two, as a power of two.
-const SUB: u32 = 5;
+const SUB: u32 = 7;
 
 /// Number of bins.
 pub(super) const BINS: usize = bin_of(Units::MAX) + 1;
 
-/// The bin of a length: exact up to 64 units, then 32 bins for each power of two. Greater lengths never have
+/// The bin of a length: exact up to 256 units, then 128 bins for each power of two. Greater lengths never have
 /// lesser bins.
 pub(super) const fn bin_of(units: Units) -> usize {
-    if units < (2 << SUB) {
-        units as usize
-    } else {
-        let exponent = units.ilog2();
-        let step = units >> (exponent - SUB);
-        (((exponent - SUB) << SUB) + step) as usize
-    }
+    let step = (units | 1 << SUB).ilog2() - SUB;
+    ((step << SUB) + (units >> step)) as usize
 }
 
 #[cfg(test)]
@@ -75,13 +70,13 @@ mod tests {
 
     #[test]
     fn bins_are_monotonic_and_exact_for_small_lengths() {
-        for units in 1..64 {
+        for units in 1..256 {
             assert_eq!(bin_of(units), units as usize);
         }
         let mut last = 0;
         for exponent in 0..32 {
-            for step in 0..32u64 {
-                let units = (1u64 << exponent) + (step << exponent >> 5);
+            for step in 0..128u64 {
+                let units = (1u64 << exponent) + (step << exponent >> 7);
                 let bin = bin_of(u32::try_from(units).unwrap());
                 assert!(bin >= last, "{units}");
                 last = bin;

@@ -2,7 +2,7 @@
 //!
 //! All of it under the growth lock, so that a snapshot and what follows it fit together exactly.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::allocator::Allocator;
@@ -203,8 +203,8 @@ impl States {
             self.segments.extend(shard.capture(state));
         }
         if pool.arena.is_some() {
-            let leases: HashMap<_, _> = open.iter().flat_map(|state| state.by_block()).collect();
-            let state = |tile: &Tile| shard::block_state(tile, leases.get(&tile.id));
+            let tenant = |tile: &Tile| open.iter().find_map(|state| state.tenant(tile.id));
+            let state = |tile: &Tile| shard::block_state(tile, tenant(tile));
             for (segments, tiles) in pool.arena_mut().tiles() {
                 self.mapped.push(MappedState { segments, blocks: tiles.iter().map(state).collect() });
             }

@@ -1,130 +1,129 @@
 //! The free blocks of one list, for best fit.
 //!
-//! Bins of near lengths, each a short sorted vector; a bit per bin that is not empty. The order is (length,
-//! segment's ordinal, offset): never an address, so that equal histories choose equal places.
+//! Bins of near lengths, most of them with one block or none, so that there is little to compare; a bit per bin that is
+//! not empty, and one per word of those. The blocks of a bin are linked through their records in the order of (length,
+//! segment's ordinal, offset): never an address, so that equal histories choose equal places. Where a bin is crowded
+//! only its first blocks are in order: nothing here takes longer for having many blocks, but for the search that is
+//! made before memory is found to be short.
 
-use super::BlockId;
+use super::{BlockId, NONE, Record};
 use crate::core::size::{BINS, Units, bin_of};
 
 const WORDS: usize = BINS.div_ceil(64);
+const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// Keys that a bin has room for from its first on.
-const ROOM: usize = 32;
-
-/// A free block, as the index orders it: length, segment, offset and name in one number, from the highest bits down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key(u128);
-
-impl Key {
-    #[inline]
-    pub(super) fn new(units: Units, segment: u32, offset: Units, id: BlockId) -> Self {
-        let place = u64::from(segment) << 32 | u64::from(offset);
-        Self(u128::from(units) << 96 | u128::from(place) << 32 | u128::from(id))
-    }
-
-    #[inline]
-    pub(super) fn units(self) -> Units {
-        (self.0 >> 96) as Units
-    }
-
-    #[inline]
-    pub(super) fn segment(self) -> u32 {
-        (self.0 >> 64) as u32
-    }
-
-    #[inline]
-    pub(super) fn offset(self) -> Units {
-        (self.0 >> 32) as Units
-    }
-
-    #[inline]
-    pub(super) fn id(self) -> BlockId {
-        self.0 as BlockId
-    }
-}
+/// Blocks of a bin that are looked at, at most, and so how many are in order.
+pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct FreeIndex {
-    bins: Box<[Vec<Key>; BINS]>,
+    /// The least block of each bin.
+    heads: Box<[BlockId; BINS]>,
     occupied: [u64; WORDS],
+    words: u64,
 }
 
 impl Default for FreeIndex {
     fn default() -> Self {
-        Self { bins: Box::new([const { Vec::new() }; BINS]), occupied: [0; WORDS] }
+        Self { heads: Box::new([NONE; BINS]), occupied: [0; WORDS], words: 0 }
     }
 }
 
 impl FreeIndex {
-    pub(super) fn insert(&mut self, key: Key) {
-        let bin = bin_of(key.units());
-        let keys = &mut self.bins[bin];
-        if keys.capacity() == 0 {
-            // Rarely more, so that bins soon stop growing.
-            keys.reserve(ROOM);
-        }
-        match keys.last() {
-            Some(last) if *last > key => {
-                let at = keys.partition_point(|other| *other < key);
-                keys.insert(at, key);
-            }
-            _ => keys.push(key),
-        }
-        self.occupied[bin / 64] |= 1 << (bin % 64);
-    }
-
-    pub(super) fn remove(&mut self, key: Key) {
-        let bin = bin_of(key.units());
-        let keys = &self.bins[bin];
-        let at = if keys.len() == 1 { 0 } else { keys.partition_point(|other| *other < key) };
-        debug_assert_eq!(keys.get(at), Some(&key), "a free block is in the index");
-        self.remove_at(bin, at);
-    }
-
     #[inline]
-    fn remove_at(&mut self, bin: usize, at: usize) -> Key {
-        let keys = &mut self.bins[bin];
-        let key = keys[at];
-        if keys.len() == 1 {
-            keys.clear();
-            self.occupied[bin / 64] &= !(1 << (bin % 64));
-        } else {
-            keys.remove(at);
+    pub(super) fn insert(&mut self, records: &mut [Record], id: BlockId) {
+        let bin = bin_of(records[id as usize].units);
+        self.occupied[bin / 64] |= 1 << (bin % 64);
+        self.words |= 1 << (bin / 64);
+        let (mut less, mut greater) = (NONE, self.heads[bin]);
+        if greater != NONE {
+            (less, greater) = place(records, id, greater);
         }
-        key
+        let record = &mut records[id as usize];
+        (record.less, record.greater) = (less, greater);
+        records[greater as usize].less = id;
+        match less {
+            NONE => self.heads[bin] = id,
+            _ => records[less as usize].greater = id,
+        }
     }
 
-    /// Takes out the least block of at least `units`, unless it has more than `most`.
-    pub(super) fn take(&mut self, units: Units, most: Units) -> Option<Key> {
-        let mut bin = bin_of(units);
-        let mut at = 0;
-        let keys = &self.bins[bin];
-        // Most bins have few keys, and the last is the longest.
-        if keys.last().is_some_and(|last| last.units() >= units) {
-            at = keys.partition_point(|key| key.units() < units);
-        } else {
-            bin = self.next_occupied(bin + 1)?;
+    /// Without branches, since whether a block was its bin's first or last cannot be foreseen.
+    #[inline]
+    pub(super) fn remove(&mut self, records: &mut [Record], id: BlockId) {
+        let Record { units, less, greater, .. } = records[id as usize];
+        records[greater as usize].less = less;
+        records[less as usize].greater = greater;
+        let bin = bin_of(units);
+        let head = if less == NONE { greater } else { self.heads[bin] };
+        self.heads[bin] = head;
+        let word = &mut self.occupied[bin / 64];
+        *word &= !(u64::from(head == NONE) << (bin % 64));
+        self.words &= !(u64::from(*word == 0) << (bin / 64));
+    }
+
+    /// The least block of at least `units`.
+    #[inline]
+    pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
+        let bin = bin_of(units);
+        let fits = |id: &BlockId| records[*id as usize].units >= units;
+        // Nobody's length is 0.
+        let head = self.heads[bin];
+        if fits(&head) {
+            return Some(head);
         }
-        (self.bins[bin][at].units() <= most).then(|| self.remove_at(bin, at))
+        if let Some(id) = self.blocks(records, bin).take(ORDERED).find(fits) {
+            return Some(id);
+        }
+        match self.next_occupied(bin + 1) {
+            Some(bin) => Some(self.heads[bin]),
+            None => self.blocks(records, bin).find(fits),
+        }
     }
 
     /// Length of the longest block.
-    pub(super) fn longest(&self) -> Units {
-        let word = self.occupied.iter().rposition(|word| *word != 0);
-        word.and_then(|word| {
-            let bin = word * 64 + 63 - self.occupied[word].leading_zeros() as usize;
-            self.bins[bin].last()
-        })
-        .map_or(0, |key| key.units())
+    pub(super) fn longest(&self, records: &[Record]) -> Units {
+        let Some(word) = self.words.checked_ilog2() else { return 0 };
+        let bin = word * 64 + self.occupied[word as usize].ilog2();
+        self.blocks(records, bin as usize).map(|id| records[id as usize].units).max().unwrap_or(0)
     }
 
+    /// Every block.
+    #[cfg(test)]
+    pub(super) fn all(&self, records: &[Record]) -> impl Iterator<Item = BlockId> {
+        (0..BINS).flat_map(|bin| self.blocks(records, bin))
+    }
+
+    #[inline]
+    fn blocks(&self, records: &[Record], bin: usize) -> impl Iterator<Item = BlockId> {
+        let some = |id: BlockId| (id != NONE).then_some(id);
+        std::iter::successors(some(self.heads[bin]), move |id| some(records[*id as usize].greater))
+    }
+
+    #[inline]
     fn next_occupied(&self, from: usize) -> Option<usize> {
-        let mut word = from / 64;
-        let mut bits = self.occupied.get(word)? & (u64::MAX << (from % 64));
-        while bits == 0 {
-            word += 1;
-            bits = *self.occupied.get(word)?;
+        let word = from / 64;
+        let bits = self.occupied.get(word)? & (u64::MAX << (from % 64));
+        let later = self.words & (u64::MAX - 1) << word;
+        if bits == 0 && later == 0 {
+            return None;
         }
+        let word = if bits == 0 { later.trailing_zeros() as usize } else { word };
+        let bits = if bits == 0 { self.occupied[word] } else { bits };
         Some(word * 64 + bits.trailing_zeros() as usize)
     }
+}
+
+/// Between which blocks of a bin, whose least is `head`, one belongs.
+#[inline]
+fn place(records: &[Record], id: BlockId, head: BlockId) -> (BlockId, BlockId) {
+    let new = records[id as usize];
+    let (mut less, mut greater) = (NONE, head);
+    for _ in 0..ORDERED {
+        if greater == NONE || new.is_before(&records[greater as usize]) {
+            break;
+        }
+        (less, greater) = (greater, records[greater as usize].greater);
+    }
+    (less, greater)
 }

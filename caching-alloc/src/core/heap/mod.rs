@@ -10,15 +10,16 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 
-use index::{FreeIndex, Key};
+use index::FreeIndex;
 
 use super::size::Units;
 
 /// Index of a block's record.
 pub(super) type BlockId = u32;
 
-/// No block.
-pub(super) const NONE: BlockId = BlockId::MAX;
+/// No block: there is a record of that name, which is never free, so that links need no check before they are followed
+/// by one step or written.
+pub(super) const NONE: BlockId = 0;
 
 /// What a block is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +38,9 @@ pub(super) enum State {
 /// other. A size class, or a stream.
 pub(super) type List = u16;
 
-/// A block.
+/// A block. Two of them share a cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(super) struct Record {
     /// Ordinal of its segment.
     pub(super) segment: u32,
@@ -53,17 +55,33 @@ pub(super) struct Record {
     /// The block before it; of a spare record, the next spare one.
     prev: BlockId,
     next: BlockId,
-    /// What its owner asked for, in bytes, if that is kept here.
-    pub(super) requested: u64,
+    /// Of a free block, its neighbours in the index.
+    less: BlockId,
+    greater: BlockId,
 }
+
+const _: () = assert!(size_of::<Record>() == 32);
 
 impl Record {
     fn new(segment: u32, offset: Units, units: Units, list: List) -> Self {
-        Self { segment, offset, units, state: State::Free, list, prev: NONE, next: NONE, requested: 0 }
+        Self {
+            segment,
+            offset,
+            units,
+            state: State::Free,
+            list,
+            prev: NONE,
+            next: NONE,
+            less: NONE,
+            greater: NONE,
+        }
     }
 
-    fn key(&self, id: BlockId) -> Key {
-        Key::new(self.units, self.segment, self.offset, id)
+    /// Whether it is handed out before the other: by length, then the one of the older segment, there the first.
+    #[inline]
+    fn is_before(&self, other: &Self) -> bool {
+        let place = |record: &Self| u64::from(record.segment) << 32 | u64::from(record.offset);
+        (self.units, place(self)) < (other.units, place(other))
     }
 }
 
@@ -71,8 +89,7 @@ impl Record {
 struct Span {
     units: Units,
     first: BlockId,
-    last: BlockId,
-    /// For each chunk the first block that begins in it.
+    /// For each chunk the first block that begins in it, if the heap has side tables.
     firsts: Vec<BlockId>,
 }
 
@@ -87,22 +104,31 @@ pub(super) struct Heap {
     segments: Vec<Option<Span>>,
     /// By list.
     free: Vec<FreeIndex>,
-}
-
-impl Default for Heap {
-    fn default() -> Self {
-        Self { records: Vec::new(), spare: NONE, segments: Vec::new(), free: Vec::new() }
-    }
+    has_tables: bool,
 }
 
 impl Heap {
+    /// A heap without segments, in which a block is found by walking its segment.
+    pub(super) fn new() -> Self {
+        let nobody = Record { state: State::Used, ..Record::new(0, 0, 0, List::MAX) };
+        let (records, segments, free) = (vec![nobody], Vec::new(), Vec::new());
+        Self { records, spare: NONE, segments, free, has_tables: false }
+    }
+
+    /// A heap that keeps side tables, by which the block at a place is found at once.
+    pub(super) fn with_tables() -> Self {
+        Self { has_tables: true, ..Self::new() }
+    }
+
     /// Adds a segment, one free block, and returns its ordinal: 0, 1, 2… and never one twice.
     pub(super) fn add_segment(&mut self, units: Units, list: List) -> u32 {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let id = self.new_record(Record::new(ordinal, 0, units, list));
-        let mut firsts = vec![NONE; units.div_ceil(CHUNK) as usize];
-        firsts[0] = id;
-        self.segments.push(Some(Span { units, first: id, last: id, firsts }));
+        let mut firsts = vec![NONE; if self.has_tables { units.div_ceil(CHUNK) as usize } else { 0 }];
+        if let Some(first) = firsts.first_mut() {
+            *first = id;
+        }
+        self.segments.push(Some(Span { units, first: id, firsts }));
         self.put_in_index(id);
         ordinal
     }
@@ -140,14 +166,17 @@ impl Heap {
         list: List,
         split: bool,
     ) -> Option<BlockId> {
-        let key = self.free.get_mut(list as usize)?.take(units, most)?;
-        let id = key.id();
+        let index = self.free.get_mut(list as usize)?;
+        let id = index.find(&self.records, units)?;
+        let whole = self.records[id as usize].units;
+        if whole > most {
+            return None;
+        }
+        index.remove(&mut self.records, id);
         self.records[id as usize].state = State::Used;
-        if split && key.units() > units {
+        if split && whole > units {
             let rest = self.split(id, units);
-            self.records[rest as usize].state = State::Free;
-            let rest = Key::new(key.units() - units, key.segment(), key.offset() + units, rest);
-            self.free[list as usize].insert(rest);
+            self.put_in_index(rest);
         }
         Some(id)
     }
@@ -155,12 +184,11 @@ impl Heap {
     /// Takes a block back and merges it with its free neighbours of the same list.
     pub(super) fn free(&mut self, mut id: BlockId) {
         let Record { prev, next, list, .. } = self.records[id as usize];
-        let merges = |record: &Record| record.state == State::Free && record.list == list;
-        if next != NONE && merges(&self.records[next as usize]) {
+        if self.is_free_of(next, list) {
             self.leave_index(next);
             self.absorb(id, next);
         }
-        if prev != NONE && merges(&self.records[prev as usize]) {
+        if self.is_free_of(prev, list) {
             self.leave_index(prev);
             self.absorb(prev, id);
             id = prev;
@@ -168,14 +196,15 @@ impl Heap {
         self.put_in_index(id);
     }
 
+    #[inline]
+    fn is_free_of(&self, id: BlockId, list: List) -> bool {
+        let record = &self.records[id as usize];
+        record.state == State::Free && record.list == list
+    }
+
     /// A block's record.
     pub(super) fn block(&self, id: BlockId) -> &Record {
         &self.records[id as usize]
-    }
-
-    /// Notes what a block's owner asked for, in bytes.
-    pub(super) fn note_request(&mut self, id: BlockId, bytes: u64) {
-        self.records[id as usize].requested = bytes;
     }
 
     /// The block that begins at that place.
@@ -186,9 +215,12 @@ impl Heap {
     /// The block that has that place inside it.
     pub(super) fn block_over(&self, segment: u32, offset: Units) -> Option<BlockId> {
         let span = self.segments.get(segment as usize)?.as_ref()?;
-        let chunks = span.firsts.get(..=(offset / CHUNK) as usize)?;
+        if offset >= span.units {
+            return None;
+        }
         let before = |id: &BlockId| *id != NONE && self.block(*id).offset <= offset;
-        let mut id = *chunks.iter().rev().find(|id| before(id))?;
+        let chunks = span.firsts.get(..=(offset / CHUNK) as usize).unwrap_or_default();
+        let mut id = chunks.iter().rev().copied().find(before).unwrap_or(span.first);
         while before(&self.block(id).next) {
             id = self.block(id).next;
         }
@@ -206,7 +238,7 @@ impl Heap {
 
     /// The longest free block of the list.
     pub(super) fn longest_free(&self, list: List) -> Units {
-        self.free.get(list as usize).map_or(0, FreeIndex::longest)
+        self.free.get(list as usize).map_or(0, |index| index.longest(&self.records))
     }
 
     fn span(&mut self, segment: u32) -> &mut Span {
@@ -216,47 +248,38 @@ impl Heap {
     fn put_in_index(&mut self, id: BlockId) {
         let record = &mut self.records[id as usize];
         record.state = State::Free;
-        record.requested = 0;
         let list = record.list as usize;
-        let key = record.key(id);
         if list >= self.free.len() {
             self.free.resize_with(list + 1, FreeIndex::default);
         }
-        self.free[list].insert(key);
+        self.free[list].insert(&mut self.records, id);
     }
 
     fn leave_index(&mut self, id: BlockId) {
-        let record = &self.records[id as usize];
-        self.free[record.list as usize].remove(record.key(id));
+        let list = self.records[id as usize].list as usize;
+        self.free[list].remove(&mut self.records, id);
     }
 
     /// Shortens a block that is not free to `units`; what it loses is a block of the same kind, in no index.
+    #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
+        let whole = self.records[id as usize];
+        let Record { segment, offset, next, .. } = whole;
+        let rest = offset + units;
+        let at = self.new_record(Record { offset: rest, units: whole.units - units, prev: id, ..whole });
         let record = &mut self.records[id as usize];
-        let (chunk, next) = (record.offset / CHUNK, record.next);
-        let rest = Record {
-            offset: record.offset + units,
-            units: record.units - units,
-            prev: id,
-            requested: 0,
-            ..*record
-        };
         record.units = units;
-        let at = self.new_record(rest);
-        self.records[id as usize].next = at;
-        if next == NONE {
-            self.span(rest.segment).last = at;
-        } else {
-            self.records[next as usize].prev = at;
-        }
+        record.next = at;
+        self.records[next as usize].prev = at;
         // What is cut off is the first of every chunk but that of the block before it.
-        if rest.offset / CHUNK != chunk {
-            self.span(rest.segment).firsts[(rest.offset / CHUNK) as usize] = at;
+        if self.has_tables && rest / CHUNK != offset / CHUNK {
+            self.span(segment).firsts[(rest / CHUNK) as usize] = at;
         }
         at
     }
 
     /// Makes `right` part of `left`, the block before it.
+    #[inline]
     fn absorb(&mut self, left: BlockId, right: BlockId) {
         let Record { segment, offset, units, next, .. } = self.records[right as usize];
         self.drop_record(right);
@@ -264,13 +287,9 @@ impl Heap {
         let chunk = record.offset / CHUNK;
         record.units += units;
         record.next = next;
-        if next == NONE {
-            self.span(segment).last = left;
-        } else {
-            self.records[next as usize].prev = left;
-        }
+        self.records[next as usize].prev = left;
         // It was the first of its chunk unless the left one begins there too. Now the next is, if it begins there.
-        if offset / CHUNK != chunk {
+        if self.has_tables && offset / CHUNK != chunk {
             let heir = if next != NONE && (offset + units) / CHUNK == offset / CHUNK { next } else { NONE };
             self.span(segment).firsts[(offset / CHUNK) as usize] = heir;
         }
@@ -278,24 +297,24 @@ impl Heap {
 
     fn join(&mut self, left: BlockId, right: BlockId) {
         self.records[left as usize].next = right;
-        if right != NONE {
-            self.records[right as usize].prev = left;
-        }
+        self.records[right as usize].prev = left;
     }
 
+    #[inline]
     fn new_record(&mut self, record: Record) -> BlockId {
-        if self.spare == NONE {
+        let id = self.spare;
+        if id == NONE {
             self.records.push(record);
-            u32::try_from(self.records.len() - 1).unwrap_or(NONE)
-        } else {
-            let id = self.spare;
-            let place = &mut self.records[id as usize];
-            self.spare = place.prev;
-            *place = record;
-            id
+            // More would not fit the memory that they describe.
+            return BlockId::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks");
         }
+        let place = &mut self.records[id as usize];
+        self.spare = place.prev;
+        *place = record;
+        id
     }
 
+    #[inline]
     fn drop_record(&mut self, id: BlockId) {
         let record = &mut self.records[id as usize];
         record.state = State::Spare;

@@ -7,7 +7,7 @@ impl Heap {
     /// Adds a segment of no length, which [`extend`](Self::extend) lengthens, and returns its ordinal.
     pub(in crate::core) fn add_range(&mut self) -> u32 {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        self.segments.push(Some(Span { units: 0, first: NONE, last: NONE, firsts: Vec::new() }));
+        self.segments.push(Some(Span { units: 0, first: NONE, firsts: Vec::new() }));
         ordinal
     }
 
@@ -19,16 +19,15 @@ impl Heap {
     /// Lengthens a segment by a hole.
     pub(in crate::core) fn extend(&mut self, segment: u32, units: Units) {
         let offset = self.length(segment);
+        let last = offset.checked_sub(1).and_then(|last| self.block_over(segment, last));
         let id = self.new_record(Record::new(segment, offset, units, 0));
         let span = self.span(segment);
-        let last = std::mem::replace(&mut span.last, id);
         span.units += units;
         let chunks = span.units.div_ceil(CHUNK) as usize;
         span.firsts.resize(chunks, NONE);
-        if last == NONE {
-            span.first = id;
-        } else {
-            self.join(last, id);
+        match last {
+            None => span.first = id,
+            Some(last) => self.join(last, id),
         }
         let first = &mut self.span(segment).firsts[(offset / CHUNK) as usize];
         if *first == NONE {
@@ -67,7 +66,7 @@ impl Heap {
             return Some(id);
         }
         let is_hole = |id: BlockId| self.records[id as usize].state == State::Hole;
-        let opens_before = prev != NONE && is_hole(prev);
+        let opens_before = is_hole(prev);
         let opens_behind = next == NONE || is_hole(next);
         let (taken, rest) = if opens_before && !opens_behind {
             (self.split(id, whole - units), id)
@@ -93,7 +92,7 @@ impl Heap {
     /// A used block's memory has gone: it becomes a hole, one with the holes beside it.
     pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
         let Record { prev, next, .. } = self.records[id as usize];
-        let is_hole = |heap: &Self, id: BlockId| id != NONE && heap.records[id as usize].state == State::Hole;
+        let is_hole = |heap: &Self, id: BlockId| heap.records[id as usize].state == State::Hole;
         if is_hole(self, next) {
             self.absorb(id, next);
         }

@@ -3,12 +3,14 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::core::size::bin_of;
 
 const LIST: List = 1;
 
 /// Checks that the blocks tile their segments, that free neighbours are merged, and that the index and the side
-/// table agree with them.
+/// table, if there is one, agree with them.
 fn check(heap: &Heap) {
+    let mut free = 0;
     for (ordinal, span) in heap.segments.iter().enumerate() {
         let Some(span) = span else { continue };
         let mut end = 0;
@@ -20,14 +22,19 @@ fn check(heap: &Heap) {
             assert!(!(last == State::Free && block.state == State::Free), "free neighbours are merged");
             assert_eq!(heap.block_at(block.segment, block.offset), Some(id));
             assert_eq!(heap.block_over(block.segment, block.offset + block.units - 1), Some(id));
-            let chunk = &mut chunks[(block.offset / CHUNK) as usize];
-            *chunk = if *chunk == NONE { id } else { *chunk };
+            if let Some(chunk) = chunks.get_mut((block.offset / CHUNK) as usize) {
+                *chunk = if *chunk == NONE { id } else { *chunk };
+            }
+            free += usize::from(block.state == State::Free);
             end += block.units;
             last = block.state;
         }
         assert_eq!(end, span.units);
         assert_eq!(span.firsts, chunks, "the side table has the first block of each chunk");
     }
+    let indexed: Vec<_> = heap.free.iter().flat_map(|index| index.all(&heap.records)).collect();
+    assert_eq!(indexed.len(), free, "every free block is in the index");
+    assert!(indexed.iter().all(|id| heap.block(*id).state == State::Free), "and none else");
 }
 
 #[derive(Clone, Debug)]
@@ -51,24 +58,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn best_fit_over_tiled_segments(steps in prop::collection::vec(step(), 1..300)) {
-        let mut heap = Heap::default();
+    fn best_fit_over_tiled_segments(steps in prop::collection::vec(step(), 1..300), has_tables: bool) {
+        let mut heap = if has_tables { Heap::with_tables() } else { Heap::new() };
         let mut live: Vec<(BlockId, u32, Units, Units)> = Vec::new();
         for step in steps {
             match step {
                 Step::Allocate(units) => {
-                    // What best fit must choose, by looking at everything.
-                    let best = (0..u32::try_from(heap.segments.len()).unwrap())
+                    // What best fit must choose, by looking at everything; where a bin is crowded, any of it that fits.
+                    let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
                         .flat_map(|ordinal| heap.blocks(ordinal))
-                        .filter(|(_, block)| block.state == State::Free && block.units >= units)
+                        .filter(|(_, block)| block.state == State::Free)
                         .map(|(_, block)| (block.units, block.segment, block.offset))
-                        .min();
+                        .collect();
+                    let fits = || free.iter().copied().filter(|(length, ..)| *length >= units);
+                    let best = fits().min();
+                    let bin = best.map(|(length, ..)| bin_of(length));
+                    let is_crowded =
+                        free.iter().filter(|(length, ..)| Some(bin_of(*length)) == bin).count() > index::ORDERED;
                     let got = heap.allocate(units, LIST, true);
-                    prop_assert_eq!(got.map(|id| {
-                        let block = heap.block(id);
-                        (block.segment, block.offset, block.units)
-                    }), best.map(|(_, segment, offset)| (segment, offset, units)));
-                    if let (Some(id), Some((_, segment, offset))) = (got, best) {
+                    let at = got.map(|id| (heap.block(id).segment, heap.block(id).offset));
+                    prop_assert!(got.is_none_or(|id| heap.block(id).units == units));
+                    let found = fits().find(|(_, segment, offset)| at == Some((*segment, *offset)));
+                    prop_assert_eq!(found.is_some(), best.is_some());
+                    prop_assert!(found == best || is_crowded && found.map(|(length, ..)| bin_of(length)) >= bin);
+                    if let (Some(id), Some((segment, offset))) = (got, at) {
                         for (_, other, from, to) in &live {
                             prop_assert!(*other != segment || offset + units <= *from || *to <= offset, "overlap");
                         }
@@ -102,18 +115,18 @@ proptest! {
 
 #[test]
 fn records_are_used_again() {
-    let mut heap = Heap::default();
+    let mut heap = Heap::with_tables();
     heap.add_segment(1000, LIST);
     for _ in 0..100 {
         let blocks: Vec<_> = (1..20).map(|units| heap.allocate(units, LIST, true).unwrap()).collect();
         blocks.into_iter().for_each(|id| heap.free(id));
     }
-    assert!(heap.records.len() <= 20, "{}", heap.records.len());
+    assert!(heap.records.len() <= 20 + 1, "{}", heap.records.len());
 }
 
 #[test]
 fn a_block_that_must_not_be_split_is_given_whole() {
-    let mut heap = Heap::default();
+    let mut heap = Heap::with_tables();
     heap.add_segment(100, LIST);
     let id = heap.allocate(7, LIST, false).unwrap();
     assert_eq!(heap.block(id).units, 100);
@@ -121,4 +134,27 @@ fn a_block_that_must_not_be_split_is_given_whole() {
     assert_eq!(heap.longest_free(LIST), 0);
     heap.free(id);
     assert_eq!(heap.longest_free(LIST), 100);
+}
+
+#[test]
+fn a_crowded_bin_hides_nothing() {
+    // In one bin, from long to short, used ones between them.
+    const LENGTHS: std::ops::Range<Units> = 1024..1032;
+    let mut heap = Heap::new();
+    heap.add_segment(1_000_000, LIST);
+    let blocks: Vec<_> = (0..400u32)
+        .map(|at| if at % 2 == 0 { LENGTHS.end - 1 - at / 50 } else { 1 })
+        .map(|units| heap.allocate(units, LIST, true).unwrap())
+        .collect();
+    heap.allocate(heap.longest_free(LIST), LIST, true).unwrap();
+    blocks.iter().step_by(2).for_each(|id| heap.free(*id));
+    check(&heap);
+    assert_eq!(heap.longest_free(LIST), LENGTHS.end - 1);
+    for _ in 0..25 {
+        let id = heap.allocate(LENGTHS.end - 1, LIST, true).unwrap();
+        assert_eq!(heap.block(id).units, LENGTHS.end - 1);
+    }
+    assert_eq!(heap.allocate(LENGTHS.end - 1, LIST, true), None);
+    assert_eq!((0..).map_while(|_| heap.allocate(LENGTHS.start, LIST, true)).count(), 175);
+    check(&heap);
 }

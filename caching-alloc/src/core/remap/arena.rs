@@ -109,7 +109,7 @@ impl Arena {
     /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
     pub(in crate::core) fn new(granularity: u64) -> Self {
         Self {
-            heap: Heap::default(),
+            heap: Heap::with_tables(),
             ranges: Vec::new(),
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
             ghosts: Vec::new(),

@@ -18,6 +18,8 @@ const LIST: List = 0;
 #[derive(Debug)]
 pub struct SymmetricArena {
     heap: Heap,
+    /// What each block's owner asked for, in bytes, by the heap's names.
+    requested: Vec<u64>,
     journal: Journal,
     source: Arc<dyn SegmentSource>,
     /// How many captures are under way.
@@ -91,7 +93,8 @@ impl SymmetricArena {
         if granularity == 0 || !SEGMENT_STEP.is_multiple_of(granularity) {
             return Err(SymmetricError::Granularity { granularity });
         }
-        Ok(Self { heap: Heap::default(), journal: Journal::new(geometry), source, frozen: 0 })
+        let journal = Journal::new(geometry);
+        Ok(Self { heap: Heap::with_tables(), requested: Vec::new(), journal, source, frozen: 0 })
     }
 
     /// Places a block of `bytes`.
@@ -132,7 +135,7 @@ impl SymmetricArena {
             .flatten()
             .filter(|id| self.heap.block(*id).state == State::Used)
             .ok_or(SymmetricError::NotAllocated { placement })?;
-        let bytes = self.heap.block(block).requested;
+        let bytes = self.requested[block as usize];
         self.heap.free(block);
         self.journal.log(OperationKind::Free, bytes, Some(placement), None, Location::caller());
         Ok(())
@@ -188,9 +191,9 @@ impl SymmetricArena {
     /// Blocks that are placed, by place, with the bytes that were asked for.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
         self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
-            |(_, block)| {
+            |(id, block)| {
                 let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
-                (block.state == State::Used).then_some((placement, block.requested))
+                (block.state == State::Used).then(|| (placement, self.requested[id as usize]))
             },
         )
     }
@@ -232,7 +235,10 @@ impl SymmetricArena {
                 (block.expect("a new segment has room for what it was made for"), Some(memory))
             }
         };
-        self.heap.note_request(block, bytes);
+        if self.requested.len() <= block as usize {
+            self.requested.resize(block as usize + 1, 0);
+        }
+        self.requested[block as usize] = bytes;
         let record = self.heap.block(block);
         let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
         self.journal.log(OperationKind::Allocate, bytes, Some(placement), tag, site);
