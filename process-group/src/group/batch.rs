@@ -59,7 +59,7 @@ impl<'a> Batch<'a> {
             Tasks { first: Some(task), rest } if rest.is_empty() => {
                 let mut recording = Recording::new(track, site, false);
                 record(&mut recording, slice::from_ref(task))?;
-                recording.end()
+                recording.end(operation)
             }
             _ => {
                 let tasks: Vec<_> = tasks.iter().copied().collect();
@@ -69,7 +69,7 @@ impl<'a> Batch<'a> {
                 let launched = together.finish();
                 queued?;
                 launched?;
-                recording.end()
+                recording.end(operation)
             }
         };
         group.mark(operation, stream, records)

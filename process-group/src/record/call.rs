@@ -34,13 +34,17 @@ pub enum Operation {
     Send,
     /// Receive from one member.
     Recv,
+    /// The end of an all-gather of shares of any length, which is broadcasts.
+    AllGatherList,
+    /// The end of a reduce-scatter of shares of any length, which is reductions.
+    ReduceScatterList,
     /// The end of a batch.
     Batch,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::AllReduce,
         Self::Broadcast,
         Self::Reduce,
@@ -54,6 +58,8 @@ impl Operation {
         Self::ScatterList,
         Self::Send,
         Self::Recv,
+        Self::AllGatherList,
+        Self::ReduceScatterList,
         Self::Batch,
     ];
 
@@ -74,6 +80,8 @@ impl Operation {
             Self::ScatterList => "scatter_list",
             Self::Send => "send",
             Self::Recv => "recv",
+            Self::AllGatherList => "all_gather_list",
+            Self::ReduceScatterList => "reduce_scatter_list",
             Self::Batch => "batch",
         }
     }
@@ -86,6 +94,8 @@ impl Operation {
             Self::AllGather => "_all_gather_base",
             Self::ReduceScatter => "_reduce_scatter_base",
             Self::AllToAll | Self::AllToAllList | Self::GatherList | Self::ScatterList => "all_to_all",
+            Self::AllGatherList => "ALLGATHER_coalesced",
+            Self::ReduceScatterList => "REDUCE_SCATTER_coalesced",
             Self::Batch => "coalesced",
             other => other.name(),
         }
@@ -95,6 +105,12 @@ impl Operation {
     #[must_use]
     pub const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
+    }
+
+    /// Whether it says only that a batch ends, whose calls are recorded before.
+    #[must_use]
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)
     }
 
     pub(super) fn from_code(code: u8) -> Option<Self> {
@@ -209,9 +225,12 @@ impl Call {
         Self { operation, dtype: dtype as u8, reduction, peer, send, receive }
     }
 
-    /// The end of a batch.
-    pub(super) fn end_of_batch() -> Self {
-        Self { operation: Operation::Batch, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0 }
+    /// The end of the batch that `name` is made of.
+    pub(super) fn end(name: &str) -> Self {
+        let named =
+            Operation::ALL.into_iter().find(|operation| operation.is_end() && operation.name() == name);
+        let operation = named.unwrap_or(Operation::Batch);
+        Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0 }
     }
 }
 

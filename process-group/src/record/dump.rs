@@ -70,7 +70,7 @@ pub struct Entry {
     pub message: u64,
     /// For a message: its number among those of this direction between the two.
     pub pair: u64,
-    /// Whether it is a message, or the end of a batch of messages.
+    /// Whether it is a message, or the end of a batch of nothing else.
     pub is_message: bool,
     /// Whether it was called in a batch, whose calls share their numbers.
     pub is_batched: bool,
@@ -282,7 +282,7 @@ fn entries(records: &[Record]) -> Vec<Entry> {
             is_message: place.message,
             is_batched: place.batched,
             is_captured: record.captured,
-            dtype: dtype.filter(|_| operation != Operation::Batch),
+            dtype: dtype.filter(|_| !operation.is_end()),
             reduction: REDUCTIONS.get(usize::from(reduction)).copied().filter(|name| !name.is_empty()),
             peer: peer.map(|peer| peer as usize),
             send,

@@ -206,8 +206,8 @@ impl Track {
         }
     }
 
-    /// Records the end of a batch, if it had anything; returns the record's number.
-    fn end_batch(&self, batch: Batched, site: &'static Location<'static>) -> Option<u64> {
+    /// Records the end of the batch that `name` is made of, if it had anything; returns the record's number.
+    fn end_batch(&self, batch: Batched, name: &str, site: &'static Location<'static>) -> Option<u64> {
         (batch.collective || batch.message).then(|| {
             let position = Position {
                 group: self.group,
@@ -217,7 +217,7 @@ impl Track {
                 message: !batch.collective,
                 batched: true,
             };
-            self.recorder.ring.write(Call::end_of_batch(), position, site, now())
+            self.recorder.ring.write(Call::end(name), position, site, now())
         })
     }
 
@@ -257,9 +257,9 @@ impl<'a> Recording<'a> {
         launched
     }
 
-    /// All are launched: their records.
-    pub(crate) fn end(self) -> Span {
-        let end = self.batch.and_then(|batch| self.track.end_batch(batch, self.site));
+    /// All that `name` is made of are launched: their records.
+    pub(crate) fn end(self, name: &str) -> Span {
+        let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }
 }

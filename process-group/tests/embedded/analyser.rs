@@ -115,6 +115,7 @@ fn torch_names_the_rank_that_is_missing() {
     );
     assert!(text.contains(&format!("missing ranks: {{{}}}", ODD.0)), "{text}");
     assert!(!text.contains("has errors") && !text.contains("mismatch"), "{text}");
+    assert!(!text.contains("does not have a coalesced end"), "{text}");
 }
 
 #[test]

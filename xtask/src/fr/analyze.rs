@@ -79,6 +79,8 @@ pub(super) struct Unfinished {
     pub(super) operation: String,
     /// Where it is not done.
     pub(super) ranks: Vec<usize>,
+    /// Members without a dump, which may not have called it.
+    pub(super) unknown: Vec<usize>,
 }
 
 /// Collectives of one rank in a group: a batch has several calls of one number.
@@ -157,7 +159,9 @@ impl<'a> Group<'a> {
             let open = |calls: &[&Entry]| calls.iter().any(|entry| !entry.is_done() && !entry.captured);
             let ranks: Vec<_> = all.iter().filter(|(_, calls)| open(calls)).map(|(rank, _)| *rank).collect();
             let operation = all.first().map(|(_, calls)| describe(calls))?;
-            (!ranks.is_empty()).then_some(Unfinished { collective: *number, operation, ranks })
+            let unknown: Vec<_> =
+                self.ranks.iter().copied().filter(|rank| !self.dumps.contains_key(rank)).collect();
+            (!ranks.is_empty()).then_some(Unfinished { collective: *number, operation, ranks, unknown })
         });
         let unfinished = unfinished.filter(|_| mismatch.is_none() && missing.is_none());
         let messages = messages(&self);

@@ -50,11 +50,16 @@ impl fmt::Display for GroupReport {
         if let Some(open) = &self.unfinished {
             quiet = false;
             let (number, operation) = (open.collective, &open.operation);
-            writeln!(
-                f,
-                "  collective {number} ({operation}) was called by all; not done on {}",
-                list(&open.ranks)
-            )?;
+            let ranks = list(&open.ranks);
+            if open.unknown.is_empty() {
+                writeln!(f, "  collective {number} ({operation}) was called by all; not done on {ranks}")?;
+            } else {
+                let unknown = list(&open.unknown);
+                writeln!(
+                    f,
+                    "  collective {number} ({operation}) is not done on {ranks}; has {unknown} called it?"
+                )?;
+            }
         }
         for message in &self.messages {
             quiet = false;

@@ -150,6 +150,17 @@ fn messages_without_another_half_are_named() {
 }
 
 #[test]
+fn a_rank_without_a_dump_may_be_the_one() {
+    let mut open = entry(0, &Call { operation: "all_reduce", elements: 1, dtype: "Float" });
+    open["state"] = json!("scheduled");
+    let report = through_files(&[dump(3, &[open.clone()]), dump(3, &[open])], true);
+    assert_eq!(report.without_dump, [2]);
+    let found = report.groups[0].unfinished.as_ref().unwrap();
+    assert_eq!((&found.ranks[..], &found.unknown[..]), (&[0, 1][..], &[2][..]));
+    assert!(report.to_string().contains("is not done on ranks 0, 1; has rank 2 called it?"), "{report}");
+}
+
+#[test]
 fn folders_are_read_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     assert!(load::folder(folder.path()).unwrap_err().to_string().contains("holds no dump"));
