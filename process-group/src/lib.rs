@@ -10,6 +10,7 @@
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
 //! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
+//! | `profile` | what profilers are told (features `nvtx`, `tracing`) |
 //!
 //! Each may be used without the next.
 //!
@@ -20,6 +21,7 @@
 pub mod comm;
 pub mod group;
 mod hash;
+mod profile;
 pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;

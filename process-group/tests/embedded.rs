@@ -16,6 +16,8 @@ mod group;
 mod libraries;
 pub(crate) mod operations;
 mod processes;
+#[cfg(feature = "tracing")]
+mod profile;
 mod record;
 #[cfg(feature = "registration")]
 mod registration;

@@ -47,11 +47,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "warnings",
     ];
     shell::run(&mut shell::cargo(&root, &minimal))?;
-    let adapters = ["clippy", "--quiet", "--package", &shell::package("caching-alloc"), "--all-features"];
-    let adapters = [&adapters[..], &["--all-targets", "--", "-D", "warnings"]].concat();
-    shell::run(&mut shell::cargo(&root, &adapters))?;
+    for name in ["caching-alloc", "process-group"] {
+        let adapters = ["clippy", "--quiet", "--package", &shell::package(name), "--all-features"];
+        let adapters = [&adapters[..], &["--all-targets", "--", "-D", "warnings"]].concat();
+        shell::run(&mut shell::cargo(&root, &adapters))?;
+    }
     let document = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
-    let document = [&document[..], &["--features", shell::ADAPTERS]].concat();
+    let adapters = shell::adapters(None);
+    let document = [&document[..], &["--features", &adapters]].concat();
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
     interleave::run(&interleave::Options { quick: true })?;

@@ -82,8 +82,8 @@ pub(crate) fn run_with(options: &Options, set: impl FnOnce(&Path, &mut Command))
         Some(name) => command.args(["--package", &shell::package(name)]),
         None => command.arg("--workspace"),
     };
+    command.args(["--features", &shell::adapters(options.package.as_deref())]);
     if options.package.as_deref().is_none_or(|name| name == "caching-alloc") {
-        command.args(["--features", shell::ADAPTERS]);
         // Which the adapters' tests run on.
         shell::embedded_library(&root)?;
     }

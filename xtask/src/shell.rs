@@ -23,8 +23,13 @@ pub(crate) fn package(name: &str) -> String {
     if name == "xtask" || !CRATES.contains(&name) { name.to_owned() } else { format!("lockstep-{name}") }
 }
 
-/// Optional parts that the tests, the documentation and the bundle are made with.
-pub(crate) const ADAPTERS: &str = "lockstep-caching-alloc/cudarc";
+/// Optional parts that the tests, the documentation and the bundle are made with, of one crate or of all.
+pub(crate) fn adapters(name: Option<&str>) -> String {
+    const ADAPTERS: [(&str, &str); 3] =
+        [("caching-alloc", "cudarc"), ("process-group", "nvtx"), ("process-group", "tracing")];
+    let wanted = ADAPTERS.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));
+    wanted.map(|(of, feature)| format!("{}/{feature}", package(of))).collect::<Vec<_>>().join(",")
+}
 
 /// Builds the embedded machine as a shared library, for programs that load it as they would NVIDIA's.
 pub(crate) fn embedded_library(root: &Path) -> Result<PathBuf> {

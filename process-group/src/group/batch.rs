@@ -7,6 +7,7 @@ use cuda_driver::{DevicePtr, Stream};
 use super::{Buffer, GroupError, ProcessGroup, Result, Work, list};
 use crate::{
     comm::{ArgumentError, Group, Operation, ReduceOp, Task},
+    profile,
     record::{Call, Recording, Span, are_one},
 };
 
@@ -48,6 +49,9 @@ impl<'a> Batch<'a> {
         let Self { group, stream, tasks, site } = self;
         let tasks = tasks.into_inner();
         to_oneself(group, &tasks)?;
+        let bytes = |task: &Task| (task.count as u64).saturating_mul(task.dtype.size() as u64);
+        let bytes = tasks.iter().map(bytes).fold(0, u64::saturating_add);
+        let _range = profile::range(operation, &group.name, bytes);
         // SAFETY: the contract of the method that queued the task; it was checked there.
         let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
         let record = |recording: &mut Recording<'_>, tasks: &[Task]| {

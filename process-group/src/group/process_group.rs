@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    profile,
     record::{Desk, Dump, Look as _, Progress, Track},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
 };
@@ -240,6 +241,7 @@ impl ProcessGroup {
     /// Those of [`Communicator::destroy`].
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
+        let _range = profile::range("destroy", &self.name, 0);
         self.communicator.destroy(deadline)?;
         // What is done now is not asked again.
         self.outstanding.look();
@@ -256,6 +258,7 @@ impl ProcessGroup {
     /// # Errors
     /// Those of [`Communicator::abort`].
     pub fn abort(self, deadline: Deadline) -> Result<()> {
+        let _range = profile::range("abort", &self.name, 0);
         let _ = self.counter.track.recorder().last_words();
         Ok(self.communicator.abort(deadline)?)
     }

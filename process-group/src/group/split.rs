@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     comm::{self, Config},
+    profile,
     store::{Deadline, PrefixStore, Store, rendezvous},
 };
 
@@ -56,6 +57,7 @@ impl ProcessGroup {
     ) -> Result<Option<Self>> {
         // Counted whatever follows, so that the members' next splits meet; and whatever this rank finds wrong on its
         // own is found before the others are met, who otherwise wait for it inside NCCL.
+        let _range = profile::range("split", &self.name, 0);
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
         comm::settings("split", self.nccl(), &config)?;
         self.communicator.check()?;

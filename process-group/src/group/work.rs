@@ -17,6 +17,7 @@ use cuda_driver::{
 use super::{GroupError, Result, process_group::Counter};
 use crate::{
     comm::AbortHandle,
+    profile,
     record::{Look, Span},
     store::Deadline,
 };
@@ -96,25 +97,33 @@ impl Work {
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
+        let _range = profile::range("wait", &self.counter.name, 0);
         loop {
             if self.is_completed()? {
                 return Ok(());
             }
             if deadline.expired() {
-                self.counter.track.recorder().trouble();
-                return Err(GroupError::WorkTimeout {
+                let error = GroupError::WorkTimeout {
                     operation: self.operation,
                     sequence: self.sequence,
                     group: self.counter.name.to_string(),
                     waited: deadline.waited(),
-                });
+                };
+                return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                self.communicator.async_error().inspect_err(|_| self.counter.track.recorder().trouble())?;
+                self.communicator.async_error().map_err(|error| self.trouble(error.into()))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
         }
+    }
+
+    /// Tells the flight recorder and the profilers of an error.
+    fn trouble(&self, error: GroupError) -> GroupError {
+        self.counter.track.recorder().trouble();
+        profile::trouble(self.operation, &self.counter.name, &error);
+        error
     }
 
     /// Whether the operation is done.
