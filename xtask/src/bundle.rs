@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"])? {
         add(&artifact.path, "xtask")?;
     }
-    let tests = build(&root, &["test", "--no-run", "--workspace", "--features", shell::ADAPTERS])?;
+    let tests = build(&root, &["test", "--no-run", "--workspace", "--features", &shell::adapters(None)])?;
     for name in CRATES {
         let mut binaries = tests.iter().filter(|artifact| artifact.is_test && artifact.folder == name);
         let (Some(binary), None) = (binaries.next(), binaries.next()) else {
