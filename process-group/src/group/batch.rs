@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::Location, slice};
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Buffer, GroupError, ProcessGroup, Result, Work, list};
+use super::{Buffer, GroupError, ProcessGroup, Result, Work, list, work::Launched};
 use crate::{
     comm::{ArgumentError, Group, Operation, ReduceOp, Task},
     profile,
@@ -58,7 +58,8 @@ impl<'a> Batch<'a> {
             recording.call(Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
         };
         let track = &group.counter.track;
-        let records = match &tasks {
+        let start = group.events.start(stream)?;
+        let span = match &tasks {
             Tasks { first: None, .. } => Span::default(),
             Tasks { first: Some(task), rest } if rest.is_empty() => {
                 let mut recording = Recording::new(track, site, false);
@@ -76,7 +77,7 @@ impl<'a> Batch<'a> {
                 recording.end(operation)
             }
         };
-        group.mark(operation, stream, records)
+        group.mark(operation, stream, Launched { start, span })
     }
 
     fn queue(&self, task: Task) -> Result<()> {

@@ -45,6 +45,7 @@ pub struct Builder {
     config: Config,
     timeout: Duration,
     dump_folder: Option<PathBuf>,
+    timing: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -70,6 +71,7 @@ impl Builder {
             config: Config::new(),
             timeout: Duration::from_secs(600),
             dump_folder: None,
+            timing: false,
         }
     }
 
@@ -126,6 +128,14 @@ impl Builder {
     /// [`Dump::write`](crate::record::Dump::write).
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
+    }
+
+    /// Has the device time every operation (default: not, unless `PROCESS_GROUP_TIMING` is 1): two events that take the
+    /// time, in place of one that does not. Then [`Work::elapsed_us`](super::Work::elapsed_us) says how long one took,
+    /// and so does the flight recorder, which also tells what a stream has come to from what waits behind it. A rank
+    /// may time what others do not.
+    pub fn timing(self, timing: bool) -> Self {
+        Self { timing, ..self }
     }
 
     /// Meets the other ranks and makes the communicator. Collective.
@@ -192,7 +202,9 @@ impl Builder {
         let id = (GroupId { uid, epoch: self.epoch }, id);
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
-        let seat = Seat { name, rank, members, numbers, store, timeout: self.timeout, recorder, desk };
+        let timing = self.timing || environment.timing;
+        let timeout = self.timeout;
+        let seat = Seat { name, rank, members, numbers, store, timeout, timing, recorder, desk };
         let group = seat.init(id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
@@ -257,6 +269,8 @@ pub(super) struct Seat {
     pub(super) numbers: PrefixStore,
     pub(super) store: PrefixStore,
     pub(super) timeout: Duration,
+    /// Whether operations are timed.
+    pub(super) timing: bool,
     pub(super) recorder: Arc<Recorder>,
     pub(super) desk: Arc<Desk>,
 }
@@ -285,14 +299,14 @@ impl Seat {
 
     /// The group, with a communicator that is made.
     pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, members, numbers, store, timeout, recorder, desk } = self;
+        let Self { name, rank, members, numbers, store, timeout, timing, recorder, desk } = self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
         let ranks = members.iter().map(|member| member.rank).collect();
         let entry = GroupEntry { id: id.to_string(), name: name.clone(), ranks, timeout, look };
         let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), context.device());
-        let events = EventPool::new(context);
+        let events = EventPool::new(context, timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
             name,

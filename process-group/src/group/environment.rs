@@ -13,6 +13,7 @@ use super::{GroupError, Result};
 /// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
 /// | `MASTER_ADDR`, `MASTER_PORT` | where the store is; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
 /// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
+/// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Environment {
@@ -30,6 +31,8 @@ pub struct Environment {
     pub agent_store: bool,
     /// Where the flight recorder's dumps go.
     pub dump_folder: Option<PathBuf>,
+    /// Whether the device times every operation.
+    pub timing: bool,
 }
 
 impl Environment {
@@ -69,6 +72,7 @@ impl Environment {
             dump_folder: variable("PROCESS_GROUP_DUMP_FOLDER")
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
+            timing: variable("PROCESS_GROUP_TIMING").as_deref() == Some("1"),
         };
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
             && rank >= size
@@ -104,12 +108,13 @@ mod tests {
             ("MASTER_PORT", "29500"),
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("PROCESS_GROUP_DUMP_FOLDER", "/tmp/dumps"),
+            ("PROCESS_GROUP_TIMING", "1"),
         ])
         .unwrap();
         assert_eq!((found.rank, found.world_size, found.local_rank), (Some(5), Some(8), Some(1)));
         assert_eq!((found.master_address.as_deref(), found.master_port), (Some("127.0.0.1"), Some(29500)));
         assert!(found.agent_store);
-        assert_eq!(found.dump_folder, Some("/tmp/dumps".into()));
+        assert_eq!((found.dump_folder, found.timing), (Some("/tmp/dumps".into()), true));
         assert_eq!(read(&[]).unwrap(), Environment::default());
     }
 

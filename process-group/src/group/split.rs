@@ -121,6 +121,7 @@ impl ProcessGroup {
             numbers: self.numbers.clone(),
             store,
             timeout: self.timeout,
+            timing: self.events.timing(),
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
         }

@@ -36,7 +36,7 @@ pub struct Work {
     /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
     /// capture ends the capture in vain (measured), so it is never asked.
     captured: bool,
-    done: Arc<Lease>,
+    marks: Arc<Marks>,
     /// What the flight recorder holds of it.
     span: Span,
 }
@@ -50,14 +50,16 @@ impl Work {
         communicator: AbortHandle,
         events: &Arc<EventPool>,
         stream: &Stream,
-        span: Span,
+        launched: Launched,
     ) -> Result<Self> {
-        let done = Arc::new(events.lease()?);
+        let Launched { start, span } = launched;
+        let done = events.lease()?;
         stream.record(done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
         let stream = StreamKey(stream.raw());
         counter.track.enqueued(span, stream.0.addr() as u64, captured);
-        Ok(Self { operation, sequence, counter: counter.clone(), communicator, stream, captured, done, span })
+        let (counter, marks) = (counter.clone(), Arc::new(Marks { start, done }));
+        Ok(Self { operation, sequence, counter, communicator, stream, captured, marks, span })
     }
 
     /// Its number among the group's operations, beginning with 1.
@@ -86,7 +88,7 @@ impl Work {
         if stream.raw() == self.stream.0 {
             return Ok(());
         }
-        Ok(stream.wait(self.done.event())?)
+        Ok(stream.wait(self.marks.done.event())?)
     }
 
     /// Waits on the host until the operation is done.
@@ -139,20 +141,77 @@ impl Work {
                 group: self.counter.name.to_string(),
             });
         }
-        let event = self.done.event();
-        // Another thread may be capturing in global mode, whose capture a query would end.
-        let _relaxed = RelaxedCapture::enter(event.context().driver())?;
-        let done = event.query()?;
+        let done = self.passed(&self.marks.done)?;
         if done {
-            self.counter.track.completed(self.span);
+            self.tell_done();
         }
         Ok(done)
+    }
+
+    /// How long the operation took on its stream, in µs, with the wait for the other members; `None` until it is done,
+    /// and without [timing](super::Builder::timing). It includes what else was enqueued there in between.
+    ///
+    /// # Errors
+    /// As [`is_completed`](Self::is_completed).
+    pub fn elapsed_us(&self) -> Result<Option<f64>> {
+        if !self.is_completed()? {
+            return Ok(None);
+        }
+        self.marks.elapsed_us()
+    }
+
+    /// Whether the stream has come past a mark.
+    fn passed(&self, mark: &Lease) -> Result<bool> {
+        let event = mark.event();
+        // Another thread may be capturing in global mode, whose capture a query would end.
+        let _relaxed = RelaxedCapture::enter(event.context().driver())?;
+        Ok(event.query()?)
+    }
+
+    /// Tells the flight recorder that it is done.
+    fn tell_done(&self) {
+        // A driver that does not say how long leaves that it is done.
+        self.counter.track.completed(self.span, || self.marks.elapsed_us().ok().flatten());
+    }
+
+    /// Tells the flight recorder that it has begun, if it has; whether it has.
+    fn tell_started(&self) -> bool {
+        let started = self.marks.start.as_ref().is_some_and(|start| self.passed(start).unwrap_or(false));
+        if started {
+            self.counter.track.started(self.span);
+        }
+        started
     }
 }
 
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Work({} {} of {})", self.operation, self.sequence, self.counter.name)
+    }
+}
+
+/// What was launched and is not marked yet.
+pub(super) struct Launched {
+    /// Before it on its stream.
+    pub(super) start: Option<Lease>,
+    pub(super) span: Span,
+}
+
+/// Places on a stream.
+struct Marks {
+    /// Before the operation, where operations are timed.
+    start: Option<Lease>,
+    /// After it.
+    done: Lease,
+}
+
+impl Marks {
+    /// The time between them, in µs, when both have been passed.
+    fn elapsed_us(&self) -> Result<Option<f64>> {
+        let Some(start) = &self.start else { return Ok(None) };
+        let done = self.done.event();
+        let _relaxed = RelaxedCapture::enter(done.context().driver())?;
+        Ok(Some(done.elapsed_us(start.event())?))
     }
 }
 
@@ -165,9 +224,11 @@ unsafe impl Send for StreamKey {}
 // SAFETY: as above.
 unsafe impl Sync for StreamKey {}
 
-/// Events without timing that are used again: making one costs more than recording it.
+/// Events that are used again: making one costs more than recording it.
 pub(super) struct EventPool {
     context: Context,
+    /// Whether operations are timed.
+    timing: bool,
     free: Mutex<Vec<Event>>,
 }
 
@@ -176,22 +237,39 @@ impl EventPool {
     /// no new ones.
     const KEPT: usize = Outstanding::KEPT;
 
-    pub(super) fn new(context: &Context) -> Arc<Self> {
-        Arc::new(Self { context: context.clone(), free: Mutex::default() })
+    pub(super) fn new(context: &Context, timing: bool) -> Arc<Self> {
+        Arc::new(Self { context: context.clone(), timing, free: Mutex::default() })
+    }
+
+    pub(super) fn timing(&self) -> bool {
+        self.timing
+    }
+
+    /// Marks the place before an operation on its stream, where operations are timed. What is captured is not.
+    pub(super) fn start(self: &Arc<Self>, stream: &Stream) -> Result<Option<Lease>> {
+        if !self.timing || stream.capture_status()? != CaptureStatus::None {
+            return Ok(None);
+        }
+        let start = self.lease()?;
+        stream.record(start.event())?;
+        Ok(Some(start))
     }
 
     fn lease(self: &Arc<Self>) -> Result<Lease> {
         let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let event = match kept {
             Some(event) => event,
-            None => Event::new(&self.context, EventFlags::DISABLE_TIMING)?,
+            None => {
+                let untimed = if self.timing { EventFlags::empty() } else { EventFlags::DISABLE_TIMING };
+                Event::new(&self.context, untimed)?
+            }
         };
         Ok(Lease { event: Some(event), pool: self.clone() })
     }
 }
 
 /// An event on loan. A stream that waits for it waits for what was recorded then, so it may be used again at once.
-struct Lease {
+pub(super) struct Lease {
     /// There until the lease ends.
     event: Option<Event>,
     pool: Arc<EventPool>,
@@ -262,14 +340,15 @@ fn drop_done(works: &mut VecDeque<Work>) {
         Some(last) if done(last) => works.len(),
         _ => works.partition_point(done),
     };
-    for work in works.range(..count) {
-        work.counter.track.completed(work.span);
-    }
+    works.range(..count).for_each(Work::tell_done);
     works.drain(..count.min(works.len().saturating_sub(1)));
 }
 
 impl Look for Outstanding {
     fn look(&self) {
-        self.streams().iter_mut().for_each(drop_done);
+        for works in self.streams().iter_mut() {
+            drop_done(works);
+            let _ = works.iter().all(Work::tell_started);
+        }
     }
 }

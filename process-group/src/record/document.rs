@@ -8,6 +8,8 @@ pub(super) enum Value {
     None,
     Bool(bool),
     Int(i64),
+    /// Finite.
+    Float(f64),
     Text(String),
     List(Vec<Value>),
     /// Keys in the order given.
@@ -54,6 +56,10 @@ impl Value {
                     out.extend(number.to_le_bytes());
                 }
             },
+            Self::Float(number) => {
+                out.push(b'G');
+                out.extend(number.to_be_bytes());
+            }
             Self::Text(text) => pickle_text(text, out),
             Self::List(values) => {
                 out.extend(*b"](");
@@ -84,6 +90,9 @@ impl Value {
             Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Self::Int(number) => {
                 let _ = write!(out, "{number}");
+            }
+            Self::Float(number) => {
+                let _ = write!(out, "{number:?}");
             }
             Self::Text(text) => json_text(text, out),
             Self::List(values) => {

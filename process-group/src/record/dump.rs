@@ -88,8 +88,14 @@ pub struct Entry {
     pub receive: u64,
     /// When it was called, in ns since 1970.
     pub created_ns: u64,
+    /// When somebody saw that it had begun, in ns since 1970; only with [timing](crate::group::Builder::timing), and
+    /// only of what was looked at then.
+    pub started_ns: Option<u64>,
     /// When somebody saw that it was done, in ns since 1970.
     pub completed_ns: Option<u64>,
+    /// How long the device took, with the wait for the other members; only with timing. The calls of a batch took so
+    /// long together.
+    pub elapsed: Option<Duration>,
     /// Where it was called.
     pub site: &'static Location<'static>,
 }
@@ -176,17 +182,14 @@ impl Dump {
             ])
         });
         let status = groups(|dump, place, group| {
-            let last = dump
-                .entries
-                .iter()
-                .rev()
-                .find(|entry| entry.group == place && !entry.is_message && entry.completed_ns.is_some());
-            let completed = last.map_or(0, |entry| entry.collective);
+            let own = || dump.entries.iter().rev().filter(|entry| entry.group == place && !entry.is_message);
+            let number = |entry: Option<&Entry>| Value::from(entry.map_or(0, |entry| entry.collective));
+            let completed = own().find(|entry| entry.completed_ns.is_some());
+            let started = own().find(|entry| entry.started_ns.or(entry.completed_ns).is_some());
             dict([
                 ("last_enqueued_collective", group.collectives.into()),
-                // No event says when an operation begins.
-                ("last_started_collective", completed.into()),
-                ("last_completed_collective", completed.into()),
+                ("last_started_collective", number(started)),
+                ("last_completed_collective", number(completed)),
             ])
         });
         dict([
@@ -227,7 +230,11 @@ impl Dump {
             ("line", u64::from(entry.site.line()).into()),
         ]);
         let timeout = group.map_or(0, |group| u64::try_from(group.timeout.as_millis()).unwrap_or(u64::MAX));
-        let state = if entry.completed_ns.is_some() { "completed" } else { "scheduled" };
+        let state = match (entry.started_ns, entry.completed_ns) {
+            (_, Some(_)) => "completed",
+            (Some(_), None) => "started",
+            (None, None) => "scheduled",
+        };
         dict([
             ("record_id", entry.record.into()),
             ("pg_id", (entry.group as u64).into()),
@@ -242,8 +249,12 @@ impl Dump {
             ("output_sizes", output_sizes),
             ("output_dtypes", output_dtypes),
             ("state", state.into()),
-            ("time_discovered_started_ns", Value::None),
+            ("time_discovered_started_ns", number(entry.started_ns)),
             ("time_discovered_completed_ns", number(entry.completed_ns)),
+            (
+                "duration_ms",
+                entry.elapsed.map_or(Value::None, |elapsed| Value::Float(elapsed.as_secs_f64() * 1e3)),
+            ),
             ("retired", Value::Bool(entry.completed_ns.is_some())),
             ("timeout_ms", timeout.into()),
             ("is_p2p", Value::Bool(entry.is_message)),
@@ -288,7 +299,9 @@ fn entries(records: &[Record]) -> Vec<Entry> {
             send,
             receive,
             created_ns: record.created,
+            started_ns: Some(record.started).filter(|time| *time > 0),
             completed_ns: completed,
+            elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
         }
     };

@@ -2,7 +2,7 @@
 //!
 //! For: finding out after the fact, or while it happens, which rank did not join, and what it did instead. Not for
 //! profiling: operations have the time of their call and the time at which somebody saw that they were done, and no
-//! event is recorded for either.
+//! event is recorded for either, unless the group is told to time them.
 //!
 //! | file | subject |
 //! |---|---|

@@ -226,9 +226,16 @@ impl Track {
         self.recorder.ring.enqueued(span, self.group, stream, captured);
     }
 
-    /// Says that these calls were seen to be done.
-    pub(crate) fn completed(&self, span: Span) {
-        self.recorder.ring.completed(span, self.group, now);
+    /// Says that these calls were seen to have begun.
+    pub(crate) fn started(&self, span: Span) {
+        self.recorder.ring.started(span, self.group, now);
+    }
+
+    /// Says that these calls were seen to be done, and how many µs the device took, if it was asked.
+    pub(crate) fn completed(&self, span: Span, elapsed: impl FnOnce() -> Option<f64>) {
+        // Not 0, which stands for not asked.
+        let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
+        self.recorder.ring.completed(span, self.group, now, elapsed);
     }
 }
 

@@ -58,8 +58,12 @@ pub(super) struct Record {
     pub(super) stream: u64,
     /// ns since 1970.
     pub(super) created: u64,
+    /// ns since 1970; 0 until somebody saw that it had begun, which only timing shows.
+    pub(super) started: u64,
     /// ns since 1970; 0 until somebody saw that it was done.
     pub(super) completed: u64,
+    /// ns that the device took; 0 where it was not asked.
+    pub(super) elapsed: u64,
     pub(super) site: &'static Location<'static>,
 }
 
@@ -81,7 +85,9 @@ struct Slot {
     messages: AtomicU64,
     pair: AtomicU64,
     created: AtomicU64,
+    started: AtomicU64,
     completed: AtomicU64,
+    elapsed: AtomicU64,
     stream: AtomicU64,
     site: AtomicPtr<Location<'static>>,
 }
@@ -130,7 +136,9 @@ impl Ring {
         slot.messages.store(position.messages, Ordering::Relaxed);
         slot.pair.store(position.pair, Ordering::Relaxed);
         slot.created.store(created, Ordering::Relaxed);
-        slot.completed.store(0, Ordering::Relaxed);
+        for later in [&slot.started, &slot.completed, &slot.elapsed] {
+            later.store(0, Ordering::Relaxed);
+        }
         slot.stream.store(0, Ordering::Relaxed);
         slot.site.store(ptr::from_ref(site).cast_mut(), Ordering::Relaxed);
         slot.stamp.store(number + 1, Ordering::Release);
@@ -165,13 +173,32 @@ impl Ring {
         }
     }
 
-    /// Says that these were seen to be done, at `now` unless it was said before.
-    pub(super) fn completed(&self, span: Span, group: u32, now: impl FnOnce() -> u64) {
+    /// Says that these were seen to have begun, at `now` unless it was said before.
+    pub(super) fn started(&self, span: Span, group: u32, now: impl FnOnce() -> u64) {
+        let mut open =
+            self.held(span, group).filter(|slot| slot.started.load(Ordering::Relaxed) == 0).peekable();
+        if open.peek().is_some() {
+            let now = now();
+            open.for_each(|slot| slot.started.store(now, Ordering::Relaxed));
+        }
+    }
+
+    /// Says that these were seen to be done, at `now` unless it was said before, and how long they took together.
+    pub(super) fn completed(
+        &self,
+        span: Span,
+        group: u32,
+        now: impl FnOnce() -> u64,
+        elapsed: impl FnOnce() -> u64,
+    ) {
         let mut open =
             self.held(span, group).filter(|slot| slot.completed.load(Ordering::Relaxed) == 0).peekable();
         if open.peek().is_some() {
-            let now = now();
-            open.for_each(|slot| slot.completed.store(now, Ordering::Relaxed));
+            let (now, elapsed) = (now(), elapsed());
+            open.for_each(|slot| {
+                slot.elapsed.store(elapsed, Ordering::Relaxed);
+                slot.completed.store(now, Ordering::Relaxed);
+            });
         }
     }
 
@@ -198,7 +225,8 @@ impl Ring {
             batched: u64::from(flags) & BATCHED != 0,
         };
         let created = slot.created.load(Ordering::Relaxed);
-        let completed = slot.completed.load(Ordering::Relaxed);
+        let [started, completed, elapsed] =
+            [&slot.started, &slot.completed, &slot.elapsed].map(|word| word.load(Ordering::Relaxed));
         let stream = slot.stream.load(Ordering::Relaxed);
         let site = slot.site.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
@@ -216,7 +244,7 @@ impl Ring {
             receive,
         };
         let captured = u64::from(flags) & CAPTURED != 0;
-        Some(Record { number, call, position, captured, stream, created, completed, site })
+        Some(Record { number, call, position, captured, stream, created, started, completed, elapsed, site })
     }
 }
 
@@ -268,7 +296,7 @@ mod tests {
                     },
                     Step::Complete(back) => {
                         let Some(at) = model.len().checked_sub(1 + back as usize) else { continue };
-                        ring.completed(Span { first: at as u64, count: 1 }, 0, || 7);
+                        ring.completed(Span { first: at as u64, count: 1 }, 0, || 7, || 0);
                         model[at].1 = true;
                     }
                 }

@@ -112,11 +112,54 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn who_is_timed_knows_what_has_begun_and_how_long_it_took() {
+        let machine = machine(2);
+        let (called, looked) = (Barrier::new(2), Barrier::new(2));
+        machine.ranks(2, |rank| {
+            // Who times need not be all.
+            let world = rank.builder().timing(rank.rank == 0).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
+            let two = Buffer::new(memory.ptr(), 2, F32);
+            let all = || unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            if rank.rank == 1 {
+                called.wait();
+                looked.wait();
+                let works = [all(), all()];
+                world.quiesce(far()).unwrap();
+                assert!(works.iter().all(|work| work.elapsed_us().unwrap().is_none()));
+                world.destroy(far()).unwrap();
+                return;
+            }
+            let works = [all(), all()];
+            assert!(works.iter().all(|work| work.elapsed_us().unwrap().is_none()));
+            called.wait();
+            let patience = far();
+            loop {
+                let entries = world.dump().entries;
+                assert!(entries[1].started_ns.is_none(), "the second waits behind the first");
+                if entries[0].started_ns.is_some() {
+                    break;
+                }
+                assert!(!patience.expired(), "the first has not begun");
+                thread::sleep(Duration::from_millis(1));
+            }
+            looked.wait();
+            world.quiesce(far()).unwrap();
+            assert!(works.iter().all(|work| work.elapsed_us().unwrap().is_some_and(|us| us >= 0.0)));
+            let entries = world.dump().entries;
+            assert!(entries.iter().all(|entry| entry.elapsed.is_some() && entry.completed_ns.is_some()));
+            drop(works);
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn python_reads_the_same_from_both_formats() {
         let machine = machine(1);
         let folder = tempfile::tempdir().unwrap();
         machine.ranks(1, |rank| {
-            let world = rank.builder().name("a \"name\"\n\u{e9}").build().unwrap();
+            let world = rank.builder().name("a \"name\"\n\u{e9}").timing(true).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
             let two = Buffer::new(memory.ptr(), 2, F32);
             unsafe { world.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
@@ -131,7 +174,8 @@ rusty_fork_test! {
             }
             let script = "import json, pickle, sys; a = pickle.load(open(sys.argv[1], 'rb')); \
                           b = json.load(open(sys.argv[2])); assert a == b, (a, b); \
-                          assert a['entries'][0]['input_sizes'] == [[2]], a";
+                          entry = a['entries'][0]; assert entry['input_sizes'] == [[2]], a; \
+                          assert entry['duration_ms'] > 0, a";
             assert!(python().args(["-c", script]).args([&pickle, &json]).status().unwrap().success());
         });
     }
