@@ -118,8 +118,11 @@ impl Dump {
     pub(super) fn of(recorder: &Recorder) -> Self {
         let records = recorder.ring.read();
         let groups = recorder.groups();
+        let places: HashMap<_, _> =
+            groups.known.keys().enumerate().map(|(place, number)| (*number, place)).collect();
         let groups: Vec<_> = groups
-            .iter()
+            .known
+            .values()
             .map(|(group, counts)| DumpedGroup {
                 id: group.id.clone(),
                 name: group.name.to_string(),
@@ -133,7 +136,7 @@ impl Dump {
             rank: recorder.rank,
             name: recorder.name.to_string(),
             library: recorder.library.clone(),
-            entries: entries(&records),
+            entries: entries(&records, &places),
             groups,
         }
     }
@@ -270,7 +273,7 @@ impl Dump {
 }
 
 /// What is done is so with everything before it on its stream.
-fn entries(records: &[Record]) -> Vec<Entry> {
+fn entries(records: &[Record], places: &HashMap<u32, usize>) -> Vec<Entry> {
     let mut done: HashMap<u64, u64> = HashMap::new();
     let entry = |record: &Record| {
         let Call { operation, dtype, reduction, peer, send, receive } = record.call;
@@ -283,9 +286,9 @@ fn entries(records: &[Record]) -> Vec<Entry> {
             }
         }
         let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
-        Entry {
+        Some(Entry {
             record: record.number,
-            group: place.group as usize,
+            group: *places.get(&place.group)?,
             operation,
             collective: place.collective,
             message: place.messages,
@@ -303,9 +306,9 @@ fn entries(records: &[Record]) -> Vec<Entry> {
             completed_ns: completed,
             elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
-        }
+        })
     };
-    let mut entries: Vec<_> = records.iter().rev().map(entry).collect();
+    let mut entries: Vec<_> = records.iter().rev().filter_map(entry).collect();
     entries.reverse();
     entries
 }

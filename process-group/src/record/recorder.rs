@@ -1,6 +1,7 @@
 //! A rank's ring, and the groups that write to it.
 
 use std::{
+    collections::{BTreeMap, HashSet},
     panic::Location,
     path::PathBuf,
     sync::{
@@ -36,7 +37,7 @@ pub(crate) struct GroupEntry {
 /// What one rank called, in a group and the groups that were split from it.
 pub(crate) struct Recorder {
     pub(super) ring: Ring,
-    pub(super) groups: Mutex<Vec<(GroupEntry, Arc<Counts>)>>,
+    groups: Mutex<Groups>,
     /// This rank of the job.
     pub(super) rank: usize,
     /// The first group's name.
@@ -49,6 +50,13 @@ pub(crate) struct Recorder {
     pub(super) bell: Arc<Bell>,
 }
 
+/// Groups by their numbers, which no other ever has.
+#[derive(Default)]
+pub(super) struct Groups {
+    pub(super) known: BTreeMap<u32, (GroupEntry, Arc<Counts>)>,
+    next: u32,
+}
+
 /// How far this rank is in a group.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -59,6 +67,8 @@ pub(super) struct Counts {
 impl Recorder {
     /// Calls that are kept.
     const SLOTS: usize = 2048;
+    /// How many groups are kept without a look at which are gone.
+    const GROUPS: usize = 64;
     /// How often trouble writes dumps at most.
     const PAUSE: Duration = Duration::from_secs(10);
 
@@ -75,14 +85,31 @@ impl Recorder {
         })
     }
 
-    pub(super) fn groups(&self) -> MutexGuard<'_, Vec<(GroupEntry, Arc<Counts>)>> {
+    pub(super) fn groups(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has every group look which operations are done.
     pub(super) fn look(&self) {
-        let groups: Vec<_> = self.groups().iter().filter_map(|(group, _)| group.look.upgrade()).collect();
+        let groups: Vec<_> =
+            self.groups().known.values().filter_map(|(group, _)| group.look.upgrade()).collect();
         groups.iter().for_each(|group| group.look());
+    }
+
+    /// Takes a group in; its number. Groups that are gone, and of which nothing is remembered, go when they are many.
+    fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
+        let mut groups = self.groups();
+        if groups.known.len() >= Self::GROUPS {
+            let remembered: HashSet<_> =
+                self.ring.read().iter().map(|record| record.position.group).collect();
+            groups
+                .known
+                .retain(|number, (group, _)| group.look.strong_count() > 0 || remembered.contains(number));
+        }
+        let number = groups.next;
+        groups.next += 1;
+        groups.known.insert(number, (group, counts));
+        number
     }
 
     /// What is recorded now.
@@ -146,11 +173,8 @@ impl Track {
     pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupEntry) -> Self {
         let counts = Arc::new(Counts::default());
         let pairs = (0..2 * group.ranks.len()).map(|_| AtomicU64::new(0)).collect();
-        let mut groups = recorder.groups();
-        let place = groups.len() as u32;
-        groups.push((group, counts.clone()));
-        drop(groups);
-        Self { recorder: recorder.clone(), group: place, counts, pairs }
+        let group = recorder.add(group, counts.clone());
+        Self { recorder: recorder.clone(), group, counts, pairs }
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {

@@ -33,7 +33,7 @@ impl Span {
 /// Where a call stands in its group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Position {
-    /// The group's place in the recorder.
+    /// The group's number in the recorder.
     pub(super) group: u32,
     /// Collectives of the group up to here.
     pub(super) collective: u64,

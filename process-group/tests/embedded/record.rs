@@ -155,6 +155,30 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn groups_that_are_gone_are_forgotten() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 2]));
+            let two = Buffer::new(memory.ptr(), 2, F32);
+            let split = || world.split("one", &Request::Lists(vec![vec![0]])).unwrap().unwrap();
+            let called = split();
+            unsafe { called.all_reduce(two, two, ReduceOp::Sum, &stream) }.unwrap();
+            called.destroy(far()).unwrap();
+            for _ in 0..80 {
+                split().destroy(far()).unwrap();
+            }
+            let dump = world.dump();
+            assert!(dump.groups.len() < 70, "{}", dump.groups.len());
+            // What is remembered, or lives, is there.
+            assert_eq!((&dump.groups[0].name[..], dump.groups[1].collectives), ("world", 1));
+            assert_eq!((dump.entries.len(), dump.entries[0].group), (1, 1));
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn python_reads_the_same_from_both_formats() {
         let machine = machine(1);
         let folder = tempfile::tempdir().unwrap();
