@@ -66,6 +66,11 @@ impl Session {
         self.state().invalid.get_or_insert(why);
     }
 
+    /// The streams in it are no longer its own.
+    pub(super) fn let_go(&self) {
+        self.state().streams.clear();
+    }
+
     pub(crate) fn is_invalid(&self) -> bool {
         self.state().invalid.is_some()
     }

@@ -68,6 +68,13 @@ impl Table {
     }
 }
 
+impl Drop for Table {
+    /// A capture that was not ended and the streams in it hold each other.
+    fn drop(&mut self) {
+        self.sessions.iter().for_each(|session| session.let_go());
+    }
+}
+
 impl Default for Streams {
     fn default() -> Self {
         Self { next: AtomicU64::new(0x5_0001), table: Mutex::default() }
