@@ -5,7 +5,10 @@
 //! NCCL with one of the communicators. Before 2.22 the call frees at once, so everybody must be out first; who is
 //! blocked for ever then cannot be helped, and the communicator is leaked.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use nccl_sys::ncclComm_t;
 
@@ -153,7 +156,10 @@ fn raise(shared: &Shared, handle: ncclComm_t) -> Result<()> {
     unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) }
 }
 
+/// What NCCL may still write to, and who looks for leaks is to know of.
+static KEPT: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
+
 /// Keeps for ever everything that NCCL may still write to.
 pub(super) fn keep(shared: &Arc<Shared>) {
-    std::mem::forget(shared.clone());
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(shared.clone());
 }

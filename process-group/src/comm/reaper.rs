@@ -89,7 +89,7 @@ pub(crate) fn take(shared: &Arc<Shared>) {
         if let Err(source) = spawned {
             drop(queue);
             // Without the thread nobody frees it: keep what NCCL may still write to.
-            std::mem::forget(shared.clone());
+            abort::keep(shared);
             return report(&CommError::Thread { communicator: shared.name().into(), source });
         }
         queue.started = true;
