@@ -11,7 +11,7 @@
 //! - [`interleave`], [`sanitize`]: threads in orders that checkers choose; all tests under AddressSanitizer
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
-//! - [`torch_env`]: PyTorch, for what is tested and measured beside it
+//! - [`torch_env`]: PyTorch, for what is tested and measured beside it; [`pickle`]: what it writes
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
@@ -32,6 +32,7 @@ mod fr;
 mod headers;
 mod interleave;
 mod mutants;
+mod pickle;
 mod replay;
 mod run_tests;
 mod sanitize;

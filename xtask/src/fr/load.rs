@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Deserializer};
 
-use super::pickle::{self, PickleError};
+use crate::pickle::{Pickle, PickleError};
 
 /// One rank's dump.
 #[derive(Debug, Clone, Deserialize)]
@@ -141,7 +141,7 @@ pub(super) enum LoadError {
     #[error("{} is no pickle of a flight recorder's dump", .file.display())]
     Pickle { file: PathBuf, source: PickleError },
     #[error("{} is a pickle, but not of a flight recorder's dump", .file.display())]
-    Content { file: PathBuf, source: serde_json::Error },
+    Content { file: PathBuf, source: serde::de::value::Error },
     #[error("{} is no JSON of a flight recorder's dump", .file.display())]
     Json { file: PathBuf, source: serde_json::Error },
     #[error("{} has version {found:?}; known are 2.0 to 2.x", .file.display())]
@@ -183,8 +183,10 @@ pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<(usize, Dump), LoadError
     let mut dump: Dump = if json {
         serde_json::from_slice(bytes).map_err(|source| LoadError::Json { file: file.into(), source })?
     } else {
-        let value = pickle::read(bytes).map_err(|source| LoadError::Pickle { file: file.into(), source })?;
-        serde_json::from_value(value).map_err(|source| LoadError::Content { file: file.into(), source })?
+        let pickle =
+            Pickle::parse(bytes).map_err(|source| LoadError::Pickle { file: file.into(), source })?;
+        Dump::deserialize(pickle.value())
+            .map_err(|source| LoadError::Content { file: file.into(), source })?
     };
     if !dump.version.starts_with("2.") {
         return Err(LoadError::Version { file: file.into(), found: dump.version });

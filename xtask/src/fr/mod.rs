@@ -1,6 +1,6 @@
 //! `cargo xtask fr`: what the flight recorders of all ranks say together.
 //!
-//! - [`load`], [`pickle`]: dumps, ours and PyTorch's, pickle or JSON
+//! - [`load`]: dumps, ours and PyTorch's, pickle or JSON
 //! - [`analyze`]: which rank is missing, and where the ranks first differ
 //! - [`messages`]: which messages have no other half
 //! - [`report`]: the same as text
@@ -13,7 +13,6 @@ mod end_to_end;
 mod live;
 mod load;
 mod messages;
-mod pickle;
 mod report;
 #[cfg(test)]
 mod tests;

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 
 use super::{Origin, TraceError};
+use crate::pickle::Pickle;
 
 /// The state of an allocator at one moment, and what led to it.
 #[derive(Debug, Default, Deserialize)]
@@ -129,9 +130,13 @@ impl Snapshot {
                 (read.map_err(|error| within(&error)), reader.end().map_err(|error| error.to_string()))
             }
             Format::Pickle => {
-                let mut reader = serde_pickle::Deserializer::new(bytes, serde_pickle::DeOptions::new());
-                let read = serde_path_to_error::deserialize(&mut reader);
-                (read.map_err(|error| within(&error)), reader.end().map_err(|error| error.to_string()))
+                let read = match Pickle::parse(bytes) {
+                    Ok(pickle) => {
+                        serde_path_to_error::deserialize(pickle.value()).map_err(|error| within(&error))
+                    }
+                    Err(error) => Err(("the pickle itself".to_owned(), error.to_string())),
+                };
+                (read, Ok(()))
             }
         };
         let bad = |(place, problem)| TraceError::Snapshot { origin: origin.clone(), format, place, problem };
@@ -273,6 +278,19 @@ mod tests {
             let actions: Vec<_> = snapshot.device_traces[0].iter().map(|event| event.action).collect();
             assert_eq!(actions, [Action::SegmentAlloc, Action::Alloc, Action::Oom, Action::Other]);
         }
+    }
+
+    #[test]
+    fn frames_that_many_share_are_read_for_each() {
+        // [[e, e]] as device_traces, with e of frames [f, f]: what Python writes of values that are one.
+        let pickle = b"\x80\x02}(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces](](}q\x00\
+            (X\x06\x00\x00\x00actionX\x05\x00\x00\x00allocX\x06\x00\x00\x00frames](}q\x01\
+            (X\x08\x00\x00\x00filenameX\x04\x00\x00\x00a.pyX\x04\x00\x00\x00lineK\x03X\x04\x00\x00\x00name\
+            X\x01\x00\x00\x00fuh\x01euh\x00eeu.";
+        let snapshot = read(pickle, Format::Pickle).unwrap();
+        let sites: Vec<_> =
+            snapshot.device_traces[0].iter().map(|event| event.call_site.as_deref()).collect();
+        assert_eq!(sites, [Some("a.py:3 f"); 2]);
     }
 
     #[test]
