@@ -58,7 +58,8 @@ impl Heap {
     }
 
     /// Hands out the least free block of the list with at least `units`, split to that length. If there is a hole on one
-    /// side of it, then what is left lies there: it can be lengthened.
+    /// side of it, then what is left lies there: it can be lengthened. Else the block lies beside one of its length, if
+    /// there is one behind it only: what is of one length often goes together, and leaves one piece then.
     pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
         let id = self.allocate_within(units, Units::MAX, list, false)?;
         let Record { units: whole, prev, next, .. } = self.records[id as usize];
@@ -66,13 +67,16 @@ impl Heap {
             return Some(id);
         }
         let is_hole = |id: BlockId| self.records[id as usize].state == State::Hole;
+        let is_like = |id: BlockId| {
+            let record = &self.records[id as usize];
+            record.state == State::Used && record.units == units
+        };
         let opens_before = is_hole(prev);
         let opens_behind = next == NONE || is_hole(next);
-        let (taken, rest) = if opens_before && !opens_behind {
-            (self.split(id, whole - units), id)
-        } else {
-            (id, self.split(id, units))
-        };
+        let lies_behind =
+            if opens_before == opens_behind { is_like(next) && !is_like(prev) } else { opens_before };
+        let (taken, rest) =
+            if lies_behind { (self.split(id, whole - units), id) } else { (id, self.split(id, units)) };
         self.put_in_index(rest);
         Some(taken)
     }

@@ -158,3 +158,22 @@ fn a_crowded_bin_hides_nothing() {
     assert_eq!((0..).map_while(|_| heap.allocate(LENGTHS.start, LIST, true)).count(), 175);
     check(&heap);
 }
+
+#[test]
+fn what_is_split_lies_beside_a_block_of_its_length() {
+    let mut heap = Heap::new();
+    heap.add_segment(100, LIST);
+    let [_, between, _] = [10, 30, 20].map(|units| heap.allocate_off_holes(units, LIST).unwrap());
+    heap.free(between);
+    let mut place = |units| {
+        let id = heap.allocate_off_holes(units, LIST).unwrap();
+        let offset = heap.block(id).offset;
+        heap.free(id);
+        offset
+    };
+    assert_eq!(
+        [20, 10, 5].map(&mut place),
+        [20, 10, 10],
+        "like the one behind it, the one before it, neither"
+    );
+}
