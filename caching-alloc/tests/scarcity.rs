@@ -197,6 +197,23 @@ fn idle_pages_move_to_where_the_rest_of_a_page_makes_up_for_what_is_missing() {
     bench.allocator.allocate(8 * MIB, s(1)).unwrap();
 }
 
+#[test]
+fn old_addresses_stay_mapped_until_memory_goes_back() {
+    let bench = remapping_bench(16 * MIB, tight());
+    let allocate = |mib: u64| bench.allocator.allocate(mib * MIB, s(1)).unwrap();
+    let [before, _between, behind] = [6, 2, 8].map(allocate);
+    let first = before.address();
+    drop((before, behind));
+    let long = allocate(14);
+    assert_eq!(bench.allocator.stats().remapped, 6 * MIB);
+    assert_eq!((bench.source.calls().unmap, bench.source.mapped_bytes()), (0, 22 * MIB));
+    drop(long);
+    assert_eq!(bench.allocator.empty_cache().unwrap(), 14 * MIB);
+    assert_eq!((bench.source.calls().unmap, bench.source.mapped_bytes()), (2, 2 * MIB));
+    assert!(!bench.source.is_usable(first, MIB));
+    check_tiling(&bench.allocator.snapshot().unwrap());
+}
+
 /// Bytes that a block could have, at least, out of pages of 2 MiB: what is free at the end of the last neighbourhood of
 /// pages, idle pages elsewhere, and those that can still be made.
 fn could_have(snapshot: &Snapshot, unmade: u64) -> u64 {

@@ -14,7 +14,6 @@ use super::lock::{Guard, Rank, Ranked};
 use super::observer::Observers;
 use super::pending::Pending;
 use super::pool::PoolCore;
-use super::remap::Ghost;
 use super::rounding::Fraction;
 use super::route::Routes;
 use super::segment::{PoolId, Segment, SegmentId, SegmentParts, SizeClass};
@@ -23,7 +22,7 @@ use super::shard::{Request, Shard};
 use super::snapshot::{SegmentState, Usage};
 use super::source::{self, SegmentSource, SourceError};
 use super::stats::{SourceCalls, Stats};
-use super::stream::{StreamEvents, StreamId};
+use super::stream::{EventId, StreamEvents, StreamId};
 use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard, RwLock};
 use super::tracker::{self, Slot, Slots};
@@ -89,8 +88,9 @@ pub(super) struct Grave {
     /// Block entries that trackers have still to get, and those trackers.
     pub(super) entries: Vec<Entry>,
     pub(super) slots: Slots,
-    /// Old addresses of pages, the ranges that they are in, and who made these.
-    pub(super) ghosts: Vec<Ghost>,
+    /// Old addresses of pages, what marks their last uses, the ranges that they are in, and who made these.
+    pub(super) old: Vec<(u64, u64)>,
+    pub(super) events: Vec<EventId>,
     pub(super) ranges: Vec<(u64, u64)>,
     pub(super) source: Option<Arc<dyn SegmentSource>>,
 }
@@ -396,16 +396,12 @@ impl Device {
     /// Unmaps the old addresses of pages; nothing runs on them.
     fn unmap_old(&self, grave: &Grave) {
         let Some(source) = grave.source.as_ref().and_then(|source| source.as_pages()) else { return };
-        for ghost in &grave.ghosts {
-            if let Some(event) = ghost.wait.event {
-                self.events.recycle(event);
-            }
-            for place in &ghost.places {
-                self.count(|calls| calls.unmap += 1);
-                if let Err(error) = source.unmap(place.address, place.bytes) {
-                    let pool = grave.segments.first().map(Segment::pool).unwrap_or_default();
-                    self.fault(Fault::Unmapped { pool, message: super::error::chain(&error) });
-                }
+        grave.events.iter().for_each(|event| self.events.recycle(*event));
+        for (address, bytes) in &grave.old {
+            self.count(|calls| calls.unmap += 1);
+            if let Err(error) = source.unmap(*address, *bytes) {
+                let pool = grave.segments.first().map(Segment::pool).unwrap_or_default();
+                self.fault(Fault::Unmapped { pool, message: super::error::chain(&error) });
             }
         }
     }

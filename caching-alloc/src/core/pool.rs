@@ -11,7 +11,7 @@ use super::fixed::Splitting;
 use super::heap::List;
 use super::lock::{Guard, Rank, Ranked};
 use super::pending::Pending;
-use super::remap::Arena;
+use super::remap::{Arena, Remains};
 use super::rounding::Rounding;
 use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
@@ -365,10 +365,11 @@ impl Drop for PoolCore {
     /// No stream of the pool has a block any more.
     fn drop(&mut self) {
         let Some(arena) = self.arena.take().and_then(Arc::into_inner) else { return };
-        let (segments, ghosts, ranges) = arena.into_inner().dissolve();
+        let Remains { pages, old, events, ranges } = arena.into_inner().dissolve();
         let Orphans { streams, pending } = std::mem::take(&mut *locked(&self.orphans));
         let source = Some(self.source.clone());
-        self.device.bury(Grave { streams, segments, pending, ghosts, ranges, source, ..Grave::default() });
+        let kept = Grave { streams, segments: pages, pending, ..Grave::default() };
+        self.device.bury(Grave { old, events, ranges, source, ..kept });
     }
 }
 

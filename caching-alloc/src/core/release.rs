@@ -52,9 +52,11 @@ impl Device {
         }
         shards.iter().for_each(|shard| _ = shard.state.lock().drain());
         // A page goes back only when nothing of it is mapped elsewhere any more.
-        if !pool.unmap_ghosts(source, true) {
+        if !pool.retire_ghosts(true) {
             return;
         }
+        let stale = pool.arena_mut().take_stale(0);
+        pool.unmap_stale(source, &stale);
         let idle = pool.arena_mut().detach_idle(wanted);
         if idle.is_empty() {
             return;

@@ -147,7 +147,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
 
 /// Upstream memory whose pages can be mapped where they are needed.
 ///
-/// A page is physical memory of its own; it can be mapped at two addresses at a time, of which the allocator uses one.
+/// A page is physical memory of its own; it can be mapped at several addresses at a time, of which the allocator uses one.
 /// [`SegmentSource::release`] takes back a page together with the one mapping that it has then. Sizes and addresses are
 /// multiples of [`granularity`](SegmentSource::granularity).
 pub trait PageSource: SegmentSource {

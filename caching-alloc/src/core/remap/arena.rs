@@ -6,10 +6,11 @@
 
 use super::plan::longest_page;
 use crate::core::fixed::Tile;
-use crate::core::heap::{BlockId, Heap, List, State};
+use crate::core::heap::{BlockId, Heap, List, Record, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
+use crate::core::stream::EventId;
 
 /// Blocks of up to this part of the longest page are short.
 const SHORT_SHARE: u64 = 64;
@@ -23,6 +24,8 @@ pub(in crate::core) struct Arena {
     pub(super) granule: Units,
     /// Old addresses of pages that have moved.
     ghosts: Vec<Ghost>,
+    /// Parts of holes at which pages are still mapped that are used elsewhere.
+    pub(super) stale: Vec<Run>,
     /// Places that could not be unmapped: nothing is mapped there again.
     lost: Vec<BlockId>,
     /// Units that shards have of it.
@@ -73,6 +76,17 @@ pub(in crate::core) struct Ghost {
     pub(in crate::core) places: Vec<Place>,
 }
 
+/// What a pool leaves.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Remains {
+    pub(in crate::core) pages: Vec<Segment>,
+    /// Addresses at which pages are still mapped that have moved, as (address, bytes), and what marks their last uses.
+    pub(in crate::core) old: Vec<(u64, u64)>,
+    pub(in crate::core) events: Vec<EventId>,
+    /// The ranges, as (base, bytes).
+    pub(in crate::core) ranges: Vec<(u64, u64)>,
+}
+
 /// A place of the range.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Place {
@@ -88,9 +102,9 @@ pub(in crate::core) struct Piece {
     pub(in crate::core) stream: List,
 }
 
-/// Free neighbours, whatever streams they are of.
+/// Neighbouring addresses: those of free memory, whatever streams it is of, or of a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(in crate::core) struct Run {
     pub(super) range: u32,
     pub(super) offset: Units,
     pub(super) units: Units,
@@ -113,6 +127,7 @@ impl Arena {
             ranges: Vec::new(),
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
             ghosts: Vec::new(),
+            stale: Vec::new(),
             lost: Vec::new(),
             leased: 0,
             active_peak: 0,
@@ -289,9 +304,44 @@ impl Arena {
         self.ghosts.extend(ghosts);
     }
 
-    /// Nothing is mapped any more where a block was.
-    pub(in crate::core) fn vacate_block(&mut self, block: BlockId) {
+    /// Nothing uses the addresses of a block any more: pages can be mapped there once what still is has been unmapped.
+    pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
+        let Record { segment: range, offset, units, .. } = *self.heap.block(block);
+        let mut run = Run { range, offset, units };
+        self.stale.retain(|other| {
+            let meets = other.range == range && (other.end() == run.offset || run.end() == other.offset);
+            if meets {
+                run = Run { offset: run.offset.min(other.offset), units: run.units + other.units, ..run };
+            }
+            !meets
+        });
+        self.stale.push(run);
         self.heap.make_hole(block);
+    }
+
+    /// What has to be unmapped before pages are, if that is more than so many bytes.
+    pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<Run> {
+        let bytes: u64 = self.stale.iter().map(|run| bytes_of(run.units)).sum();
+        if bytes > most { std::mem::take(&mut self.stale) } else { Vec::new() }
+    }
+
+    /// The first address and the length of a run.
+    pub(in crate::core) fn span(&self, run: Run) -> (u64, u64) {
+        (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
+    }
+
+    /// Something may still be mapped in a part of a hole.
+    pub(in crate::core) fn lose_run(&mut self, run: Run) {
+        let mut at = run.offset;
+        while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
+            let block = self.heap.block(id);
+            let (state, end) = (block.state, run.end().min(block.offset + block.units));
+            if state == State::Hole {
+                let part = self.heap.take_part(id, at, end - at);
+                self.lose_block(part);
+            }
+            at = end;
+        }
     }
 
     /// Something may still be mapped where a block was.
@@ -304,11 +354,16 @@ impl Arena {
         self.site(&[], units, 0).is_some()
     }
 
-    /// Everything that is left when the pool goes: pages, old addresses, and the ranges as (base, bytes).
-    pub(in crate::core) fn dissolve(self) -> (Vec<Segment>, Vec<Ghost>, Vec<(u64, u64)>) {
-        let ranges = self.ranges.iter().map(|range| (range.base, bytes_of(range.limit))).collect();
-        let pages = self.ranges.into_iter().flat_map(|range| range.pages).flatten().collect();
-        (pages, self.ghosts, ranges)
+    /// Everything that is left when the pool goes.
+    pub(in crate::core) fn dissolve(self) -> Remains {
+        let stale = self.stale.iter().map(|run| self.span(*run));
+        let places = self.ghosts.iter().flat_map(|ghost| &ghost.places);
+        Remains {
+            old: stale.chain(places.map(|place| (place.address, place.bytes))).collect(),
+            events: self.ghosts.iter().filter_map(|ghost| ghost.wait.event).collect(),
+            ranges: self.ranges.iter().map(|range| (range.base, bytes_of(range.limit))).collect(),
+            pages: self.ranges.into_iter().flat_map(|range| range.pages).flatten().collect(),
+        }
     }
 
     /// All pages that a block lies in.

@@ -10,7 +10,7 @@
 //! 7. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
 //! 8. Out of memory.
 
-use super::arena::Tier;
+use super::arena::{Run, Tier};
 use super::plan::{Budget, Plan};
 use crate::core::block::Block;
 use crate::core::device::Growth;
@@ -167,7 +167,13 @@ impl Shard {
     ) -> Result<Option<Block>, AllocError> {
         let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
         let Some(source) = self.pool.source.as_pages() else { return Ok(None) };
-        self.pool.unmap_ghosts(source, false);
+        self.pool.retire_ghosts(false);
+        // Addresses must not run out: less is mapped twice than there is.
+        let excess = {
+            let reserved = self.pool.reserved().current;
+            self.pool.arena_mut().take_stale(reserved)
+        };
+        self.pool.unmap_stale(source, &excess);
         let capturing = self.device.events.is_capturing(self.stream).unwrap_or(true);
         let mut refused: Vec<List> = Vec::new();
         let mut available = u64::MAX;
@@ -186,6 +192,10 @@ impl Shard {
                 self.add_range(source, request).map_err(failed)?;
                 continue;
             };
+            if !self.pool.unmap_stale(source, &plan.stale) {
+                self.pool.arena_mut().abandon(plan, false);
+                continue;
+            }
             if let Err(list) = self.order_after(plan.lists()) {
                 self.pool.arena_mut().abandon(plan, true);
                 refused.push(list);
@@ -385,31 +395,39 @@ impl Shard {
 }
 
 impl PoolCore {
-    /// Unmaps the old addresses of pages whose last uses there the host has seen end, or, if it is to `wait`, sees
-    /// end. Returns whether that was all.
-    pub(in crate::core) fn unmap_ghosts(&self, source: &dyn PageSource, wait: bool) -> bool {
+    /// Lets pages be mapped at the old addresses of those whose last uses there the host has seen end, or, if it is to
+    /// `wait`, sees end. Returns whether those were all.
+    pub(in crate::core) fn retire_ghosts(&self, wait: bool) -> bool {
         let mut left = Vec::new();
         let ghosts = self.arena_mut().take_ghosts();
         for mut ghost in ghosts {
             let ended =
                 if wait { self.device.wait_for(&ghost.wait) } else { self.device.has_ended(&mut ghost.wait) };
-            if !ended {
+            if ended {
+                let mut arena = self.arena_mut();
+                ghost.places.iter().for_each(|place| arena.retire_block(place.block));
+            } else {
                 left.push(ghost);
-                continue;
-            }
-            for place in &ghost.places {
-                self.device.count(|calls| calls.unmap += 1);
-                match source.unmap(place.address, place.bytes) {
-                    Ok(()) => self.arena_mut().vacate_block(place.block),
-                    Err(error) => {
-                        self.arena_mut().lose_block(place.block);
-                        self.device.fault(Fault::Unmapped { pool: self.id, message: chain(&error) });
-                    }
-                }
             }
         }
         let all = left.is_empty();
         self.arena_mut().keep_ghosts(left);
+        all
+    }
+
+    /// Unmaps old addresses that nothing uses any more. Where that fails, nothing is mapped again; returns whether it
+    /// did nowhere.
+    pub(in crate::core) fn unmap_stale(&self, source: &dyn PageSource, stale: &[Run]) -> bool {
+        let mut all = true;
+        for run in stale {
+            let (address, bytes) = self.arena_mut().span(*run);
+            self.device.count(|calls| calls.unmap += 1);
+            if let Err(error) = source.unmap(address, bytes) {
+                all = false;
+                self.arena_mut().lose_run(*run);
+                self.device.fault(Fault::Unmapped { pool: self.id, message: chain(&error) });
+            }
+        }
         all
     }
 }

@@ -10,7 +10,8 @@
 //!   somebody holds.
 //! - A page moves to addresses at which nothing is mapped, after the stream that wants it has been ordered behind all
 //!   that used it. What was mapped at its old addresses is unmapped, and these are used again, only once the host has
-//!   seen the end of that.
+//!   seen the end of that. It is unmapped when pages are to be mapped there, or one is to go back to the source: all
+//!   that lies together then by one call.
 //! - The driver is called under the growth lock alone.
 //! - As long as any page may move (nobody holds it, no stream captures, the streams may wait for each other), a pool
 //!   never reserves more than its peak, and 8 MiB or a 64th of that, and two of its longest pages for each block that
@@ -21,4 +22,4 @@ mod arena;
 mod grow;
 mod plan;
 
-pub(super) use arena::{Arena, Ghost};
+pub(super) use arena::{Arena, Remains};

@@ -8,11 +8,11 @@
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | gradient buckets on a second stream | layers gathered ahead |
 //! | --- | --- | --- | --- | --- |
-//! | 1/64 | 1.023, 0.3 | 1.012, 0.4 | 1.023, 0.8 | 1.030, 0.7 |
-//! | 1/128 | 1.010, 0.3 | 1.012, 0.4 | 1.023, 0.8 | 1.031, 1.2 |
-//! | **1/256** | 1.011, 0.0 | 1.009, 0.3 | 1.010, 1.1 | 1.020, 1.7 |
-//! | 1/512 | 1.006, 0.0 | 1.009, 0.7 | 1.008, 2.0 | 1.015, 2.6 |
-//! | 1/1024 | 1.007, 0.0 | 1.009, 0.8 | 1.006, 3.0 | 1.014, 3.1 |
+//! | 1/64 | 1.021, 0.3 | 1.011, 0.4 | 1.026, 0.5 | 1.060, 0.8 |
+//! | 1/128 | 1.009, 0.2 | 1.009, 0.4 | 1.026, 0.5 | 1.034, 0.8 |
+//! | **1/256** | 1.008, 0.0 | 1.010, 0.3 | 1.008, 0.9 | 1.016, 1.3 |
+//! | 1/512 | 1.010, 0.0 | 1.012, 0.6 | 1.010, 1.6 | 1.015, 1.6 |
+//! | 1/1024 | 1.005, 0.0 | 1.012, 0.8 | 1.006, 2.6 | 1.014, 2.8 |
 //!
 //! The first two are recorded, the others made up, with no small blocks between the large ones, and so with few
 //! operations for their memory: pages of half the length cost these up to twice the calls, four times in two steps. And
@@ -58,6 +58,8 @@ pub(in crate::core) struct Plan {
     pub(in crate::core) moves: Vec<Segment>,
     /// Behind them, pages to be made, each of so many bytes.
     pub(in crate::core) makes: Vec<u64>,
+    /// What has to be unmapped there first.
+    pub(in crate::core) stale: Vec<Run>,
     range: u32,
     target: BlockId,
     /// Free memory before it and behind it, which it lengthens.
@@ -106,9 +108,9 @@ impl Plan {
         self.sources.is_empty()
     }
 
-    /// Calls that it costs to move what it moves: each page is mapped, each neighbourhood unmapped, the whole let be used.
+    /// Calls that it costs to move what it moves: each page is mapped, what was there unmapped, the whole let be used.
     pub(in crate::core) fn move_calls(&self) -> u64 {
-        if self.is_new() { 0 } else { (self.moves.len() + self.sources.len() + 1) as u64 }
+        if self.is_new() { 0 } else { (self.moves.len() + self.stale.len() + 1) as u64 }
     }
 
     /// The streams whose memory it takes.
@@ -162,11 +164,13 @@ impl Arena {
     }
 
     /// The hole where least has to be mapped for a block, together with free memory before it, behind it, or both;
-    /// among equals where least is left over, so that longer rests wait for others. It has room for `spare` units more.
+    /// among equals where least has to be unmapped, then where least is left over, so that longer rests wait for others.
+    /// It has room for `spare` units more.
     pub(super) fn site(&self, runs: &[Run], units: Units, spare: Units) -> Option<Site> {
-        let mut best: Option<((Units, Units), Site)> = None;
+        let mut best: Option<((Units, usize, Units), Site)> = None;
         self.each_site(runs, units, Some(self.tier(units)), |site| {
-            let cost = (site.need, site.have() + site.need - units);
+            let hole = Run { range: site.range, offset: site.at, units: site.room };
+            let cost = (site.need, self.stale_in(hole).count(), site.have() + site.need - units);
             if site.need.saturating_add(spare) <= site.room
                 && best.as_ref().is_none_or(|(least, _)| cost < *least)
             {
@@ -214,6 +218,13 @@ impl Arena {
                 visit(site);
             }
         }
+    }
+
+    /// What has to be unmapped before pages are mapped there.
+    fn stale_in(&self, place: Run) -> impl Iterator<Item = Run> {
+        let meets =
+            move |run: &Run| run.range == place.range && run.offset < place.end() && place.offset < run.end();
+        self.stale.iter().copied().filter(meets)
     }
 
     /// Holes and the room behind everything, by place: range, offset and length.
@@ -307,6 +318,8 @@ impl Arena {
             let granules = (self.heap.length(range) / self.granule) as usize;
             self.ranges[range as usize].pages.resize(granules, None);
         }
+        let stale: Vec<Run> = self.stale_in(Run { range, offset: at, units }).collect();
+        self.stale.retain(|run| !stale.contains(run));
         let hole = self.heap.block_over(range, at).expect("blocks tile their range");
         let target = self.heap.take_part(hole, at, units);
         Plan {
@@ -314,6 +327,7 @@ impl Arena {
             bytes: bytes_of(units),
             moves,
             makes,
+            stale,
             range,
             target,
             before,
@@ -323,7 +337,7 @@ impl Arena {
     }
 
     /// Puts everything back: what the plan wanted to move stays where it was. Where it was to be, nothing comes any more
-    /// if something may still be mapped there.
+    /// if something may still be mapped there. What was to be unmapped there has been.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, before, after, sources, .. } = plan;
         self.put_pages_back(moves);
