@@ -2,7 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use super::recorder::{Recorder, now};
+use super::{
+    DumpedGroup, Entry, Operation,
+    recorder::{Recorder, now},
+};
 
 /// How far the members of a group are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +35,7 @@ pub struct LastCall {
     pub collectives: u64,
     /// How many messages it has called.
     pub messages: u64,
-    /// What the last call was; `None` if it has called nothing, or so long ago that it is forgotten.
+    /// What the last call was, and for a message with whom; `None` if it has called nothing, or so long ago that it is forgotten.
     pub operation: Option<String>,
     /// Whether that is done.
     pub is_completed: bool,
@@ -58,11 +61,33 @@ impl Progress {
     }
 }
 
+impl Progress {
+    /// How many members are described.
+    const NAMED: usize = 8;
+
+    /// Says where the last call is not done, of a collective that all have called or of a message.
+    fn not_done(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let open = |member: &MemberProgress| {
+            member.last.clone().filter(|last| last.operation.is_some() && !last.is_completed)
+        };
+        let open: Vec<_> =
+            self.members.iter().filter_map(|member| Some((member.rank, open(member)?))).collect();
+        for (rank, last) in open.iter().take(Self::NAMED) {
+            write!(f, "; rank {rank}: {last}")?;
+        }
+        match open.len().saturating_sub(Self::NAMED) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more whose last call is not done"),
+        }
+    }
+}
+
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut missing = self.not_joined().peekable();
         if missing.peek().is_none() {
-            return write!(f, "all members of {} have called collective {}", self.group, self.front());
+            write!(f, "all members of {} have called collective {}", self.group, self.front())?;
+            return self.not_done(f);
         }
         for (place, member) in missing.enumerate() {
             let separator = if place > 0 { "; " } else { "" };
@@ -93,6 +118,18 @@ impl fmt::Display for LastCall {
     }
 }
 
+impl Entry {
+    /// What was called, and for a message with whom.
+    fn words(&self) -> String {
+        let (name, peer) = (self.operation.name(), self.peer.unwrap_or_default());
+        match self.operation {
+            Operation::Send => format!("{name} to {peer}"),
+            Operation::Recv => format!("{name} from {peer}"),
+            _ => name.to_owned(),
+        }
+    }
+}
+
 /// What one rank answers of one group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
@@ -107,7 +144,7 @@ impl Answer {
     /// What a rank answers: one for each of its groups.
     pub(super) fn all(recorder: &Recorder) -> Vec<Self> {
         let dump = recorder.dump();
-        let answer = |(place, group): (usize, &super::DumpedGroup)| {
+        let answer = |(place, group): (usize, &DumpedGroup)| {
             let last = dump.entries.iter().rev().find(|entry| entry.group == place);
             let age = last.map_or(0, |entry| now().saturating_sub(entry.created_ns));
             Self {
@@ -117,7 +154,7 @@ impl Answer {
                 last: LastCall {
                     collectives: group.collectives,
                     messages: group.messages,
-                    operation: last.map(|entry| entry.operation.name().to_owned()),
+                    operation: last.map(Entry::words),
                     is_completed: last.is_some_and(|entry| entry.completed_ns.is_some()),
                     age: Duration::from_nanos(age),
                     site: last.map_or(String::new(), |entry| {
@@ -189,6 +226,27 @@ mod tests {
             ranks,
             last,
         })
+    }
+
+    #[test]
+    fn a_call_that_all_have_made_is_named_where_it_is_not_done() {
+        let member = |rank: usize| MemberProgress {
+            rank,
+            last: Some(LastCall {
+                collectives: 3,
+                messages: 1,
+                operation: Some("recv from 1".into()),
+                is_completed: rank == 1,
+                age: Duration::from_secs(2),
+                site: "a.rs:7".into(),
+            }),
+        };
+        let mut progress = Progress { group: "world".into(), members: (0..2).map(member).collect() };
+        let both = "all members of world have called collective 3";
+        let first = "; rank 0: its last call was recv from 1 at a.rs:7, 2.0s ago, not done";
+        assert_eq!(progress.to_string(), format!("{both}{first}"));
+        progress.members.extend((2..20).map(member));
+        assert!(progress.to_string().ends_with("; and 11 more whose last call is not done"), "{progress}");
     }
 
     proptest! {
