@@ -7,25 +7,24 @@
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
+//! With `--secret-file FILE` before all that, or a secret in the variable `PROCESS_GROUP_STORE_SECRET`, only who knows the
+//! secret is served. It is 16 bytes at least; a newline at the file's end is no part of it.
+//!
 //! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `delete KEY`,
 //! `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY` and `queue_len KEY`. The other end may be
-//! PyTorch's `TCPStore`.
+//! PyTorch's `TCPStore`, if there is no secret.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
 
-use process_group::store::{Deadline, Store, TcpStore};
+use process_group::store::{Deadline, Secret, Store, TcpOptions, TcpStore};
 
-const USAGE: &str = "tcp_store serve ADDRESS:PORT | tcp_store client ADDRESS:PORT OPERATION [ARGUMENT…]";
+const USAGE: &str =
+    "tcp_store [--secret-file FILE] (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let outcome = match arguments[..] {
-        ["serve", address] => serve(address),
-        ["client", address, operation, ref rest @ ..] => client(address, operation, rest),
-        _ => Err(USAGE.into()),
-    };
-    match outcome {
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -34,13 +33,29 @@ fn main() -> ExitCode {
     }
 }
 
+fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
+    let (secret, arguments) = match arguments {
+        ["--secret-file", file, rest @ ..] => (Some(std::fs::read_to_string(file)?), rest),
+        _ => (std::env::var(Secret::VARIABLE).ok(), arguments),
+    };
+    let mut options = TcpStore::options();
+    if let Some(secret) = secret {
+        options = options.secret(Secret::new(secret.trim_end_matches(['\r', '\n']))?);
+    }
+    match arguments {
+        ["serve", address] => serve(options, address),
+        ["client", address, operation, rest @ ..] => client(options, address, operation, rest),
+        _ => Err(USAGE.into()),
+    }
+}
+
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-fn serve(address: &str) -> Result<(), Box<dyn Error>> {
+fn serve(options: TcpOptions, address: &str) -> Result<(), Box<dyn Error>> {
     let address: SocketAddr = address.parse()?;
-    let store = TcpStore::options().listen(address.ip()).host(address.port(), soon())?;
+    let store = options.listen(address.ip()).host(address.port(), soon())?;
     let listening: SocketAddr = store.address().parse()?;
     println!("{}", listening.port());
     loop {
@@ -48,8 +63,13 @@ fn serve(address: &str) -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn client(address: &str, operation: &str, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
-    let store = TcpStore::connect(address, soon())?;
+fn client(
+    options: TcpOptions,
+    address: &str,
+    operation: &str,
+    arguments: &[&str],
+) -> Result<(), Box<dyn Error>> {
+    let store = options.connect(address, soon())?;
     let show = |value: Vec<u8>| println!("{}", String::from_utf8_lossy(&value));
     match (operation, arguments) {
         ("set", [key, value]) => store.set(key, value.as_bytes())?,

@@ -1,18 +1,35 @@
 //! Bytes that nobody should send: neither end panics, and only the connection that they came on suffers.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use process_group::store::machine::{
-    Call, Client, Failure, Limits, Request, Server, ServerLimits, client, server,
+    Call, Client, ClientId, Failure, Limits, Request, Server, ServerLimits, client, server,
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 
-/// Random bytes, most of them small, as lengths and kinds are.
+/// Cases of each property: 2,500, or as many as the variable `STORE_FUZZ_CASES` says.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("STORE_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig { cases: cases.unwrap_or(2500), ..ProptestConfig::default() }
+}
+
+/// Random bytes, most of them small, as lengths and kinds are; or requests with some of their bytes changed.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
-    vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200)
+    let random = vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200);
+    let changes = vec((any::<Index>(), any::<u8>()), 0..4);
+    let changed = (vec(request(), 1..5), changes).prop_map(|(requests, changes)| {
+        let mut bytes = Vec::new();
+        requests.iter().for_each(|request| request.encode(&mut bytes));
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes
+    });
+    prop_oneof![random, changed]
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -54,9 +71,10 @@ fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     server.step(server::Input::Accepted(1), NOW);
     let mut sent = Vec::new();
     for piece in pieces {
-        for output in server.step(server::Input::Received(1, piece), NOW) {
+        let mut outputs = VecDeque::from(server.step(server::Input::Received(1, piece), NOW));
+        while let Some(output) = outputs.pop_front() {
             match output {
-                server::Output::Send(1, bytes) => sent.extend(bytes),
+                server::Output::Send(1) => outputs.extend(send(&mut server, 1, &mut sent)),
                 server::Output::Close(1, _) => return None,
                 other => panic!("{other:?}"),
             }
@@ -65,7 +83,15 @@ fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     Some(sent)
 }
 
+/// Sends all that a server has for a client.
+fn send(server: &mut Server, client: ClientId, to: &mut Vec<u8>) -> Vec<server::Output> {
+    to.extend(server.unsent(client));
+    server.step(server::Input::Sent(client, server.unsent(client).len()), NOW)
+}
+
 proptest! {
+    #![proptest_config(cases())]
+
     #[test]
     fn fragmentation_changes_nothing(requests in vec(request(), 0..20), cuts in vec(any::<Index>(), 0..40)) {
         let mut whole = GREETING.to_vec();
@@ -83,8 +109,9 @@ proptest! {
     fn a_server_closes_only_the_connection_that_sends_garbage(
         greets in any::<bool>(),
         pieces in vec(garbage(), 1..5),
+        memory in prop_oneof![Just(2 << 30), 100_000..1_000_000usize],
     ) {
-        let mut server = Server::new(ServerLimits::default());
+        let mut server = Server::new(ServerLimits { memory, ..ServerLimits::default() });
         for client in [1, 2] {
             prop_assert_eq!(server.step(server::Input::Accepted(client), NOW), []);
         }
@@ -97,14 +124,15 @@ proptest! {
         }
         for piece in &pieces {
             for output in server.step(server::Input::Received(2, piece), NOW) {
-                prop_assert!(matches!(output, server::Output::Send(2, _) | server::Output::Close(2, _)), "{:?}", output);
+                prop_assert!(matches!(output, server::Output::Send(2) | server::Output::Close(2, _)), "{:?}", output);
             }
         }
         let mut set = Vec::new();
         Request::Set { key: b"a key".to_vec(), value: Vec::new() }.encode(&mut set);
         prop_assert_eq!(server.step(server::Input::Accepted(3), NOW), []);
         let set = [GREETING, &set].concat();
-        prop_assert_eq!(server.step(server::Input::Received(3, &set), NOW), [server::Output::Send(1, vec![0])]);
+        prop_assert_eq!(server.step(server::Input::Received(3, &set), NOW), [server::Output::Send(1)]);
+        prop_assert_eq!(server.unsent(1), [0]);
     }
 
     /// Lengths beyond a limit are refused when they arrive, not when the memory is taken.

@@ -9,7 +9,7 @@ use std::{
 
 use super::store_support::ports::reserved_port;
 use process_group::store::{
-    Deadline, Store, StoreError, TcpStore,
+    Deadline, HashStore, Store, StoreError, TcpStore,
     machine::{Limits, ServerLimits},
 };
 
@@ -71,6 +71,24 @@ fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
         client.multi_get(&["late", "there", "never"], Deadline::now()).unwrap(),
         [&b"1"[..], b"", b"2"]
     );
+}
+
+/// A value makes its name be there for a wait, but nothing can be popped.
+#[test]
+fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
+    let (host, client) = pair();
+    let hash = HashStore::new();
+    for (store, other) in [(&client as &(dyn Store + Sync), &host as &(dyn Store + Sync)), (&hash, &hash)] {
+        store.set("name", b"value").unwrap();
+        let late = store.queue_pop("name", Deadline::after(Duration::from_millis(30))).unwrap_err();
+        assert!(matches!(&late, StoreError::Timeout { keys, .. } if *keys == ["name"]), "{late}");
+        thread::scope(|scope| {
+            let popped = scope.spawn(|| store.queue_pop("name", soon()));
+            other.queue_push("name", b"element").unwrap();
+            assert_eq!(popped.join().unwrap().unwrap(), b"element");
+        });
+        assert_eq!(store.get("name", soon()).unwrap(), b"value");
+    }
 }
 
 #[test]

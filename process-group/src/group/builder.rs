@@ -355,15 +355,19 @@ fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Resu
         .ok_or_else(|| Environment::missing("MASTER_ADDR", "a store"))?;
     let port = environment.master_port.ok_or_else(|| Environment::missing("MASTER_PORT", "a store"))?;
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let mut options = TcpStore::options();
+    if let Some(secret) = &environment.store_secret {
+        options = options.secret(secret.clone());
+    }
     if rank != 0 || environment.agent_store {
-        return Ok(TcpStore::connect(&address, deadline)?);
+        return Ok(options.connect(&address, deadline)?);
     }
     // The interface that the name means; a name that has no address is told by the store itself.
     let interface =
         (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
     let options = match interface {
-        Some(interface) if !is_loopback(interface) => TcpStore::options().listen(interface),
-        _ => TcpStore::options(),
+        Some(interface) if !is_loopback(interface) => options.listen(interface),
+        _ => options,
     };
     Ok(options.host(port, deadline)?)
 }

@@ -1,8 +1,9 @@
-//! What the environment says about this rank, in the words of `torchrun`.
+//! What the environment says about this rank, in the words of `torchrun`, `mpirun` or `srun`.
 
 use std::{env, path::PathBuf};
 
 use super::{GroupError, Result};
+use crate::store::Secret;
 
 /// Where this rank stands, as a launcher tells it.
 ///
@@ -11,9 +12,16 @@ use super::{GroupError, Result};
 /// | `RANK` | this rank |
 /// | `WORLD_SIZE` | how many ranks there are |
 /// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
+/// | `LOCAL_WORLD_SIZE` | how many ranks its host has |
 /// | `MASTER_ADDR`, `MASTER_PORT` | where the store is; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
+/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), 16 bytes at least |
 /// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
+///
+/// Where one of the first four is not set, what MPI's or Slurm's launcher has set stands for it: Open MPI's
+/// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`), or
+/// `srun`'s (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`); of these, the first whose rank is there. They do not say
+/// where the store is: give `MASTER_ADDR` and `MASTER_PORT` to all ranks (`mpirun -x MASTER_ADDR=… -x MASTER_PORT=…`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Environment {
@@ -23,17 +31,59 @@ pub struct Environment {
     pub world_size: Option<usize>,
     /// This rank among those of its host.
     pub local_rank: Option<usize>,
+    /// How many ranks its host has.
+    pub local_world_size: Option<usize>,
     /// The store's host.
     pub master_address: Option<String>,
     /// The store's port.
     pub master_port: Option<u16>,
     /// Whether the launcher hosts the store, so that no rank does.
     pub agent_store: bool,
+    /// The store's secret.
+    pub store_secret: Option<Secret>,
     /// Where the flight recorder's dumps go.
     pub dump_folder: Option<PathBuf>,
     /// Whether the device times every operation.
     pub timing: bool,
 }
+
+/// The names that a launcher has for what we look for.
+struct Names {
+    rank: &'static str,
+    world_size: &'static str,
+    local_rank: &'static str,
+    /// Slurm says this in a form of its own, for all hosts at once.
+    local_world_size: Option<&'static str>,
+}
+
+const TORCHRUN: Names = Names {
+    rank: "RANK",
+    world_size: "WORLD_SIZE",
+    local_rank: "LOCAL_RANK",
+    local_world_size: Some("LOCAL_WORLD_SIZE"),
+};
+
+/// Of launchers that may be there together, the inner one first: `mpirun` runs inside Slurm's jobs.
+const OTHERS: [Names; 3] = [
+    Names {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world_size: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    },
+    Names {
+        rank: "PMI_RANK",
+        world_size: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_world_size: Some("MPI_LOCALNRANKS"),
+    },
+    Names {
+        rank: "SLURM_PROCID",
+        world_size: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_world_size: None,
+    },
+];
 
 impl Environment {
     /// Reads the process's environment.
@@ -62,13 +112,26 @@ impl Environment {
                 instead,
             })
         }
+        let other = OTHERS.iter().find(|names| variable(names.rank).is_some());
+        let place = |name: fn(&Names) -> Option<&'static str>, instead| {
+            for name in [Some(&TORCHRUN), other].into_iter().flatten().filter_map(name) {
+                let found = number(&variable, name, instead)?;
+                if found.is_some() {
+                    return Ok(found);
+                }
+            }
+            Ok(None)
+        };
+        let secret = variable(Secret::VARIABLE).filter(|secret| !secret.is_empty()).map(Secret::new);
         let found = Self {
-            rank: number(&variable, "RANK", "a rank")?,
-            world_size: number(&variable, "WORLD_SIZE", "a world size")?,
-            local_rank: number(&variable, "LOCAL_RANK", "a context")?,
+            rank: place(|names| Some(names.rank), "a rank")?,
+            world_size: place(|names| Some(names.world_size), "a world size")?,
+            local_rank: place(|names| Some(names.local_rank), "a context")?,
+            local_world_size: place(|names| names.local_world_size, "a store")?,
             master_address: variable("MASTER_ADDR").filter(|address| !address.trim().is_empty()),
             master_port: number(&variable, "MASTER_PORT", "a store")?,
             agent_store: variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True"),
+            store_secret: secret.transpose()?,
             dump_folder: variable("PROCESS_GROUP_DUMP_FOLDER")
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
@@ -116,6 +179,36 @@ mod tests {
         assert!(found.agent_store);
         assert_eq!((found.dump_folder, found.timing), (Some("/tmp/dumps".into()), true));
         assert_eq!(read(&[]).unwrap(), Environment::default());
+    }
+
+    #[test]
+    fn what_other_launchers_set_is_read() {
+        let slurm = [("SLURM_PROCID", "3"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "1")];
+        let found = read(&slurm).unwrap();
+        assert_eq!((found.rank, found.world_size, found.local_rank), (Some(3), Some(8), Some(1)));
+        assert_eq!(found.local_world_size, None);
+        let mpich =
+            [("PMI_RANK", "2"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
+        let found = read(&mpich).unwrap();
+        assert_eq!((found.rank, found.world_size, found.local_rank), (Some(2), Some(4), Some(0)));
+        assert_eq!(found.local_world_size, Some(2));
+        // `mpirun` inside a job of Slurm's: nothing is taken from the outer one.
+        let within = [&slurm[..], &[("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "6")]].concat();
+        let found = read(&within).unwrap();
+        assert_eq!((found.rank, found.world_size, found.local_rank), (Some(5), Some(6), None));
+        // What is set in so many words counts more.
+        let found = read(&[&within[..], &[("RANK", "0"), ("LOCAL_RANK", "4")]].concat()).unwrap();
+        assert_eq!((found.rank, found.world_size, found.local_rank), (Some(0), Some(6), Some(4)));
+        let error = read(&[("PMI_RANK", "two")]).unwrap_err().to_string();
+        assert!(error.contains("PMI_RANK is \"two\""), "{error}");
+    }
+
+    #[test]
+    fn a_secret_is_read_and_not_shown() {
+        let found = read(&[(Secret::VARIABLE, "0123456789abcdef")]).unwrap();
+        assert_eq!(found.store_secret, Some(Secret::new("0123456789abcdef").unwrap()));
+        assert!(!format!("{found:?}").contains("0123"));
+        assert!(matches!(read(&[(Secret::VARIABLE, "short")]), Err(GroupError::Store(_))));
     }
 
     #[test]

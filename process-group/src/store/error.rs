@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
-use super::machine::{Part, Refusal};
+use super::machine::{Distrust, Part, Refusal};
 
 /// The outcome of a store operation.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -56,6 +56,29 @@ pub enum StoreError {
         waited: Duration,
         /// What the last attempt got.
         source: Arc<io::Error>,
+    },
+    /// Connections are accepted and closed before a greeting, until the deadline.
+    #[error(
+        "the store at {address} has turned this process away {attempts} times within {waited:?}; it has as many clients \
+         as it may have (its limit, or `ulimit -n`), or it is no store"
+    )]
+    TurnedAway {
+        /// Where the store is.
+        address: String,
+        /// How often a connection was tried.
+        attempts: u32,
+        /// How long.
+        waited: Duration,
+        /// How the last connection ended.
+        source: Arc<io::Error>,
+    },
+    /// This process and the host do not share a secret.
+    #[error("the store at {address} and this process do not trust each other: {source}")]
+    Distrusted {
+        /// Where the store is.
+        address: String,
+        /// Why not.
+        source: Distrust,
     },
     /// What answers at the address is not a store.
     #[error("what listens at {address} is not a store: {found}; is the port right?")]

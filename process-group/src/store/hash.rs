@@ -8,7 +8,7 @@ use std::{
 use super::{
     Deadline, Result, StoreError,
     error::text,
-    machine::{ClientId, Limits, Reply, Request, Table},
+    machine::{ClientId, Limits, PAUSE, Reply, Request, Table},
     service::{Keys, Service},
 };
 
@@ -142,8 +142,19 @@ impl Service for HashStore {
             if !state.woken.is_empty() {
                 self.shared.woken.notify_all();
             }
-            if let Some(reply) = reply? {
-                return Ok(reply);
+            match reply? {
+                None => {}
+                // A key's value makes its name be there; what is waited for is the queue.
+                Some(Some(Reply::Popped(None))) => {
+                    let left = deadline.remaining();
+                    if left.is_zero() {
+                        let keys = keys.iter().map(|key| text(key)).collect();
+                        return Err(StoreError::Timeout { keys, waited: deadline.waited() });
+                    }
+                    let waited = self.shared.woken.wait_timeout(state, left.min(PAUSE));
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(reply) => return Ok(reply),
             }
         }
     }

@@ -27,9 +27,10 @@ pub use deadline::Deadline;
 pub use error::{Result, StoreError};
 pub use file::{FileOptions, FileStore};
 pub use hash::HashStore;
+pub use machine::{Distrust, Secret};
 pub use prefix::PrefixStore;
 pub use rendezvous::{barrier, rendezvous};
-pub use tcp::{TcpOptions, TcpStore};
+pub use tcp::{HostReport, TcpOptions, TcpStore};
 
 /// A shared table of keys, counters and queues.
 ///

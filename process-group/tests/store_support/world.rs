@@ -382,13 +382,16 @@ impl World {
     }
 
     fn serve(&mut self, input: server::Input<'_>) {
-        for output in self.server.step(input, self.now.time) {
+        let mut outputs = VecDeque::from(self.server.step(input, self.now.time));
+        while let Some(output) = outputs.pop_front() {
             match output {
-                server::Output::Send(id, bytes) => {
-                    let link = self.links.get_mut(&id);
+                server::Output::Send(id) => {
+                    let bytes = self.server.unsent(id);
+                    let (link, count) = (self.links.get_mut(&id), bytes.len());
                     link.unwrap_or_else(|| panic!("seed {}: bytes for {id}, who is gone", self.seed))
                         .down
                         .extend(bytes);
+                    outputs.extend(self.server.step(server::Input::Sent(id, count), self.now.time));
                 }
                 server::Output::Close(id, why) => {
                     assert!(self.strangers.remove(&id), "seed {}: {id} is closed: {why}", self.seed);

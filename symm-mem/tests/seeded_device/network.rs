@@ -89,9 +89,14 @@ impl State {
     }
 
     fn step(&mut self, input: server::Input<'_>) {
-        for output in self.server.step(input, sched::now()) {
+        let mut outputs = VecDeque::from(self.server.step(input, sched::now()));
+        while let Some(output) = outputs.pop_front() {
             match output {
-                server::Output::Send(id, bytes) => self.send(id, bytes, |link| &mut link.down),
+                server::Output::Send(id) => {
+                    let bytes = self.server.unsent(id).to_vec();
+                    outputs.extend(self.server.step(server::Input::Sent(id, bytes.len()), sched::now()));
+                    self.send(id, bytes, |link| &mut link.down);
+                }
                 server::Output::Close(id, why) => {
                     panic!("the store closes the connection of client {id}: {why}")
                 }

@@ -96,7 +96,7 @@ impl Log {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
         }
         let (path, file) = (path.to_owned(), Arc::new(file));
-        Ok(Self { path, file, limits, end: 0, table: Table::new(limits), opened: 0, left: 0 })
+        Ok(Self { path, file, limits, end: 0, table: table(limits), opened: 0, left: 0 })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -310,11 +310,16 @@ impl Log {
                 // If this fails too, a torn record is left, as by a writer that was killed.
                 let _ = self.file.set_len(self.end);
                 // The next operation reads the file again.
-                (self.end, self.table, self.opened, self.left) = (0, Table::new(self.limits), 0, 0);
+                (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
             }
         }
         written
     }
+}
+
+/// What the file holds, in memory. The file's size bounds it.
+fn table(limits: Limits) -> Table {
+    Table::new(Limits { store_bytes: usize::MAX, ..limits })
 }
 
 /// What serving a request needs.

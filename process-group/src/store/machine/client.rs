@@ -4,11 +4,15 @@ use std::{collections::VecDeque, time::Duration};
 
 use super::{
     request::{Limits, Reply, Request},
+    secret::{self, Block, Distrust, Secret},
     wire::{Expect, MAGIC, ReplyDecoder, kind},
 };
 
 /// How much longer than its deadline a wait may take: to be cancelled, and to learn what is missing.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
+
+/// How often an empty queue is looked at whose name is a key too: nobody can wait for the queue alone.
+pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a client is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +74,8 @@ pub enum Failure {
     },
     /// No answer for as long as the client has patience (or, while greeting, until its deadline).
     Unresponsive,
+    /// This end and the server do not share a secret.
+    Distrust(Distrust),
     /// The answer is not one; in words, what came.
     Protocol(String),
     /// A call is under way, or the connection is of no more use.
@@ -82,6 +88,8 @@ pub struct Client {
     limits: Limits,
     patience: Duration,
     nonce: u32,
+    /// The secret, and this end's part of the greeting.
+    secret: Option<(Secret, Block)>,
     decoder: ReplyDecoder,
     phase: Phase,
 }
@@ -90,12 +98,16 @@ pub struct Client {
 enum Phase {
     /// Nothing was sent.
     New,
+    /// The greeting with a secret was sent; what the server has chosen is due, then its proof for that.
+    Trusting { server: Option<Block>, due: Duration },
     /// The greeting or a last request was sent; its answer is due.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// No call is under way.
     Idle,
     /// The value that a call waits for was asked for; it may be there.
     Peeking { pending: Pending, due: Duration },
+    /// The queue that a call pops is empty, but its name is a key: there is nothing to wait for but time.
+    Pausing { pending: Pending, until: Duration },
     /// A wait was sent.
     Waiting(Pending),
     /// A wait was given up. Its end may be under way (`woken`), the end of the cancellation certainly is.
@@ -124,7 +136,13 @@ impl Client {
     /// A client that sends nothing above `limits` and gives up when the server, asked for something that needs
     /// no waiting, does not answer for as long as `patience`. `nonce` is any number.
     pub fn new(limits: Limits, patience: Duration, nonce: u32) -> Self {
-        Self { limits, patience, nonce, decoder: ReplyDecoder::default(), phase: Phase::New }
+        Self { limits, patience, nonce, secret: None, decoder: ReplyDecoder::default(), phase: Phase::New }
+    }
+
+    /// The same, for a server that knows the secret. `block` is 32 random bytes.
+    #[must_use]
+    pub fn with_secret(self, secret: Secret, block: [u8; 32]) -> Self {
+        Self { secret: Some((secret, block)), ..self }
     }
 
     /// When [`Input::Tick`] is due, if nothing else happens before.
@@ -132,7 +150,9 @@ impl Client {
         match &self.phase {
             Phase::New | Phase::Idle | Phase::Broken => None,
             Phase::Waiting(pending) => Some(pending.deadline),
-            Phase::Answer { due, .. }
+            Phase::Pausing { pending, until } => Some(pending.deadline.min(*until)),
+            Phase::Trusting { due, .. }
+            | Phase::Answer { due, .. }
             | Phase::Peeking { due, .. }
             | Phase::Cancelling { due, .. }
             | Phase::Surveying { due, .. } => Some(*due),
@@ -164,11 +184,54 @@ impl Client {
 
     fn greet(&mut self, due: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = vec![kind::VALIDATE];
+        if let Some((_, block)) = &self.secret {
+            bytes.extend_from_slice(&secret::MAGIC.to_le_bytes());
+            bytes.extend_from_slice(block);
+            outputs.push(Output::Send(bytes));
+            self.phase = Phase::Trusting { server: None, due };
+            return;
+        }
         bytes.extend_from_slice(&MAGIC.to_le_bytes());
         // In one piece: PyTorch's server does not accept the greeting in fragments.
         Request::Ping { nonce: self.nonce }.encode(&mut bytes);
         outputs.push(Output::Send(bytes));
         self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
+    }
+
+    /// Takes the server's part of the greeting with a secret; says whether there was enough to take.
+    fn trust(&mut self, server: Option<Block>, due: Duration, outputs: &mut Vec<Output>) -> bool {
+        let Some((secret, own)) = &self.secret else { return false };
+        let buffer = &mut self.decoder.buffer;
+        let outcome = match (buffer.as_slice(), server) {
+            ([], _) => return false,
+            ([0, ..], None) => Err(Failure::Distrust(Distrust::NotKept)),
+            ([0, ..], Some(_)) => Err(Failure::Distrust(Distrust::Refused)),
+            ([1, rest @ ..], _) => match (rest.first_chunk(), server) {
+                (None, _) => return false,
+                (Some(block), None) => Ok(Some(*block)),
+                (Some(proof), Some(server)) if secret.is_server_proof(proof, own, &server) => Ok(None),
+                (Some(_), Some(_)) => Err(Failure::Distrust(Distrust::Unproven)),
+            },
+            ([other, ..], _) => {
+                Err(Failure::Protocol(format!("{other:#04x} in answer to a greeting with a secret")))
+            }
+        };
+        match outcome {
+            Err(failure) => self.finish(Err(failure), outputs),
+            Ok(Some(server)) => {
+                buffer.skip(1 + server.len());
+                outputs.push(Output::Send(secret.client_proof(own, &server).to_vec()));
+                self.phase = Phase::Trusting { server: Some(server), due };
+            }
+            Ok(None) => {
+                buffer.skip(1 + own.len());
+                let mut bytes = Vec::new();
+                Request::Ping { nonce: self.nonce }.encode(&mut bytes);
+                outputs.push(Output::Send(bytes));
+                self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
+            }
+        }
+        true
     }
 
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
@@ -250,11 +313,22 @@ impl Client {
     fn receive(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         loop {
             let expect = match &self.phase {
+                Phase::Trusting { server, due } => {
+                    let (server, due) = (*server, *due);
+                    if self.trust(server, due, outputs) {
+                        continue;
+                    }
+                    return;
+                }
                 Phase::Answer { expect, .. } => *expect,
                 Phase::Peeking { .. } => Expect::Bytes,
                 Phase::Waiting(_) | Phase::Cancelling { .. } | Phase::Surveying { .. } => Expect::Status,
                 Phase::Broken => return,
-                Phase::New | Phase::Idle if self.decoder.buffer.is_empty() => return,
+                Phase::New | Phase::Idle | Phase::Pausing { .. } if self.decoder.buffer.is_empty() => return,
+                Phase::Pausing { .. } => {
+                    self.finish(Err(Failure::Protocol("bytes that nobody asked for".into())), outputs);
+                    return;
+                }
                 Phase::New | Phase::Idle => {
                     // Nobody was asked anything: found by the next call.
                     self.phase = Phase::Broken;
@@ -274,12 +348,17 @@ impl Client {
             (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(nonce)) if nonce == self.nonce => {
                 self.finish(Ok(None), outputs);
             }
+            (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(secret::MAGIC)) => {
+                self.finish(Err(Failure::Distrust(Distrust::Wanted)), outputs);
+            }
             (Phase::Answer { expect: Expect::Nonce, .. }, Reply::Nonce(nonce)) => {
                 let found = format!("{nonce:#x} in answer to a ping of {:#x}", self.nonce);
                 self.finish(Err(Failure::Protocol(found)), outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
-                self.wait(pending, outputs);
+                // Another has the element; or there never was one, but a value under the queue's name.
+                let key = pending.keys.first().cloned().unwrap_or_default();
+                self.peek(key, pending, now, outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
                 self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
@@ -287,6 +366,9 @@ impl Client {
             (Phase::Answer { .. }, reply) => self.finish(Ok(Some(reply)), outputs),
             (Phase::Peeking { pending, .. }, Reply::Bytes(held)) if held == Self::ABSENT => {
                 self.wait(pending, outputs);
+            }
+            (Phase::Peeking { pending, .. }, _) if matches!(pending.then, Some(Request::QueuePop { .. })) => {
+                self.phase = Phase::Pausing { pending, until: now.saturating_add(PAUSE) };
             }
             (Phase::Peeking { .. }, held) => self.finish(Ok(Some(held)), outputs),
             (Phase::Waiting(pending), Reply::Status(0)) => self.go_on(pending, now, outputs),
@@ -340,6 +422,13 @@ impl Client {
                 outputs.push(Output::Send(bytes));
                 let due = now.saturating_add(self.patience.min(GRACE));
                 self.phase = Phase::Cancelling { pending, woken: false, due };
+            }
+            Phase::Pausing { pending, .. } => match pending.then.clone() {
+                Some(request) if pending.deadline > now => self.ask(&request, Some(pending), now, outputs),
+                _ => self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs),
+            },
+            Phase::Trusting { server: None, .. } => {
+                self.finish(Err(Failure::Distrust(Distrust::Unanswered)), outputs);
             }
             _ => self.finish(Err(Failure::Unresponsive), outputs),
         }

@@ -7,13 +7,16 @@
 //! Time is handed in as a `Duration` since an origin of the caller's choice that never goes backwards.
 
 pub mod client;
+mod memory;
 mod request;
+mod secret;
 pub mod server;
 mod table;
 mod wire;
 
-pub(super) use client::GRACE;
 pub use client::{Call, Client, Failure};
+pub(super) use client::{GRACE, PAUSE};
 pub use request::{Limits, Part, Refusal, Reply, Request};
+pub use secret::{Distrust, Secret};
 pub use server::{Rejection, Server, ServerLimits};
 pub use table::{ClientId, Table};

@@ -180,12 +180,12 @@ pub struct Limits {
     pub keys_per_request: usize,
     /// Bytes of all keys and values of one request, or of its reply, together.
     pub request_bytes: usize,
-    /// Bytes of all keys and values that a store holds, queues included.
+    /// Bytes of memory for what a store holds: keys, values, queues, and 384 bytes for keeping each.
     pub store_bytes: usize,
 }
 
 impl Default for Limits {
-    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request, 4 GiB a
+    /// PyTorch's limits: 8 KiB a key, 8 MiB a value, 128 Ki keys a request; and 256 MiB a request, 1 GiB a
     /// store.
     fn default() -> Self {
         Self {
@@ -193,7 +193,7 @@ impl Default for Limits {
             value_bytes: 8 << 20,
             keys_per_request: 128 << 10,
             request_bytes: 256 << 20,
-            store_bytes: 4 << 30,
+            store_bytes: 1 << 30,
         }
     }
 }
@@ -245,7 +245,7 @@ pub enum Part {
     Request,
     /// The keys or values of a reply together, in bytes.
     Reply,
-    /// All that the store holds, in bytes.
+    /// All that the store holds, in bytes of memory.
     Store,
 }
 
@@ -284,11 +284,6 @@ impl Limits {
 
     /// Checks a whole request, as a client does before sending and an in-process store before serving.
     pub fn check(&self, request: &Request) -> Result<(), Refusal> {
-        self.size(request).map(drop)
-    }
-
-    /// The bytes of a request's keys and values, if it is within the limits.
-    pub(super) fn size(&self, request: &Request) -> Result<usize, Refusal> {
         let total = match request {
             Request::Set { key, value }
             | Request::Append { key, value }
@@ -326,7 +321,6 @@ impl Limits {
             }
             Request::NumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => 0,
         };
-        self.part(Part::Request, &[], total, self.request_bytes)?;
-        Ok(total)
+        self.part(Part::Request, &[], total, self.request_bytes)
     }
 }

@@ -6,7 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::request::{Limits, Part, Refusal, Reply, Request};
+use super::{
+    memory::{ALLOCATION, ENTRY, PART, is_sparse},
+    request::{Limits, Part, Refusal, Reply, Request},
+};
 
 /// A client, as the caller numbers them. A number is not used again.
 pub type ClientId = u64;
@@ -22,8 +25,8 @@ pub struct Table {
     limits: Limits,
     values: HashMap<Key, Vec<u8>>,
     queues: HashMap<Key, VecDeque<Vec<u8>>>,
-    /// Bytes of all values and elements, each with its key.
-    bytes: usize,
+    /// What keys, values and queues take, in bytes.
+    memory: usize,
     waits: BTreeMap<ClientId, Wait>,
     /// The waiting clients by the one key at which each stands, in order of arrival.
     lines: HashMap<Key, VecDeque<ClientId>>,
@@ -38,6 +41,35 @@ enum Wait {
     Keys(Vec<Key>, usize),
     /// The number under a key.
     Count(Key, i64),
+}
+
+impl Wait {
+    /// The memory of its keys, and of the one in whose line it stands.
+    fn memory(&self) -> usize {
+        let (all, longest) = match self {
+            Wait::Keys(keys, _) => (
+                keys.iter().map(|key| PART + key.len()).sum(),
+                keys.iter().map(Vec::len).max().unwrap_or_default(),
+            ),
+            Wait::Count(key, _) => (PART + key.len(), key.len()),
+        };
+        ENTRY + all + longest
+    }
+}
+
+/// The memory of a key and its value.
+fn entry(key: &[u8], value: usize) -> usize {
+    ENTRY + key.len() + value
+}
+
+/// The memory of a queue's element, but for its place.
+fn element(value: &[u8]) -> usize {
+    ALLOCATION + value.len()
+}
+
+/// The memory of an empty queue of a name, with room for elements.
+fn queue(key: &[u8], room: usize) -> usize {
+    ENTRY + key.len() + room * size_of::<Vec<u8>>()
 }
 
 impl Table {
@@ -66,17 +98,14 @@ impl Table {
         request: Request,
         replies: &mut Vec<(ClientId, Reply)>,
     ) -> Result<(), Refusal> {
-        let size = self.limits.size(&request)?;
-        let adds = match &request {
-            // Changes nothing, and is how clients read: a full store can be read.
-            Request::CompareSet { expected, new, .. } if expected == new => 0,
-            Request::Set { .. } | Request::CompareSet { .. } | Request::Append { .. } => size,
-            Request::MultiSet { .. } | Request::QueuePush { .. } => size,
-            Request::Add { .. } | Request::Barrier { .. } => size + DIGITS,
-            _ => 0,
-        };
-        if adds > 0 {
-            self.limits.part(Part::Store, &[], self.bytes + adds, self.limits.store_bytes)?;
+        self.limits.check(&request)?;
+        let growth = self.growth(&request);
+        if growth > 0 {
+            self.limits.part(Part::Store, &[], self.memory + growth, self.limits.store_bytes)?;
+        }
+        if matches!(request, Request::MultiGet { .. } | Request::ListKeys) {
+            let (_, bytes) = self.reply_size(&request);
+            self.limits.part(Part::Reply, &[], bytes, self.limits.request_bytes)?;
         }
         let called = match request {
             Request::Ping { .. } => None,
@@ -107,10 +136,17 @@ impl Table {
                 return Ok(());
             }
             Request::Append { key, value } => {
-                let mut whole = self.values.get(&key).cloned().unwrap_or_default();
-                self.limits.value(&key, whole.len() + value.len())?;
-                whole.extend_from_slice(&value);
-                self.put(key, whole, replies);
+                let held = self.values.get_mut(&key);
+                let length = held.as_ref().map_or(0, |held| held.len()) + value.len();
+                self.limits.value(&key, length)?;
+                let Some(held) = held else {
+                    self.put(key, value, replies);
+                    return Ok(());
+                };
+                held.reserve_exact(value.len());
+                held.extend_from_slice(&value);
+                self.memory += value.len();
+                self.wake(&key, replies);
                 return Ok(());
             }
             Request::CompareSet { key, expected, new } => match self.values.get(&key) {
@@ -139,7 +175,10 @@ impl Table {
             Request::NumKeys => Reply::Integer(self.values.len() as i64),
             Request::Delete { key } => {
                 let removed = self.values.remove(&key);
-                self.bytes -= removed.as_ref().map_or(0, |value| key.len() + value.len());
+                self.memory -= removed.as_ref().map_or(0, |value| entry(&key, value.len()));
+                if is_sparse(self.values.capacity(), self.values.len()) {
+                    self.values.shrink_to(self.values.len() * 2);
+                }
                 Reply::Integer(removed.is_some().into())
             }
             Request::MultiGet { keys } => Reply::Values(
@@ -147,16 +186,17 @@ impl Table {
             ),
             Request::Ping { nonce } => Reply::Nonce(nonce),
             Request::QueuePush { key, value } => {
-                self.bytes += key.len() + value.len();
-                self.queues.entry(key.clone()).or_default().push_back(value);
+                let there = self.queues.get(&key).map_or(0, |elements| queue(&key, elements.capacity()));
+                let elements = self.queues.entry(key.clone()).or_default();
+                self.memory += element(&value);
+                elements.push_back(value);
+                self.memory += queue(&key, elements.capacity()) - there;
                 self.call_next(&key, replies);
                 return Ok(());
             }
             Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
             Request::QueueLen { key } => Reply::Integer(self.queue_len(&key) as i64),
             Request::ListKeys => {
-                let size = self.values.keys().map(Vec::len).sum();
-                self.limits.part(Part::Reply, &[], size, self.limits.request_bytes)?;
                 let mut keys: Vec<_> = self.values.keys().cloned().collect();
                 // The order of the map differs from run to run.
                 keys.sort_unstable();
@@ -172,6 +212,70 @@ impl Table {
         self.stop_waiting(client);
         if let Some(queue) = self.called.remove(&client) {
             self.call_next(&queue, replies);
+        }
+    }
+
+    /// The memory that keys, values and queues take, in bytes: their own, and what keeping them costs. It is what
+    /// [`Limits::store_bytes`] bounds.
+    pub fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// The memory that the wait of `client` takes, in bytes: it is no part of [`memory`](Self::memory).
+    pub(super) fn wait_memory(&self, client: ClientId) -> usize {
+        let called = self.called.get(&client).map_or(0, |key| ALLOCATION + key.len());
+        called + self.waits.get(&client).map_or(0, Wait::memory)
+    }
+
+    /// By how much the table may grow when it serves a request, in bytes; never less than it does.
+    pub(super) fn growth(&self, request: &Request) -> usize {
+        let put = |key: &Key, value: usize| {
+            let held = self.values.get(key).map_or(0, |held| entry(key, held.len()));
+            entry(key, value).saturating_sub(held)
+        };
+        match request {
+            // Changes nothing (unless both are empty, and the key is absent), and is how clients read: a full store can be
+            // read.
+            Request::CompareSet { expected, new, .. } if expected == new && !new.is_empty() => 0,
+            Request::Set { key, value } | Request::CompareSet { key, new: value, .. } => {
+                put(key, value.len())
+            }
+            Request::MultiSet { entries } => entries.iter().map(|(key, value)| put(key, value.len())).sum(),
+            Request::Append { key, value } => match self.values.contains_key(key) {
+                true => value.len(),
+                false => entry(key, value.len()),
+            },
+            Request::Add { key, .. } | Request::Barrier { key, .. } => put(key, DIGITS),
+            Request::QueuePush { key, value } => {
+                // A queue that is full doubles, and has four places at least.
+                let room = |elements: &VecDeque<_>| match elements.capacity() - elements.len() {
+                    0 => elements.len().max(4) * size_of::<Vec<u8>>(),
+                    _ => 0,
+                };
+                element(value) + self.queues.get(key).map_or_else(|| queue(key, 4), room)
+            }
+            _ => 0,
+        }
+    }
+
+    /// How many strings a reply has, and their bytes with the lengths before them; of one that is always small, nothing.
+    pub(super) fn reply_size(&self, request: &Request) -> (usize, usize) {
+        const LENGTH: usize = size_of::<u64>();
+        let value = |key: &Key| LENGTH + self.values.get(key).map_or(0, Vec::len);
+        match request {
+            Request::Get { key } => (1, value(key)),
+            Request::CompareSet { key, expected, new } => {
+                (1, value(key).max(LENGTH + expected.len().max(new.len())))
+            }
+            Request::MultiGet { keys } => (keys.len(), keys.iter().map(value).sum()),
+            Request::ListKeys => {
+                (self.values.len(), self.values.keys().map(|key| LENGTH + key.len()).sum::<usize>() + LENGTH)
+            }
+            Request::QueuePop { key } => {
+                let first = self.queues.get(key).and_then(VecDeque::front);
+                (1, LENGTH + LENGTH + first.map_or(0, Vec::len))
+            }
+            _ => (0, 0),
         }
     }
 
@@ -200,12 +304,30 @@ impl Table {
 
     /// Sets a value and wakes those who waited for nothing else.
     fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Vec<(ClientId, Reply)>) {
-        let line = self.lines.remove(&key);
-        self.bytes += key.len() + value.len();
-        let key_bytes = key.len();
-        if let Some(old) = self.values.insert(key, value) {
-            self.bytes -= key_bytes + old.len();
+        self.memory += entry(&key, value.len());
+        match self.values.get_mut(&key) {
+            Some(held) => {
+                self.memory -= entry(&key, held.len());
+                *held = value;
+                self.wake(&key, replies);
+            }
+            None => {
+                let line = self.lines.remove(&key);
+                self.values.insert(key, value);
+                self.advance_all(line, replies);
+            }
         }
+    }
+
+    /// Lets those in a key's line see that it has changed.
+    fn wake(&mut self, key: &[u8], replies: &mut Vec<(ClientId, Reply)>) {
+        if !self.lines.is_empty() {
+            let line = self.lines.remove(key);
+            self.advance_all(line, replies);
+        }
+    }
+
+    fn advance_all(&mut self, line: Option<VecDeque<ClientId>>, replies: &mut Vec<(ClientId, Reply)>) {
         for client in line.into_iter().flatten() {
             if self.advance(client) {
                 replies.push((client, Reply::Status(0)));
@@ -226,14 +348,23 @@ impl Table {
 
     /// An empty queue is no queue: `is_there` and the memory of the table rely on it.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
-        let queue = self.queues.get_mut(key)?;
-        let before = queue.len() as u64;
-        let value = queue.pop_front();
-        if queue.is_empty() {
+        let elements = self.queues.get_mut(key)?;
+        let before = elements.len() as u64;
+        self.memory -= queue(key, elements.capacity());
+        let value = elements.pop_front();
+        if is_sparse(elements.capacity(), elements.len()) {
+            elements.shrink_to(elements.len() * 2);
+        }
+        if elements.is_empty() {
             self.queues.remove(key);
+            if is_sparse(self.queues.capacity(), self.queues.len()) {
+                self.queues.shrink_to(self.queues.len() * 2);
+            }
+        } else {
+            self.memory += queue(key, elements.capacity());
         }
         let value = value?;
-        self.bytes -= key.len() + value.len();
+        self.memory -= element(&value);
         Some((before, value))
     }
 
@@ -290,6 +421,9 @@ impl Table {
         };
         if let Some(line) = self.lines.get_mut(&key) {
             line.retain(|other| *other != client);
+            if is_sparse(line.capacity(), line.len()) {
+                line.shrink_to(line.len() * 2);
+            }
             if line.is_empty() {
                 self.lines.remove(&key);
             }
@@ -325,4 +459,100 @@ fn leading_integer(value: &[u8]) -> Option<i64> {
     let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
     let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     std::str::from_utf8(&text[..sign + digits]).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    impl Table {
+        /// What `memory` should be, counted anew.
+        fn recount(&self) -> usize {
+            let values = self.values.iter().map(|(key, value)| entry(key, value.len()));
+            let queues = self.queues.iter().map(|(key, elements)| {
+                queue(key, elements.capacity()) + elements.iter().map(|value| element(value)).sum::<usize>()
+            });
+            values.chain(queues).sum()
+        }
+    }
+
+    fn request() -> impl Strategy<Value = Request> {
+        let key = || (0..6u8).prop_map(|name| vec![b'k'; name.into()]);
+        let value = || prop_oneof![vec(b'0'..=b'9', 0..5), vec(any::<u8>(), 0..300)];
+        let keys = || vec(key(), 0..4);
+        prop_oneof![
+            1 => (key(), value()).prop_map(|(key, value)| Request::Set { key, value }),
+            1 => (key(), value(), value())
+                .prop_map(|(key, expected, new)| Request::CompareSet { key, expected, new }),
+            1 => (key(), value()).prop_map(|(key, new)| Request::CompareSet { key, expected: Vec::new(), new }),
+            1 => key().prop_map(|key| Request::Get { key }),
+            1 => (key(), any::<i64>()).prop_map(|(key, delta)| Request::Add { key, delta }),
+            1 => keys().prop_map(|keys| Request::Wait { keys }),
+            1 => keys().prop_map(|keys| Request::MultiGet { keys }),
+            1 => key().prop_map(|key| Request::Delete { key }),
+            1 => (key(), value()).prop_map(|(key, value)| Request::Append { key, value }),
+            1 => vec((key(), value()), 0..4).prop_map(|entries| Request::MultiSet { entries }),
+            1 => Just(Request::CancelWait),
+            3 => (key(), value()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+            2 => key().prop_map(|key| Request::QueuePop { key }),
+            1 => Just(Request::ListKeys),
+            1 => (key(), 0..4i64).prop_map(|(key, world)| Request::Barrier { key, world }),
+        ]
+    }
+
+    proptest! {
+        /// The count of bytes is what a recount gives after any requests, grows by no more than was foretold, and stays
+        /// within the limit; replies are no longer than foretold.
+        #[test]
+        fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
+            let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
+            for (client, request) in requests {
+                let (before, growth) = (table.memory(), table.growth(&request));
+                let (_, size) = table.reply_size(&request);
+                let mut replies = Vec::new();
+                let outcome = table.apply(client, request.clone(), &mut replies);
+                prop_assert_eq!(table.memory(), table.recount(), "{:?}", request);
+                prop_assert!(table.memory() <= (before + growth).min(limit), "{:?}", request);
+                if outcome.is_err() {
+                    prop_assert_eq!(table.memory(), before, "{:?}", request);
+                }
+                for (_, reply) in replies.iter().filter(|(to, _)| *to == client) {
+                    let mut bytes = Vec::new();
+                    reply.encode(&mut bytes);
+                    prop_assert!(bytes.len() <= size.max(8), "{:?} for {:?}", reply, request);
+                }
+                if table.is_waiting(client) {
+                    prop_assert!(table.wait_memory(client) > 0);
+                }
+            }
+            (0..5).for_each(|client| table.leave(client, &mut Vec::new()));
+            prop_assert!(table.lines.is_empty() && table.waits.is_empty() && table.called.is_empty());
+        }
+    }
+
+    /// What many elements needed is not kept for the few that are left.
+    #[test]
+    fn what_is_emptied_gives_its_memory_back() {
+        let mut table = Table::default();
+        let mut replies = Vec::new();
+        let mut ask = |request| {
+            table.apply(1, request, &mut replies).unwrap();
+            (table.memory(), table.values.capacity(), table.queues.capacity())
+        };
+        let key = |number: u32| number.to_le_bytes().to_vec();
+        for number in 0..10_000 {
+            ask(Request::QueuePush { key: key(0), value: key(number) });
+            ask(Request::QueuePush { key: key(number + 1), value: Vec::new() });
+            ask(Request::Set { key: key(number), value: Vec::new() });
+        }
+        for number in 1..10_000 {
+            ask(Request::QueuePop { key: key(0) });
+            ask(Request::QueuePop { key: key(number) });
+            ask(Request::Delete { key: key(number) });
+        }
+        let (memory, values, queues) = ask(Request::NumKeys);
+        assert!(memory < 8 << 10 && values < 500 && queues < 500, "{memory}, {values}, {queues}");
+    }
 }

@@ -3,7 +3,10 @@
 //! A string or a value is a `u64` length and its bytes; a list is a `u64` count and its strings. Decoders take
 //! bytes in any fragmentation, do each byte's work once, and check every length before they keep anything of it.
 
-use super::request::{Limits, Part, Refusal, Reply, Request};
+use super::{
+    memory::PART,
+    request::{Limits, Part, Refusal, Reply, Request},
+};
 
 /// What a client sends first, after the type byte [`kind::VALIDATE`].
 pub(super) const MAGIC: u32 = 0x3C85_F7CE;
@@ -113,7 +116,7 @@ fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
     keys.iter().for_each(|key| string(out, key));
 }
 
-/// Bytes that have arrived and are not taken apart yet.
+/// Bytes that have come in and not gone out: at its front they are taken, at its end they are added.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -121,14 +124,20 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
+    /// Bytes that an empty buffer keeps for the next time: there may be very many that are empty.
+    const KEPT: usize = 1 << 10;
+
     pub(super) fn extend(&mut self, bytes: &[u8]) {
-        if self.start > 0 && self.start * 2 >= self.bytes.len() {
+        self.end().extend_from_slice(bytes);
+    }
+
+    /// Where bytes are added.
+    pub(super) fn end(&mut self) -> &mut Vec<u8> {
+        if self.start * 2 >= self.bytes.len() {
             self.bytes.drain(..self.start);
             self.start = 0;
-            // What a large value has needed is not kept for a connection that may never send one again.
-            self.bytes.shrink_to(64 << 10);
         }
-        self.bytes.extend_from_slice(bytes);
+        &mut self.bytes
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
@@ -139,21 +148,87 @@ impl Buffer {
         self.start == self.bytes.len()
     }
 
+    /// The memory that it takes, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// The memory that it takes for a moment, when so many bytes are added: none if there is room for them.
+    pub(super) fn growth(&self, bytes: usize) -> usize {
+        let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
+        if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
+    }
+
+    /// Takes `count` bytes, or all if they are fewer.
+    pub(super) fn skip(&mut self, count: usize) {
+        self.start = self.bytes.len().min(self.start + count);
+        if self.is_empty() {
+            self.bytes.clear();
+            self.bytes.shrink_to(Self::KEPT);
+            self.start = 0;
+        }
+    }
+
     /// Takes `N` bytes, once that many are there.
     pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let array = *self.as_slice().first_chunk()?;
-        self.start += N;
+        self.skip(N);
         Some(array)
     }
+}
 
-    /// Takes a string with its length, once it is whole. `check` sees the length as soon as it is there.
-    fn string<E>(&mut self, check: impl FnOnce(usize) -> Result<(), E>) -> Result<Option<Vec<u8>>, E> {
-        let Some(length) = self.as_slice().first_chunk() else { return Ok(None) };
-        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        check(length)?;
-        let Some(string) = self.as_slice()[8..].get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
-        self.start += 8 + length;
-        Ok(Some(string))
+/// Strings that arrive one after the other, each behind its length. Each goes straight to its place, which is as large
+/// as its length says, so that no string is held twice.
+#[derive(Debug, Default)]
+struct Strings {
+    whole: Vec<Vec<u8>>,
+    /// The one that has begun to arrive, and its length.
+    begun: Option<(Vec<u8>, usize)>,
+    /// Of all of them, that which has begun with its whole length.
+    bytes: usize,
+}
+
+impl Strings {
+    /// Goes on until there are `count` strings or the buffer is empty; says whether there are. `check` gets the strings
+    /// before, the bytes of all with this one, and its length, before anything is kept of it.
+    fn fill<E>(
+        &mut self,
+        buffer: &mut Buffer,
+        count: usize,
+        check: impl Fn(&[Vec<u8>], usize, usize) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        while self.whole.len() < count {
+            let (mut string, length) = match self.begun.take() {
+                Some(begun) => begun,
+                None => {
+                    let Some(length) = buffer.array().map(u64::from_le_bytes) else { return Ok(false) };
+                    let length = usize::try_from(length).unwrap_or(usize::MAX);
+                    let bytes = self.bytes.saturating_add(length);
+                    check(&self.whole, bytes, length)?;
+                    self.bytes = bytes;
+                    (Vec::with_capacity(length), length)
+                }
+            };
+            let there = buffer.as_slice();
+            let there = &there[..there.len().min(length - string.len())];
+            string.extend_from_slice(there);
+            buffer.skip(there.len());
+            if string.len() < length {
+                self.begun = Some((string, length));
+                return Ok(false);
+            }
+            self.whole.push(string);
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self) -> Vec<Vec<u8>> {
+        self.bytes = 0;
+        std::mem::take(&mut self.whole)
+    }
+
+    fn memory(&self) -> usize {
+        self.bytes + self.whole.capacity() * PART
     }
 }
 
@@ -180,8 +255,7 @@ struct Begun {
     shape: Shape,
     /// How many strings belong to it; unknown until its count has arrived.
     expected: Option<usize>,
-    strings: Vec<Vec<u8>>,
-    bytes: usize,
+    strings: Strings,
 }
 
 /// The parts of a request: keys and values, then a number.
@@ -221,7 +295,7 @@ impl RequestDecoder {
                 let Some([kind]) = self.buffer.array() else { return Ok(None) };
                 let shape = Shape::of(kind).ok_or(Malformed::Unknown(kind))?;
                 let expected = (!shape.list).then_some(shape.strings);
-                none.insert(Begun { kind, shape, expected, strings: Vec::new(), bytes: 0 })
+                none.insert(Begun { kind, shape, expected, strings: Strings::default() })
             }
         };
         let expected = match begun.expected {
@@ -233,20 +307,16 @@ impl RequestDecoder {
                 *begun.expected.insert(count * begun.shape.strings)
             }
         };
-        while begun.strings.len() < expected {
-            let at = begun.strings.len();
-            let key_at = at - at % begun.shape.strings;
-            let bytes = begun.bytes;
-            let string = self.buffer.string(|length| {
-                match begun.strings.get(key_at) {
-                    None => limits.part(Part::Key, &[], length, limits.key_bytes)?,
-                    Some(key) => limits.value(key, length)?,
-                }
-                limits.part(Part::Request, &[], bytes + length, limits.request_bytes)
-            })?;
-            let Some(string) = string else { return Ok(None) };
-            begun.bytes += string.len();
-            begun.strings.push(string);
+        let stride = begun.shape.strings;
+        let complete = begun.strings.fill(&mut self.buffer, expected, |before, bytes, length| {
+            match before.get(before.len() - before.len() % stride) {
+                None => limits.part(Part::Key, &[], length, limits.key_bytes)?,
+                Some(key) => limits.value(key, length)?,
+            }
+            limits.part(Part::Request, &[], bytes, limits.request_bytes)
+        })?;
+        if !complete {
+            return Ok(None);
         }
         let number = match begun.shape.number {
             0 => Some(0),
@@ -254,9 +324,14 @@ impl RequestDecoder {
             _ => self.buffer.array().map(i64::from_le_bytes),
         };
         let (Some(number), Some(whole)) = (number, self.begun.as_mut()) else { return Ok(None) };
-        let request = build(whole.kind, std::mem::take(&mut whole.strings), number);
+        let request = build(whole.kind, whole.strings.take(), number);
         self.begun = None;
         Ok(request)
+    }
+
+    /// The memory that it takes, in bytes.
+    pub(super) fn memory(&self) -> usize {
+        self.buffer.memory() + self.begun.as_ref().map_or(0, |begun| begun.strings.memory())
     }
 }
 
@@ -336,9 +411,9 @@ impl Expect {
 #[derive(Debug, Default)]
 pub(super) struct ReplyDecoder {
     pub(super) buffer: Buffer,
-    /// How many strings the reply that has begun to arrive consists of.
-    expected: Option<usize>,
-    strings: Vec<Vec<u8>>,
+    /// The number at the beginning of the reply that has begun to arrive.
+    number: Option<u64>,
+    strings: Strings,
 }
 
 impl ReplyDecoder {
@@ -351,56 +426,54 @@ impl ReplyDecoder {
             Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
             Expect::Status => self.buffer.array().map(|[status]| Reply::Status(status)),
             Expect::Nonce => self.buffer.array().map(|bytes| Reply::Nonce(u32::from_le_bytes(bytes))),
-            Expect::Bytes => self.list(Some(1), limits)?.map(|mut value| Reply::Bytes(value.remove(0))),
-            Expect::Values(count) => self.list(Some(count), limits)?.map(Reply::Values),
-            Expect::Keys => self.list(None, limits)?.map(Reply::Keys),
+            Expect::Bytes => self.strings(1, limits)?.map(|mut value| Reply::Bytes(value.remove(0))),
+            Expect::Values(count) => self.strings(count, limits)?.map(Reply::Values),
+            Expect::Keys => self.keys(limits)?.map(Reply::Keys),
             Expect::Popped => self.popped(limits)?,
         })
     }
 
-    fn list(&mut self, count: Option<usize>, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
-        let expected = match self.expected.or(count) {
-            Some(expected) => expected,
-            None => {
-                let Some(count) = self.buffer.array().map(u64::from_le_bytes) else { return Ok(None) };
-                usize::try_from(count).map_err(|_| format!("a list of {count} keys"))?
+    fn number(&mut self) -> Option<u64> {
+        self.number = self.number.or_else(|| self.buffer.array().map(u64::from_le_bytes));
+        self.number
+    }
+
+    fn strings(&mut self, count: usize, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let each = limits.value_bytes.max(limits.key_bytes);
+        let complete = self.strings.fill(&mut self.buffer, count, |_, bytes, length| match length {
+            _ if length > each => Err(format!("a string of {length} bytes (limit {each})")),
+            _ if bytes > limits.request_bytes => {
+                Err(format!("{bytes} bytes in one reply (limit {})", limits.request_bytes))
             }
-        };
-        self.expected = Some(expected);
-        while self.strings.len() < expected {
-            let string = self.buffer.string(|length| {
-                let limit = limits.value_bytes.max(limits.key_bytes);
-                if length <= limit {
-                    Ok(())
-                } else {
-                    Err(format!("a string of {length} bytes (limit {limit})"))
-                }
-            })?;
-            let Some(string) = string else { return Ok(None) };
-            self.strings.push(string);
+            _ => Ok(()),
+        })?;
+        if !complete {
+            return Ok(None);
         }
-        self.expected = None;
-        Ok(Some(std::mem::take(&mut self.strings)))
+        self.number = None;
+        Ok(Some(self.strings.take()))
+    }
+
+    fn keys(&mut self, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
+        let Some(count) = self.number() else { return Ok(None) };
+        let most = limits.request_bytes as u64;
+        if count > most {
+            return Err(format!("a list of {count} keys (limit {most})"));
+        }
+        self.strings(count as usize, limits)
     }
 
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
-        // The length before the pop decides whether a value follows; it stays in the buffer until that is whole.
-        let Some(length) = self.buffer.as_slice().first_chunk().map(|bytes| i64::from_le_bytes(*bytes))
-        else {
-            return Ok(None);
-        };
-        let before = u64::try_from(length).map_err(|_| format!("a queue of {length} elements"))?;
+        // The length before the pop decides whether a value follows.
+        let Some(before) = self.number() else { return Ok(None) };
+        if i64::try_from(before).is_err() {
+            return Err(format!("a queue of {} elements", before as i64));
+        }
         if before == 0 {
-            self.buffer.start += 8;
+            self.number = None;
             return Ok(Some(Reply::Popped(None)));
         }
-        self.buffer.start += 8;
-        match self.list(Some(1), limits)? {
-            Some(mut value) => Ok(Some(Reply::Popped(Some((before, value.remove(0)))))),
-            None => {
-                self.buffer.start -= 8;
-                Ok(None)
-            }
-        }
+        let value = self.strings(1, limits)?;
+        Ok(value.map(|mut value| Reply::Popped(Some((before, value.remove(0))))))
     }
 }

@@ -10,7 +10,7 @@ use super::socket;
 use crate::store::{
     Deadline,
     machine::{
-        Call, Client, Failure, Limits, Reply,
+        Call, Client, Failure, Limits, Reply, Secret,
         client::{Input, Output},
     },
 };
@@ -29,6 +29,8 @@ pub(super) struct Connection {
 pub(super) enum Broken {
     /// The other end is not there, or is there no more.
     Gone(io::Error),
+    /// The other end has hung up before it had greeted.
+    TurnedAway(io::Error),
     /// The call has failed; unless it has timed out, the connection is of no more use.
     Failed(Failure),
 }
@@ -39,6 +41,7 @@ impl Connection {
         address: SocketAddr,
         limits: Limits,
         patience: Duration,
+        secret: Option<&Secret>,
         deadline: Deadline,
     ) -> Result<Self, Broken> {
         let left = deadline.remaining().max(Duration::from_millis(1));
@@ -50,11 +53,17 @@ impl Connection {
         socket::tune(&stream)
             .and_then(|()| stream.set_write_timeout(Some(patience.max(Duration::from_millis(1)))))
             .map_err(Broken::Gone)?;
-        let machine = Client::new(limits, patience, std::process::id());
+        let mut machine = Client::new(limits, patience, std::process::id());
+        if let Some(secret) = secret {
+            machine = machine.with_secret(secret.clone(), socket::random().map_err(Broken::Gone)?);
+        }
         let mut connection = Self { stream, machine, opened: Instant::now(), received: vec![0; 16 << 10] };
         let due = connection.opened.elapsed() + deadline.remaining();
-        connection.drive(Input::Connected(due))?;
-        Ok(connection)
+        match connection.drive(Input::Connected(due)) {
+            Ok(_) => Ok(connection),
+            Err(Broken::Gone(source)) => Err(Broken::TurnedAway(source)),
+            Err(broken) => Err(broken),
+        }
     }
 
     /// The machine's time for a deadline.

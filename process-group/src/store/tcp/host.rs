@@ -8,7 +8,7 @@ use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -17,13 +17,14 @@ use rustix::{
     buffer::spare_capacity,
     event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
+    process::{Resource, getrlimit},
 };
 
 use super::socket;
 use crate::store::{
     Deadline, Result, StoreError,
     machine::{
-        ClientId, Server, ServerLimits,
+        ClientId, Rejection, Secret, Server, ServerLimits,
         server::{Input, Output},
     },
 };
@@ -33,20 +34,54 @@ use crate::store::{
 pub(super) struct Host {
     address: SocketAddr,
     stop: Arc<OwnedFd>,
-    connected: Arc<Connected>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How many clients are connected, for who waits for their going.
+/// What the host of a [`TcpStore`](super::TcpStore) holds, and whom it has turned away.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct HostReport {
+    /// Connections.
+    pub clients: usize,
+    /// The memory that is used, in bytes, of [`ServerLimits::memory`].
+    pub memory: usize,
+    /// The most that was ever used.
+    pub most_memory: usize,
+    /// How many connections the host has closed because of what came over them.
+    pub rejected: u64,
+    /// The last 16 of them, the oldest first.
+    pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
+}
+
+impl HostReport {
+    const KEPT: usize = 16;
+
+    fn reject(&mut self, peer: Option<SocketAddr>, why: Rejection) {
+        self.rejected += 1;
+        if self.rejections.len() == Self::KEPT {
+            self.rejections.pop_front();
+        }
+        self.rejections.push_back((peer, why));
+    }
+}
+
+/// What others see of the serving thread.
 #[derive(Debug, Default)]
-struct Connected {
-    clients: Mutex<usize>,
-    changed: Condvar,
+struct Shared {
+    report: Mutex<HostReport>,
+    left: Condvar,
+}
+
+impl Shared {
+    fn report(&self) -> MutexGuard<'_, HostReport> {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Host {
     /// Listens at `address` and serves.
-    pub(super) fn start(address: SocketAddr, limits: ServerLimits) -> Result<Self> {
+    pub(super) fn start(address: SocketAddr, limits: ServerLimits, secret: Option<Secret>) -> Result<Self> {
         let bind = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => StoreError::PortInUse { address: address.to_string() },
             _ => StoreError::Bind { address: address.to_string(), source: Arc::new(source) },
@@ -54,13 +89,13 @@ impl Host {
         let listener = socket::listen(address).map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| bind(error.into()))?);
-        let connected = Arc::new(Connected::default());
-        let serving = Serving::new(listener, &stop, limits, connected.clone()).map_err(bind)?;
+        let shared = Arc::new(Shared::default());
+        let serving = Serving::new(listener, &stop, (limits, secret), shared.clone()).map_err(bind)?;
         let thread = thread::Builder::new()
             .name(format!("store-{}", address.port()))
             .spawn(move || serving.run())
             .map_err(bind)?;
-        Ok(Self { address, stop, connected, thread: Some(thread) })
+        Ok(Self { address, stop, shared, thread: Some(thread) })
     }
 
     /// Where it listens, with the port that was chosen.
@@ -70,9 +105,13 @@ impl Host {
 
     /// Waits until nobody is connected; returns how many still are at the deadline.
     pub(super) fn drain(&self, deadline: Deadline) -> usize {
-        let clients = self.connected.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = self.connected.changed.wait_timeout_while(clients, deadline.remaining(), |n| *n > 0);
-        *left.unwrap_or_else(PoisonError::into_inner).0
+        let report = self.shared.report();
+        let left = self.shared.left.wait_timeout_while(report, deadline.remaining(), |now| now.clients > 0);
+        left.unwrap_or_else(PoisonError::into_inner).0.clients
+    }
+
+    pub(super) fn report(&self) -> HostReport {
+        self.shared.report().clone()
     }
 }
 
@@ -92,49 +131,62 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CLIENTS: ClientId = 2;
 
-/// Unsent bytes of a client above which nothing more is read from it.
-const BACKLOG: usize = 1 << 20;
-
-/// How long nobody is accepted after the process has run out of descriptors or memory.
+/// How long nobody is accepted after the system has refused that.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Descriptors of the process that clients do not get.
+const RESERVED: u64 = 64;
 
 struct Serving {
     server: Server,
     started: Instant,
     epoll: OwnedFd,
     listener: TcpListener,
+    /// Given up for a moment where there is no other descriptor, to turn a client away.
+    spare: Option<OwnedFd>,
     paused_until: Option<Instant>,
     clients: HashMap<ClientId, Client>,
     next: ClientId,
-    connected: Arc<Connected>,
+    shared: Arc<Shared>,
     received: Vec<u8>,
 }
 
 struct Client {
     stream: TcpStream,
-    unsent: Vec<u8>,
     interest: epoll::EventFlags,
+}
+
+/// A descriptor that is of no use but to be there.
+fn spare() -> Option<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
 impl Serving {
     fn new(
         listener: TcpListener,
         stop: &OwnedFd,
-        limits: ServerLimits,
-        connected: Arc<Connected>,
+        (limits, secret): (ServerLimits, Option<Secret>),
+        shared: Arc<Shared>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from(descriptors.saturating_sub(RESERVED).max(1)).unwrap_or(usize::MAX);
+        let limits = ServerLimits { clients: limits.clients.min(most), ..limits };
         Ok(Self {
-            server: Server::new(limits),
+            server: match secret {
+                Some(secret) => Server::with_secret(limits, secret, socket::random()?),
+                None => Server::new(limits),
+            },
             started: Instant::now(),
             epoll,
             listener,
+            spare: spare(),
             paused_until: None,
             clients: HashMap::new(),
             next: CLIENTS,
-            connected,
+            shared,
             received: vec![0; 64 << 10],
         })
     }
@@ -173,11 +225,14 @@ impl Serving {
     }
 
     fn count(&self) {
-        let mut clients = self.connected.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if *clients != self.clients.len() {
-            *clients = self.clients.len();
-            self.connected.changed.notify_all();
+        let mut report = self.shared.report();
+        let clients = self.clients.len();
+        if clients < report.clients {
+            self.shared.left.notify_all();
         }
+        report.clients = clients;
+        report.memory = self.server.memory();
+        report.most_memory = self.server.most_memory();
     }
 
     fn listen(&self, interest: epoll::EventFlags) {
@@ -193,6 +248,14 @@ impl Serving {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ if socket::is_local(&error) && self.spare.take().is_some() => {
+                        if let Ok((_, peer)) = self.listener.accept() {
+                            let clients = self.clients.len();
+                            self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
+                        }
+                        self.spare = spare();
+                        continue;
+                    }
                     _ => {
                         self.paused_until = Some(Instant::now() + PAUSE);
                         self.listen(epoll::EventFlags::empty());
@@ -207,7 +270,7 @@ impl Serving {
                 Ok(epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest)?)
             });
             if watched.is_ok() {
-                self.clients.insert(id, Client { stream, unsent: Vec::new(), interest });
+                self.clients.insert(id, Client { stream, interest });
                 self.step(Input::Accepted(id));
             }
         }
@@ -216,7 +279,7 @@ impl Serving {
     /// One read for each time that a client is ready: none can keep the others waiting.
     fn ready(&mut self, id: ClientId, flags: epoll::EventFlags) {
         if flags.contains(epoll::EventFlags::OUT) {
-            self.flush(id);
+            self.carry_out(VecDeque::from([Output::Send(id)]));
         }
         if !flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
             return;
@@ -239,55 +302,62 @@ impl Serving {
     }
 
     fn step(&mut self, input: Input<'_>) {
-        let mut outputs = VecDeque::from(self.server.step(input, self.started.elapsed()));
+        let outputs = self.server.step(input, self.started.elapsed());
+        self.carry_out(outputs.into());
+    }
+
+    fn carry_out(&mut self, mut outputs: VecDeque<Output>) {
         while let Some(output) = outputs.pop_front() {
             match output {
-                Output::Send(id, bytes) => {
-                    let Some(client) = self.clients.get_mut(&id) else { continue };
-                    client.unsent.extend_from_slice(&bytes);
-                    if !self.flush_to(id) {
-                        self.clients.remove(&id);
-                        outputs.extend(self.server.step(Input::Gone(id), self.started.elapsed()));
-                    }
+                Output::Send(id) => {
+                    let Some(sent) = self.send(id) else { continue };
+                    let next = self.server.step(sent, self.started.elapsed());
+                    // What the client itself is answered now waits for its turn: others are ready too.
+                    outputs.extend(next.into_iter().filter(|next| *next != Output::Send(id)));
+                    self.watch(id);
                 }
-                Output::Close(id, _) => drop(self.clients.remove(&id)),
+                Output::Close(id, why) => {
+                    let peer = self.clients.remove(&id).and_then(|mut client| {
+                        // What does not go now never does.
+                        let _ = client.stream.write(why.last_words());
+                        client.stream.peer_addr().ok()
+                    });
+                    self.shared.report().reject(peer, why);
+                }
             }
         }
     }
 
-    fn flush(&mut self, id: ClientId) {
-        if !self.flush_to(id) {
-            self.gone(id);
-        }
-    }
-
-    /// Sends what a client takes now; `false` when its connection is broken.
-    fn flush_to(&mut self, id: ClientId) -> bool {
-        let Some(client) = self.clients.get_mut(&id) else { return true };
+    /// Sends what a client takes now; what the machine has to know of that.
+    fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
+        let mut stream = &self.clients.get(&id)?.stream;
+        let unsent = self.server.unsent(id);
         let mut sent = 0;
-        while sent < client.unsent.len() {
-            match client.stream.write(&client.unsent[sent..]) {
-                Ok(0) => return false,
-                Ok(length) => sent += length,
+        while sent < unsent.len() {
+            match stream.write(&unsent[sent..]) {
+                Ok(length @ 1..) => sent += length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return false,
+                Ok(0) | Err(_) => {
+                    self.clients.remove(&id);
+                    return Some(Input::Gone(id));
+                }
             }
         }
-        client.unsent.drain(..sent);
-        if client.unsent.is_empty() {
-            client.unsent.shrink_to(BACKLOG);
-        }
-        let interest = match client.unsent.len() {
-            0 => epoll::EventFlags::IN,
-            unsent if unsent <= BACKLOG => epoll::EventFlags::IN | epoll::EventFlags::OUT,
-            _ => epoll::EventFlags::OUT,
-        };
+        Some(Input::Sent(id, sent))
+    }
+
+    /// Wakes for what can be done about a client: nothing more is read from one that does not take its replies.
+    fn watch(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let mut interest = epoll::EventFlags::empty();
+        interest.set(epoll::EventFlags::IN, self.server.wants(id));
+        interest.set(epoll::EventFlags::OUT, !self.server.unsent(id).is_empty());
         if interest != client.interest {
             client.interest = interest;
             let data = epoll::EventData::new_u64(id);
-            return epoll::modify(&self.epoll, &client.stream, data, interest).is_ok();
+            // Fails only for a descriptor that is not there, or where there is no memory; this one is ours.
+            let _ = epoll::modify(&self.epoll, &client.stream, data, interest);
         }
-        true
     }
 }

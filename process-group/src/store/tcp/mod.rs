@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+pub use self::host::HostReport;
 use self::{
     connection::{Broken, Connection},
     host::Host,
@@ -24,7 +25,7 @@ use self::{
 use super::{
     Deadline, Result, StoreError,
     error::text,
-    machine::{Call, Failure, GRACE, Reply, Request, ServerLimits},
+    machine::{Call, Failure, GRACE, Reply, Request, Secret, ServerLimits},
     service::{Keys, Service},
 };
 
@@ -41,8 +42,8 @@ const KEPT: usize = 8;
 /// hosting process is dropped, the store has died for everybody.
 ///
 /// It speaks PyTorch's protocol: ranks in Python may connect to it, or host it (`torch.distributed.TCPStore`
-/// with either of its servers; queues need the libuv one). There is no authentication: keep it on networks whose
-/// users you trust. It listens on the loopback interface unless [`TcpOptions::listen`] says otherwise.
+/// with either of its servers; queues need the libuv one). There is no authentication unless there is a
+/// [secret](TcpOptions::secret): keep it on networks whose users you trust. It listens on the loopback interface unless [`TcpOptions::listen`] says otherwise.
 ///
 /// What the protocol leaves open: a key that is deleted between the end of a wait and the read that follows it is
 /// read as empty; [`num_keys`](super::Store::num_keys) also counts the workers' key. An operation on a host that
@@ -83,6 +84,7 @@ pub struct TcpOptions {
     limits: ServerLimits,
     patience: Duration,
     workers: Option<i64>,
+    secret: Option<Secret>,
 }
 
 impl Default for TcpOptions {
@@ -92,6 +94,7 @@ impl Default for TcpOptions {
             limits: ServerLimits::default(),
             patience: Duration::from_secs(30),
             workers: None,
+            secret: None,
         }
     }
 }
@@ -123,13 +126,20 @@ impl TcpOptions {
         Self { workers: Some(workers), ..self }
     }
 
+    /// A secret that hosts and clients prove to each other before anything else. PyTorch's stores know none: with a
+    /// secret, they cannot be connected to, and their clients are turned away. What is sent is not encrypted.
+    #[must_use]
+    pub fn secret(self, secret: Secret) -> Self {
+        Self { secret: Some(secret), ..self }
+    }
+
     /// Hosts a store at `port`; 0 takes any that is free, and [`TcpStore::address`] says which. The deadline
     /// bounds the wait for the [`workers`](Self::workers).
     ///
     /// # Errors
     /// [`StoreError::PortInUse`], [`StoreError::Bind`], [`StoreError::Workers`].
     pub fn host(self, port: u16, deadline: Deadline) -> Result<TcpStore> {
-        let host = Host::start(SocketAddr::new(self.listen, port), self.limits)?;
+        let host = Host::start(SocketAddr::new(self.listen, port), self.limits, self.secret.clone())?;
         let mut socket = host.address();
         if socket.ip().is_unspecified() {
             socket.set_ip(match socket {
@@ -150,7 +160,8 @@ impl TcpOptions {
     /// Connects to the store at `address` (`host:port`), trying until the deadline while nobody listens there.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`], [`StoreError::NotAStore`], [`StoreError::Address`].
+    /// [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`], [`StoreError::Distrusted`],
+    /// [`StoreError::Address`].
     pub fn connect(self, address: &str, deadline: Deadline) -> Result<TcpStore> {
         let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
         let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
@@ -194,6 +205,11 @@ impl TcpStore {
         self.inner.host.is_some()
     }
 
+    /// What the host holds and whom it has turned away; `None` on a client.
+    pub fn report(&self) -> Option<HostReport> {
+        self.inner.host.as_ref().map(Host::report)
+    }
+
     /// Waits until all clients have disconnected, so that the host may leave without any of them seeing it die
     /// in the middle of a call. Returns how many are still connected at the deadline; 0 at once on a client.
     pub fn drain(&self, deadline: Deadline) -> usize {
@@ -212,11 +228,15 @@ impl Inner {
             attempts += 1;
             match self.open(deadline) {
                 Ok(connection) => break connection,
-                Err(Broken::Gone(error)) => last = Some(error),
+                Err(Broken::Gone(error)) => last = Some((error, false)),
+                Err(Broken::TurnedAway(error)) => last = Some((error, true)),
                 // The deadline has passed in the middle of a further attempt: the ones before tell more.
                 Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
                 Err(Broken::Failed(Failure::Protocol(found))) => {
                     return Err(StoreError::NotAStore { address: self.address, found });
+                }
+                Err(Broken::Failed(Failure::Distrust(source))) => {
+                    return Err(StoreError::Distrusted { address: self.address, source });
                 }
                 Err(Broken::Failed(_)) => {
                     let waited = deadline.waited();
@@ -225,9 +245,13 @@ impl Inner {
                 }
             }
             if deadline.remaining() <= pause {
-                let source = Arc::new(last.unwrap_or_else(|| io::ErrorKind::TimedOut.into()));
-                let waited = deadline.waited();
-                return Err(StoreError::Unreachable { address: self.address, attempts, waited, source });
+                let (address, waited) = (self.address, deadline.waited());
+                let (source, turned_away) = last.unwrap_or_else(|| (io::ErrorKind::TimedOut.into(), false));
+                let source = Arc::new(source);
+                return Err(match turned_away {
+                    true => StoreError::TurnedAway { address, attempts, waited, source },
+                    false => StoreError::Unreachable { address, attempts, waited, source },
+                });
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(250));
@@ -268,7 +292,8 @@ impl Inner {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
         for socket in &self.sockets {
-            match Connection::open(*socket, sizes, self.options.patience, deadline) {
+            let secret = self.options.secret.as_ref();
+            match Connection::open(*socket, sizes, self.options.patience, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(broken) => last = broken,
             }
@@ -324,20 +349,22 @@ impl Inner {
             Broken::Failed(Failure::Protocol(detail)) => {
                 return StoreError::Protocol { address, operation, detail };
             }
+            Broken::Failed(Failure::Distrust(source)) => return StoreError::Distrusted { address, source },
             Broken::Failed(_) => {
                 return StoreError::Unresponsive { address, operation, waited: deadline.waited() };
             }
             Broken::Gone(source) if socket::is_local(&source) => {
                 return StoreError::Local { address, operation, source: Arc::new(source) };
             }
-            Broken::Gone(source) => source,
+            Broken::Gone(source) | Broken::TurnedAway(source) => source,
         };
         // What is kept has broken with the rest. One question shows whether the host is gone or has hung up on us.
         self.kept().clear();
         match self.open(Deadline::after(self.options.patience.min(Duration::from_secs(2)))) {
             Ok(connection) => {
                 self.keep(connection);
-                let limits = "it closes a connection that exceeds its limits, or adds to what is no number";
+                let limits = "it closes a connection that exceeds its limits (sizes, or the memory that it may use), or \
+                              adds to what is no number; its report says which";
                 StoreError::Refused { address, operation, limits }
             }
             Err(_) => StoreError::HostDied { address, operation, source: Arc::new(source) },

@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::{io::Errno, net::sockopt};
+use rustix::{
+    io::Errno,
+    net::sockopt,
+    rand::{GetRandomFlags, getrandom},
+};
 
 /// Connections that may wait to be accepted: all ranks of a job come at once.
 const PENDING: i32 = 4096;
@@ -35,4 +39,14 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
 pub(super) fn is_local(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     Errno::from_io_error(error).is_some_and(|errno| lacking.contains(&errno))
+}
+
+/// Bytes that nobody can foretell.
+pub(super) fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    // So few come whole, once the system has any.
+    match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
+        32 => Ok(bytes),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }

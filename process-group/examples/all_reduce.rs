@@ -1,0 +1,56 @@
+//! One rank of a job: all ranks add up their numbers on their devices.
+//!
+//! Started by any launcher that says who is who and where the store is:
+//!
+//! ```text
+//! cargo build -p lockstep-process-group --example all_reduce
+//! cargo xtask launch -n 4 -- target/debug/examples/all_reduce
+//! torchrun --no-python --nproc-per-node 4 target/debug/examples/all_reduce
+//! mpirun -n 4 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500 target/debug/examples/all_reduce
+//! ```
+//!
+//! Without GPUs, it runs on the embedded device: gpu-sim's README says how, and `GPU_SIM_DEVICES` must be as large as the
+//! number of ranks.
+
+use std::{error::Error, process::ExitCode, time::Duration};
+
+use cuda_driver::{Stream, StreamFlags, memory::DeviceMemory};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType, ReduceOp},
+    group::Buffer,
+    store::Deadline,
+};
+
+const ELEMENTS: usize = 1 << 20;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let world = ProcessGroup::builder().timeout(Duration::from_secs(60)).build()?;
+    let (rank, ranks) = (world.rank(), world.size());
+    let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
+    let memory = DeviceMemory::new(world.context(), ELEMENTS * size_of::<f32>())?;
+    memory.copy_from_host(0, &vec![rank as f32; ELEMENTS])?;
+    let buffer = Buffer::new(memory.ptr(), ELEMENTS, DataType::F32);
+    // SAFETY: the memory holds the elements, nobody else uses it, and it outlives the work.
+    let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream)? };
+    work.wait_timeout(world.timeout())?;
+    let mut sums = vec![0f32; ELEMENTS];
+    memory.copy_to_host(0, &mut sums)?;
+    let expected = (0..ranks).sum::<usize>() as f32;
+    if sums.iter().any(|sum| *sum != expected) {
+        return Err(format!("rank {rank}: the sum of 0 to {} is not {expected}", ranks - 1).into());
+    }
+    println!("rank {rank} of {ranks}: the sum is {expected}");
+    world.destroy(Deadline::after(Duration::from_secs(60)))?;
+    Ok(())
+}

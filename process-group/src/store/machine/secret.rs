@@ -1,0 +1,129 @@
+//! A secret that clients and server share, and how each proves to the other that it knows it.
+//!
+//! Both choose 32 bytes that never come again; each then sends a code (HMAC-SHA-256) of both, made with the secret, and
+//! with a word of its own so that neither can send the other's back. The client proves first: who only connects gets
+//! nothing that a secret could be guessed from. What follows is neither encrypted nor protected against who changes it
+//! on its way.
+
+use std::fmt;
+
+use hmac::{Hmac, Mac};
+use sha2::{Digest, Sha256};
+
+use super::super::{Result, StoreError};
+
+/// What a client sends instead of [`MAGIC`](super::wire::MAGIC) when it has a secret, and what a server answers to a
+/// greeting without one, in the place of the nonce: no process has this number.
+pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
+
+/// What either chooses, and what it proves with.
+pub(super) type Block = [u8; 32];
+
+/// A secret that all processes of a job know and nobody else.
+///
+/// ```
+/// use process_group::store::{Deadline, Secret, Store, TcpStore};
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), process_group::store::StoreError> {
+/// let deadline = Deadline::after(Duration::from_secs(30));
+/// let options = TcpStore::options().secret(Secret::new("c0ffee15a9e8b7d6")?);
+/// let host = options.clone().host(0, deadline)?;
+/// options.connect(&host.address(), deadline)?.set("key", b"value")?;
+/// assert!(TcpStore::connect(&host.address(), deadline).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Block);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+impl Secret {
+    /// The environment variable that [`ProcessGroup::builder`](crate::ProcessGroup::builder) and the example
+    /// `tcp_store` read a secret from.
+    pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
+
+    /// Bytes that a secret has at least: shorter ones can be guessed by who has seen a greeting.
+    pub const LEAST: usize = 16;
+
+    /// A secret of at least [`LEAST`](Self::LEAST) bytes, random ones at best (`openssl rand -hex 16`).
+    ///
+    /// # Errors
+    /// [`StoreError::Argument`]: it is shorter.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
+        let bytes = bytes.as_ref();
+        if bytes.len() < Self::LEAST {
+            return Err(StoreError::Argument(format!(
+                "a store's secret of {} bytes; it needs {} at least (`openssl rand -hex 16` makes one)",
+                bytes.len(),
+                Self::LEAST
+            )));
+        }
+        Ok(Self(Sha256::digest(bytes).into()))
+    }
+
+    fn code(&self, who: &[u8], client: &Block, server: &Block) -> Hmac<Sha256> {
+        let mut code = keyed(&self.0);
+        [b"lockstep store 1: ", who, client, server].into_iter().for_each(|part| code.update(part));
+        code
+    }
+
+    /// The client's proof.
+    pub(super) fn client_proof(&self, client: &Block, server: &Block) -> Block {
+        self.code(b"client", client, server).finalize().into_bytes().into()
+    }
+
+    /// The server's proof.
+    pub(super) fn server_proof(&self, client: &Block, server: &Block) -> Block {
+        self.code(b"server", client, server).finalize().into_bytes().into()
+    }
+
+    /// Whether this is the client's proof; takes as long for any other.
+    pub(super) fn is_client_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
+        self.code(b"client", client, server).verify_slice(proof).is_ok()
+    }
+
+    /// Whether this is the server's proof; takes as long for any other.
+    pub(super) fn is_server_proof(&self, proof: &Block, client: &Block, server: &Block) -> bool {
+        self.code(b"server", client, server).verify_slice(proof).is_ok()
+    }
+}
+
+fn keyed(key: &Block) -> Hmac<Sha256> {
+    let mut block = [0; 64];
+    block[..key.len()].copy_from_slice(key);
+    Hmac::new(&block.into())
+}
+
+/// A block for the connection of this number, that nobody can foretell who does not know `seed`.
+pub(super) fn block(seed: &Block, number: u64) -> Block {
+    let mut code = keyed(seed);
+    code.update(&number.to_le_bytes());
+    code.finalize().into_bytes().into()
+}
+
+/// Why a client and a server did not come to trust each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Distrust {
+    /// The host wants a secret and this client has none.
+    #[error("it wants a secret and this process has none")]
+    Wanted,
+    /// This client has a secret and the host has none.
+    #[error("this process has a secret and the host has none")]
+    NotKept,
+    /// The host has another secret: it has refused this client's proof.
+    #[error("it has refused this process's proof: the secrets differ")]
+    Refused,
+    /// The host has no proof that it knows the secret.
+    #[error("it has not proved that it knows the secret")]
+    Unproven,
+    /// The host does not answer a greeting with a secret, as PyTorch's do not.
+    #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
+    Unanswered,
+}
