@@ -4,6 +4,7 @@
 //! - [`doctor`]: what this host has, and what each crate can do with it
 //! - [`replay`]: recorded programs against the caching allocator
 //! - [`trace`]: recorded allocation traces
+//! - [`launch`]: the ranks of a job on this host, without Python
 //! - [`fr`]: what the flight recorders of all ranks say together
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
@@ -31,6 +32,10 @@ mod doctor_end_to_end;
 mod fr;
 mod headers;
 mod interleave;
+mod launch;
+#[cfg(test)]
+#[path = "../tests/launch.rs"]
+mod launch_end_to_end;
 mod mutants;
 mod pickle;
 mod replay;
@@ -80,6 +85,8 @@ enum Task {
     Sanitize(run_tests::Options),
     /// Write a folder that runs the demo, the tests and the benchmarks on a GPU host without Rust
     GpuBundle(bundle::Options),
+    /// Start the ranks of a job on this host, as torchrun does
+    Launch(launch::Options),
     /// Read the flight recorders' dumps of all ranks, ours and PyTorch's
     Fr(fr::Options),
     /// Regenerate the tables of cuda-driver-sys and nccl-sys from the pinned headers
@@ -103,6 +110,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Demo(options) => return demo::run(&options),
         Task::DemoRank(options) => return demo::run_rank(&options),
+        Task::Launch(options) => return launch::run(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Replay(options) => replay::run(&options),
         Task::Bench(options) => bench::run(&options),

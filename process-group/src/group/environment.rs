@@ -113,7 +113,7 @@ impl Environment {
             })
         }
         let other = OTHERS.iter().find(|names| variable(names.rank).is_some());
-        let place = |name: fn(&Names) -> Option<&'static str>, instead| {
+        let place = |name: fn(&Names) -> Option<&'static str>, instead| -> Result<Option<usize>> {
             for name in [Some(&TORCHRUN), other].into_iter().flatten().filter_map(name) {
                 let found = number(&variable, name, instead)?;
                 if found.is_some() {

@@ -317,12 +317,12 @@ impl Serving {
                     self.watch(id);
                 }
                 Output::Close(id, why) => {
-                    let peer = self.clients.remove(&id).and_then(|mut client| {
-                        // What does not go now never does.
-                        let _ = client.stream.write(why.last_words());
-                        client.stream.peer_addr().ok()
-                    });
-                    self.shared.report().reject(peer, why);
+                    let Some(client) = self.clients.remove(&id) else { continue };
+                    let words = why.last_words();
+                    // First the report: who hears the last words may ask for it.
+                    self.shared.report().reject(client.stream.peer_addr().ok(), why);
+                    // What does not go now never does.
+                    let _ = (&client.stream).write(words);
                 }
             }
         }
