@@ -61,10 +61,11 @@ fn over_each_driver(name: &str, test: fn(Arc<CudaContext>)) {
     }
 }
 
-/// The embedded device, where cargo leaves it beside this program.
+/// The embedded device: named, or where cargo leaves it beside this program.
 fn embedded_library() -> Option<PathBuf> {
-    let library = env::current_exe().ok()?.parent()?.parent()?.join("examples/libshared_library.so");
-    library.canonicalize().ok()
+    let beside = || Some(env::current_exe().ok()?.parent()?.parent()?.join("examples/libshared_library.so"));
+    let named = env::var_os("EMBEDDED_LIBRARY").map(PathBuf::from);
+    named.or_else(beside)?.canonicalize().ok()
 }
 
 fn run(name: &str, libraries: Option<&Path>) {

@@ -85,7 +85,7 @@ pub(crate) fn run_with(options: &Options, set: impl FnOnce(&Path, &mut Command))
     command.args(["--features", &shell::adapters(options.package.as_deref())]);
     if options.package.as_deref().is_none_or(|name| name == "caching-alloc") {
         // Which the adapters' tests run on.
-        shell::embedded_library(&root)?;
+        command.env("EMBEDDED_LIBRARY", shell::embedded_library(&root)?);
     }
     set(&root, &mut command);
     run_and_count(command, options.filter.as_deref())

@@ -16,8 +16,9 @@ const SETTINGS: &str = "handle_segv=0";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     run_tests::run_with(options, |root, test| {
-        test.args(["--target", TARGET])
-            .env("RUSTC_BOOTSTRAP", "1")
+        test.env("RUSTC_BOOTSTRAP", "1")
+            // Not an argument: tests that build a program build it the same way.
+            .env("CARGO_BUILD_TARGET", TARGET)
             .env("RUSTFLAGS", "-Zsanitizer=address")
             .env("RUSTDOCFLAGS", "-Zsanitizer=address")
             .env("ASAN_OPTIONS", SETTINGS)
