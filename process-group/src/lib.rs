@@ -8,6 +8,7 @@
 //! | [`store`] | the small shared table through which ranks find each other |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
+//! | [`peers`] | which processes of this host are still there |
 //! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
 //! | `profile` | what profilers are told (features `nvtx`, `tracing`) |
@@ -21,6 +22,7 @@
 pub mod comm;
 pub mod group;
 mod hash;
+pub mod peers;
 mod profile;
 pub mod record;
 #[cfg(feature = "registration")]

@@ -14,6 +14,7 @@ mod element;
 mod faults;
 mod group;
 mod libraries;
+mod lost;
 pub(crate) mod operations;
 mod processes;
 #[cfg(feature = "tracing")]

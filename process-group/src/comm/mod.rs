@@ -40,6 +40,7 @@ mod unique_id;
 mod window;
 
 pub use abort::AbortHandle;
+pub(crate) use abort::PATIENCE;
 pub use check::ArgumentError;
 pub use communicator::Communicator;
 pub(crate) use communicator::settings;

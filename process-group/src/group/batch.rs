@@ -46,6 +46,12 @@ impl<'a> Batch<'a> {
 
     /// Launches what was queued, as `operation`.
     pub(super) fn launch(self, operation: &'static str) -> Result<Work> {
+        let vigil = &self.group.counter.vigil;
+        vigil.check()?;
+        vigil.explain(self.launch_all(operation))
+    }
+
+    fn launch_all(self, operation: &'static str) -> Result<Work> {
         let Self { group, stream, tasks, site } = self;
         let tasks = tasks.into_inner();
         to_oneself(group, &tasks)?;

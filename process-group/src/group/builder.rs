@@ -13,10 +13,12 @@ use cuda_driver::{Context, Driver};
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, member,
     process_group::{Counter, SharedStore, explain},
+    vigil::Vigil,
     work::{EventPool, Outstanding},
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl, UniqueId},
+    peers::Peers,
     record::{self, Desk, DumpError, GroupEntry, Progress, Recorder, Track},
     store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
 };
@@ -44,6 +46,7 @@ pub struct Builder {
     nccl: Option<Nccl>,
     config: Config,
     timeout: Duration,
+    heartbeat: Duration,
     dump_folder: Option<PathBuf>,
     timing: bool,
 }
@@ -70,6 +73,7 @@ impl Builder {
             nccl: None,
             config: Config::new(),
             timeout: Duration::from_secs(600),
+            heartbeat: Duration::from_secs(1),
             dump_folder: None,
             timing: false,
         }
@@ -122,6 +126,13 @@ impl Builder {
         Self { timeout, ..self }
     }
 
+    /// How often this process says that it is running (default 1 s). The ranks of its host know of its death within
+    /// milliseconds, and take it for [silent](crate::peers::Loss::Silent) when it has not run for up to twice that;
+    /// either ends the group on every rank that notices, with [`GroupError::Lost`]. All ranks should be told the same.
+    pub fn heartbeat(self, heartbeat: Duration) -> Self {
+        Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
+    }
+
     /// Where the flight recorder writes its dump when work is not done by a deadline or NCCL reports an error, on this
     /// rank or another, and when the group is aborted (default `PROCESS_GROUP_DUMP_FOLDER`; without either, nowhere).
     /// It is made if it is not there. All ranks of a host may share it; see
@@ -145,6 +156,7 @@ impl Builder {
     /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`], the same on
     ///   every rank that came;
     /// - [`GroupError::Store`]: no store there, its port in use, another process under this rank;
+    /// - [`GroupError::Peers`]: the processes of this host cannot watch each other;
     /// - [`GroupError::Dump`]: the folder for dumps cannot be made;
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
@@ -196,6 +208,7 @@ impl Builder {
             .map_err(|source| GroupError::Disagreement { group: name.to_string(), source })?
             .into();
 
+        let peers = Arc::new(Peers::meet(&store, rank, &members, self.heartbeat, deadline)?);
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let start = Start { store: &store, name: &name, nccl: &nccl, leader: 0 };
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
@@ -204,7 +217,7 @@ impl Builder {
         let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
         let timing = self.timing || environment.timing;
         let timeout = self.timeout;
-        let seat = Seat { name, rank, members, numbers, store, timeout, timing, recorder, desk };
+        let seat = Seat { name, rank, members, numbers, store, timeout, timing, recorder, desk, peers };
         let group = seat.init(id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
@@ -273,6 +286,7 @@ pub(super) struct Seat {
     pub(super) timing: bool,
     pub(super) recorder: Arc<Recorder>,
     pub(super) desk: Arc<Desk>,
+    pub(super) peers: Arc<Peers>,
 }
 
 impl Seat {
@@ -299,13 +313,15 @@ impl Seat {
 
     /// The group, with a communicator that is made.
     pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, members, numbers, store, timeout, timing, recorder, desk } = self;
+        let Self { name, rank, members, numbers, store, timeout, timing, recorder, desk, peers } = self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let ranks = members.iter().map(|member| member.rank).collect();
+        let ranks: Vec<_> = members.iter().map(|member| member.rank).collect();
+        let vigil =
+            Vigil::begin(&name, ranks.clone(), &store, communicator.abort_handle(), &recorder, &peers);
         let entry = GroupEntry { id: id.to_string(), name: name.clone(), ranks, timeout, look };
-        let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), context.device());
+        let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), vigil, context.device());
         let events = EventPool::new(context, timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
@@ -323,6 +339,7 @@ impl Seat {
             events,
             outstanding,
             desk,
+            peers,
         }
     }
 }

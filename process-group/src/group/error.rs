@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Disagreement, SplitError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
+    peers::{Loss, PeerError},
     record::{DumpError, Progress},
     store::StoreError,
 };
@@ -173,6 +174,22 @@ pub enum GroupError {
         /// How far each member is.
         progress: Progress,
     },
+
+    /// A member is gone, or stopped: the group is over on every member that noticed, and what it had not finished may be
+    /// unfinished or wrong. The others can make a new group.
+    #[error("{group}: rank {rank} {loss}; the group was aborted")]
+    Lost {
+        /// The group's name.
+        group: String,
+        /// The rank of the job.
+        rank: usize,
+        /// What is wrong with it.
+        loss: Loss,
+    },
+
+    /// The processes of this host cannot watch each other.
+    #[error(transparent)]
+    Peers(#[from] PeerError),
 
     /// The flight recorder's folder.
     #[error(transparent)]

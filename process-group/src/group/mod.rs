@@ -11,6 +11,7 @@
 //! | `plan`, `split` | groups of some of the ranks |
 //! | `buffer`, `collective`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
+//! | `vigil` | what becomes of a group when a rank is lost |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
@@ -26,6 +27,7 @@ mod member;
 mod plan;
 mod process_group;
 mod split;
+mod vigil;
 mod work;
 
 pub use batch::Batch;

@@ -13,10 +13,12 @@ use cuda_driver::{Context, Device};
 
 use super::{
     Builder, GroupError, Member, Result, Work, member,
+    vigil::Vigil,
     work::{EventPool, Outstanding},
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    peers::Peers,
     profile,
     record::{Desk, Dump, Look as _, Progress, Track},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
@@ -73,6 +75,7 @@ pub struct ProcessGroup {
     pub(super) events: Arc<EventPool>,
     pub(super) outstanding: Arc<Outstanding>,
     pub(super) desk: Arc<Desk>,
+    pub(super) peers: Arc<Peers>,
 }
 
 impl ProcessGroup {
@@ -176,11 +179,13 @@ impl ProcessGroup {
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
     ///
     /// # Errors
-    /// [`GroupError::Absent`] with who did not come, the same on every member that came.
+    /// [`GroupError::Absent`] with who did not come, the same on every member that came; [`GroupError::Lost`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
-        let met = crate::store::barrier(&self.store, &name, self.rank, self.size(), deadline);
-        met.map_err(|error| self.explain(error, "the barrier"))
+        self.counter.vigil.attend(&name, || {
+            let met = crate::store::barrier(&self.store, &name, self.rank, self.size(), deadline);
+            met.map_err(|error| self.explain(error, "the barrier"))
+        })
     }
 
     /// Waits until everything that this rank enqueued through the group is done. Launches of captured graphs are not
@@ -242,11 +247,13 @@ impl ProcessGroup {
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
-        self.communicator.destroy(deadline)?;
+        let Self { communicator, outstanding, counter, host, desk, .. } = self;
+        counter.vigil.check()?;
+        counter.vigil.explain(communicator.destroy(deadline).map_err(GroupError::from))?;
         // What is done now is not asked again.
-        self.outstanding.look();
-        if let Some(host) = &self.host {
-            self.desk.close();
+        outstanding.look();
+        if let Some(host) = &host {
+            desk.close();
             host.drain(deadline.at_most(FAREWELL));
         }
         Ok(())
@@ -295,6 +302,7 @@ pub(super) struct Counter {
     pub(super) id: GroupId,
     pub(super) name: Arc<str>,
     pub(super) track: Track,
+    pub(super) vigil: Arc<Vigil>,
     /// Tells devices of two drivers apart, which one process may hold in tests.
     device: (usize, u32),
     pub(super) enqueued: AtomicU64,
@@ -324,8 +332,15 @@ fn key(device: &Device) -> (usize, u32) {
 
 impl Counter {
     /// A counter that [`enqueued_on`] knows of.
-    pub(super) fn new(id: GroupId, name: Arc<str>, track: Track, device: &Device) -> Arc<Self> {
-        let counter = Arc::new(Self { id, name, track, device: key(device), enqueued: AtomicU64::new(0) });
+    pub(super) fn new(
+        id: GroupId,
+        name: Arc<str>,
+        track: Track,
+        vigil: Arc<Vigil>,
+        device: &Device,
+    ) -> Arc<Self> {
+        let counter =
+            Arc::new(Self { id, name, track, vigil, device: key(device), enqueued: AtomicU64::new(0) });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));

@@ -59,12 +59,15 @@ impl ProcessGroup {
         // own is found before the others are met, who otherwise wait for it inside NCCL.
         let _range = profile::range("split", &self.name, 0);
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
+        self.counter.vigil.check()?;
         comm::settings("split", self.nccl(), &config)?;
         self.communicator.check()?;
         self.quiesce(deadline)?;
         let card = request.encode(name);
-        let cards = rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
-            .map_err(|error| self.explain(error, "the split"))?;
+        let cards = self.counter.vigil.attend(&meeting, || {
+            rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
+                .map_err(|error| self.explain(error, "the split"))
+        })?;
         let (plan, name) = plan::agree(&cards, &self.global_ranks())
             .map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
         let first = self.number(&meeting, plan.groups().len(), deadline)?;
@@ -75,7 +78,9 @@ impl ProcessGroup {
         if self.nccl().has(Feature::SPLIT) {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config = seat.as_ref().map_or_else(|| config.clone(), |seat| seat.config(config.clone()));
-            let communicator = self.communicator.split(color, key, &config, deadline)?;
+            let communicator =
+                self.communicator.split(color, key, &config, deadline).map_err(GroupError::from);
+            let communicator = self.counter.vigil.explain(communicator)?;
             return Ok(match (seat, placement, communicator) {
                 (Some(seat), Some(placement), Some(communicator)) => {
                     Some(seat.take(id(placement), communicator))
@@ -124,6 +129,7 @@ impl ProcessGroup {
             timing: self.events.timing(),
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
+            peers: self.peers.clone(),
         }
     }
 }

@@ -94,9 +94,13 @@ impl Work {
     /// Waits on the host until the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::WorkTimeout`] past the deadline; [`GroupError::Comm`] for what went wrong in the background;
-    /// [`GroupError::Captured`]; [`GroupError::Driver`].
+    /// [`GroupError::Lost`] as soon as a member is; [`GroupError::WorkTimeout`] past the deadline; [`GroupError::Comm`]
+    /// for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
+        self.counter.vigil.explain(self.wait_until(deadline))
+    }
+
+    fn wait_until(&self, deadline: Deadline) -> Result<()> {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
         let _range = profile::range("wait", &self.counter.name, 0);
@@ -131,9 +135,17 @@ impl Work {
     /// Whether the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
+    /// [`GroupError::Lost`]: it may have been given up; [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
     /// on the device did wrong.
     pub fn is_completed(&self) -> Result<bool> {
+        let done = self.is_done()?;
+        // Looked at after: what was aborted is done as well.
+        self.counter.vigil.check()?;
+        Ok(done)
+    }
+
+    /// Whether nothing of it runs any more.
+    fn is_done(&self) -> Result<bool> {
         if self.captured {
             return Err(GroupError::Captured {
                 operation: self.operation,
@@ -335,7 +347,7 @@ impl Outstanding {
 /// Tells the recorder which of a stream's works are done, and lets go of them, but for the last.
 fn drop_done(works: &mut VecDeque<Work>) {
     // What the driver does not answer for is not known to be done.
-    let done = |work: &Work| work.is_completed().unwrap_or(false);
+    let done = |work: &Work| work.is_done().unwrap_or(false);
     let count = match works.back() {
         Some(last) if done(last) => works.len(),
         _ => works.partition_point(done),

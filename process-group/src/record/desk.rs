@@ -208,15 +208,13 @@ impl Clerk {
         let mut alarm = false;
         loop {
             // A store that does not answer now may do so the next time.
-            alarm = alarm && self.pass_on().is_err();
-            let _ = self.look();
+            let _ = self.look(alarm);
             let state = self.bell.lock();
             let idle = |state: &mut BellState| !state.alarm && !state.closed;
             let waited = self.bell.changed.wait_timeout_while(state, Desk::PAUSE, idle);
             let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            let anew = std::mem::take(&mut state.alarm);
-            alarm |= anew;
-            if state.closed && !anew {
+            alarm = std::mem::take(&mut state.alarm);
+            if state.closed && !alarm {
                 drop(state);
                 // Before the desk goes on: whoever hosts the store waits until it is left.
                 let bell = self.bell.clone();
@@ -226,14 +224,13 @@ impl Clerk {
         }
     }
 
-    /// Calls for dumps, because something has gone wrong here. This rank has written its own.
-    fn pass_on(&mut self) -> Result<(), StoreError> {
-        self.dumps = call(&self.store, DUMPS, &AtomicU64::new(self.dumps))? + 1;
-        Ok(())
-    }
-
-    /// Does what has been asked for since the last time.
-    fn look(&mut self) -> Result<(), StoreError> {
+    /// Does what has been asked for since the last time, and calls for dumps if something has gone wrong here.
+    fn look(&mut self, alarm: bool) -> Result<(), StoreError> {
+        if alarm {
+            // This rank has written its own.
+            let next = AtomicU64::new(self.dumps);
+            self.dumps = call(&self.store, DUMPS, &next)? + 1;
+        }
         while self.store.check(&[&numbered(ASKED, self.questions)])? {
             let Some(recorder) = self.recorder.upgrade() else { return Ok(()) };
             let answers = encode(&Answer::all(&recorder));

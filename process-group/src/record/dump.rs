@@ -5,7 +5,7 @@ use std::{
     fs, io,
     panic::Location,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -162,17 +162,11 @@ impl Dump {
         let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
         let name: String = self.name.chars().map(word).collect();
         let path = folder.join(format!("flight_{name}_{}", self.rank));
-        // No reader sees half a file, and no two threads write to one; the name is one that PyTorch's analyser passes
-        // over.
-        static HALVES: AtomicU64 = AtomicU64::new(0);
-        let number = HALVES.fetch_add(1, Ordering::Relaxed);
-        let half = folder.join(format!(".{}-{name}-{number}.half", self.rank));
-        let written = fs::write(&half, self.to_pickle()).and_then(|()| fs::rename(&half, &path));
-        written.map_err(|source| {
-            // What is left of it is nobody's.
-            let _ = fs::remove_file(&half);
-            DumpError { path: path.clone(), source }
-        })?;
+        // No reader sees half a file; the name is one that PyTorch's analyser passes over.
+        let half = folder.join(format!(".{}-{name}.half", self.rank));
+        fs::write(&half, self.to_pickle())
+            .and_then(|()| fs::rename(&half, &path))
+            .map_err(|source| DumpError { path: path.clone(), source })?;
         Ok(path)
     }
 

@@ -2,8 +2,7 @@
 //!
 //! A slot is written by the thread that calls and may be read by any other at the same time: its stamp says which
 //! record it holds, and is 0 while that changes, so a reader that finds the same stamp before and after has read one
-//! record. All of it is plain atomic words. A writer that sleeps while others write the whole ring over may leave words
-//! of two records in one slot: wrong numbers, and nothing worse.
+//! record. All of it is plain atomic words.
 
 use std::{
     panic::Location,

@@ -53,11 +53,18 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
+/// Ends the meeting at `name` for all who are at it or will come, unless it has ended: this rank will not come any more.
+pub(crate) fn give_up(store: &dyn Store, name: &str, rank: usize) -> Result<()> {
+    store.compare_set(&format!("{name}/outcome"), b"", format!("{LOST}{rank}").as_bytes()).map(drop)
+}
+
 /// How long a rank stays, after a meeting that has failed, for the others to be told: the store may go with it.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
+/// Of a rank that is known to be gone: who hears of it has nobody to wait for.
+const LOST: &str = "lost ";
 
 struct Meeting<'a> {
     store: &'a dyn Store,
@@ -107,7 +114,9 @@ impl Meeting<'_> {
         }
         let ranks = self.absent(&outcome)?;
         let waited = self.deadline.waited();
-        self.part(self.world - ranks.len());
+        if !outcome.starts_with(LOST.as_bytes()) {
+            self.part(self.world - ranks.len());
+        }
         Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
     }
 
@@ -130,7 +139,7 @@ impl Meeting<'_> {
     fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
         std::str::from_utf8(outcome)
             .ok()
-            .and_then(|text| text.strip_prefix(ABSENT))
+            .and_then(|text| text.strip_prefix(ABSENT).or_else(|| text.strip_prefix(LOST)))
             .and_then(|ranks| ranks.split(',').map(|rank| rank.parse().ok()).collect::<Option<Vec<usize>>>())
             .filter(|ranks| ranks.len() <= self.world)
             .ok_or_else(|| {

@@ -1,0 +1,112 @@
+//! Ranks that die or are stopped: the others know within moments, wherever they are, and go on without them.
+
+use std::{env, process::Child, time::Duration};
+
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp},
+    group::{Buffer, GroupError, Request},
+    peers::Loss,
+    store::TcpStore,
+};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+use super::common::{faithful, far, values};
+use super::processes::{all_succeed, spawn};
+
+const RANKS: usize = 4;
+const VICTIM: usize = 3;
+
+fn start(rank: usize, address: &str, fate: &str) -> Child {
+    spawn(concat!(module_path!(), "::one_rank"), ("PROCESS_GROUP_TEST_LOST", fate), rank, RANKS, address)
+}
+
+/// The body of a rank, when it is started by one of the tests below.
+#[test]
+fn one_rank() {
+    let Ok(fate) = env::var("PROCESS_GROUP_TEST_LOST") else { return };
+    let machine = faithful(RANKS, 22809);
+    let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
+    let context = machine.context(device);
+    let builder = || {
+        let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
+        builder.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(500))
+    };
+    let world = builder().build().unwrap();
+    let me = world.rank();
+    let pair = world.split("pair", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
+    let stream = cuda_driver::Stream::new(&context, cuda_driver::StreamFlags::NON_BLOCKING).unwrap();
+    let memory = cuda_driver::memory::DeviceMemory::new(&context, 4000).unwrap();
+    let buffer = Buffer::new(memory.ptr(), 1000, F32);
+    let all_reduce = |group: &ProcessGroup| {
+        memory.copy_from_host(0, &[me as f32; 1000]).unwrap();
+        // SAFETY: the memory holds 1000 elements and outlives the work.
+        unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+            .and_then(|work| work.wait_timeout(far()))
+    };
+    all_reduce(&world).unwrap();
+    world.barrier(far()).unwrap();
+    if me == VICTIM {
+        let signal = if fate == "dies" { Signal::KILL } else { Signal::STOP };
+        kill_process(getpid(), signal).unwrap();
+        // Another of its threads may be stopped first.
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let error = match me {
+        // In a collective, in a meeting, and in neither.
+        0 => all_reduce(&world).unwrap_err(),
+        1 => world.barrier(far()).unwrap_err(),
+        _ => loop {
+            std::thread::sleep(Duration::from_millis(5));
+            let begun = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            if let Err(error) = begun {
+                break error;
+            }
+        },
+    };
+    let is_right = |error: &GroupError| match error {
+        GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. } => fate == "dies",
+        GroupError::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate == "stops",
+        _ => false,
+    };
+    assert!(is_right(&error), "rank {me}: {error}");
+    let again = world.split("again", &Request::Color { color: Some(0), key: 0 }).unwrap_err();
+    assert!(is_right(&again), "rank {me}: {again}");
+    // A group that the lost rank is no member of is as it was, and the others can have a new one.
+    if me < 2 {
+        all_reduce(&pair).unwrap();
+        assert_eq!(values(&memory), [1.0; 1000]);
+        pair.destroy(far()).unwrap();
+    } else {
+        let error = all_reduce(&pair).unwrap_err();
+        assert!(is_right(&error), "rank {me}: {error}");
+        drop(pair);
+    }
+    world.abort(far()).unwrap();
+    let rest = builder().epoch(1).world_size(RANKS - 1).build().unwrap();
+    all_reduce(&rest).unwrap();
+    assert_eq!(values(&memory), [3.0; 1000]);
+    rest.destroy(far()).unwrap();
+}
+
+/// Runs the ranks; the survivors succeed, and the victim is killed then if it is still there.
+fn run(fate: &str) {
+    let store = TcpStore::host(0).unwrap();
+    let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(rank, &store.address(), fate)).collect();
+    let mut victim = ranks.pop().unwrap();
+    all_succeed(ranks);
+    let pid = Pid::from_child(&victim);
+    // Fails when it has died already.
+    let _ = kill_process(pid, Signal::KILL);
+    assert!(!victim.wait().unwrap().success());
+}
+
+#[test]
+fn a_rank_that_dies_is_named_wherever_the_others_are() {
+    run("dies");
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_named_too() {
+    run("stops");
+}
