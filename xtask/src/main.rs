@@ -32,6 +32,7 @@ mod doctor_end_to_end;
 mod fr;
 mod headers;
 mod interleave;
+mod kill_test;
 mod launch;
 #[cfg(test)]
 #[path = "../tests/launch.rs"]
@@ -65,6 +66,11 @@ enum Task {
     /// One rank of the demo; the demo starts it
     #[command(hide = true)]
     DemoRank(demo::RankOptions),
+    /// Kill or stop a rank, and measure how soon the others know and go on without it
+    KillTest(kill_test::Options),
+    /// One rank of the kill-test, which starts it
+    #[command(hide = true)]
+    KillTestRank(kill_test::RankOptions),
     /// Look at this host's libraries, GPUs and settings: what each crate can do here, and what to change
     Doctor(doctor::Options),
     /// Replay recorded programs against the caching allocator: what it reserves, how often it calls the driver, how fast
@@ -110,6 +116,8 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Demo(options) => return demo::run(&options),
         Task::DemoRank(options) => return demo::run_rank(&options),
+        Task::KillTest(options) => kill_test::run(&options),
+        Task::KillTestRank(options) => kill_test::run_rank(&options),
         Task::Launch(options) => return launch::run(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Replay(options) => replay::run(&options),

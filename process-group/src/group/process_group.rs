@@ -176,6 +176,16 @@ impl ProcessGroup {
         member::window_facts(&members).decide(self.nccl(), driver, self.size())
     }
 
+    /// Whether the group goes on, without waiting: for a program that is in none of its calls.
+    ///
+    /// # Errors
+    /// [`GroupError::Lost`]; [`GroupError::Comm`] for what went wrong in the background.
+    pub fn check(&self) -> Result<()> {
+        self.counter.vigil.check()?;
+        let found = self.communicator.async_error().map_err(GroupError::from);
+        self.counter.vigil.explain(found)
+    }
+
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
     ///
     /// # Errors

@@ -11,7 +11,7 @@
 //!
 //! The [`launcher`] hosts the store, starts the ranks, hears from them ([`protocol`]) and reports ([`report`]).
 
-mod backend;
+pub(crate) mod backend;
 mod buckets;
 mod diverge;
 mod groups;
@@ -27,7 +27,8 @@ use std::process::ExitCode;
 
 use crate::shell::explain;
 
-pub(crate) use options::{Options, RankOptions};
+pub(crate) use launcher::die_with_launcher;
+pub(crate) use options::{Backend, Options, RankOptions};
 
 /// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
 pub(crate) fn run(options: &Options) -> ExitCode {

@@ -1,0 +1,326 @@
+//! `cargo xtask kill-test`: a rank is killed, or stopped, while the others wait in a collective, at a barrier, or for
+//! nothing; how long it takes until each has an error that names it, and whether what is left can go on.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
+use cuda_driver::{Stream, StreamFlags};
+use process_group::ProcessGroup;
+use process_group::comm::{DataType, ReduceOp};
+use process_group::group::{Buffer, GroupError};
+use process_group::store::{Deadline, TcpStore};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::child;
+use crate::demo::{Backend, backend, die_with_launcher};
+use crate::shell::explain;
+
+/// Longer than anything here takes that does not hang.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What survivors are given to be where they wait, once all have said that they go there.
+const SETTLE: Duration = Duration::from_millis(200);
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Ranks, one process each; by default 4, or as many as there are GPUs
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Option<u32>,
+    /// How often a rank is lost, each time of a new job
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Real GPUs where there are at least 2, or the embedded device
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Pinned host memory that the victim holds, in GiB
+    #[arg(long, default_value_t = 0)]
+    pinned: u64,
+    /// Stop the victim instead of killing it
+    #[arg(long)]
+    stop: bool,
+    /// The ranks' heartbeat, in ms
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
+    heartbeat: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One rank's part, as the command tells it.
+#[derive(clap::Args)]
+pub(crate) struct RankOptions {
+    #[arg(long)]
+    rank: usize,
+    #[arg(long)]
+    ranks: u32,
+    #[arg(long)]
+    round: usize,
+    #[arg(long, value_enum)]
+    backend: Backend,
+    #[arg(long)]
+    store: String,
+    #[arg(long)]
+    pinned: u64,
+    #[arg(long)]
+    heartbeat: u64,
+    #[arg(long)]
+    launcher: u32,
+}
+
+/// Where a survivor is when the other is lost.
+const PLACES: [&str; 3] = ["in a collective", "at a barrier", "in no call"];
+
+/// Times in ms.
+#[derive(Debug, Serialize)]
+struct Times {
+    place: String,
+    count: usize,
+    p50: f64,
+    p99: f64,
+    most: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    backend: &'static str,
+    ranks: u32,
+    rounds: u32,
+    pinned_gib: u64,
+    stopped: bool,
+    heartbeat_ms: u64,
+    /// From the signal to the error that names the rank.
+    known: Vec<Times>,
+    /// From the error to a right sum in a group of those that are left.
+    again: Times,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let plan = backend::plan(options.backend, options.ranks)?;
+    let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    let mut again = Vec::new();
+    for round in 0..options.rounds as usize {
+        let job = Job::start(options, plan.backend, plan.ranks, round)?;
+        for (place, time, rest) in job.lose(options.stop).with_context(|| format!("round {round}"))? {
+            known.entry(place).or_default().push(time);
+            again.push(rest);
+        }
+    }
+    let known = known.into_iter().map(|(place, times)| times_of(PLACES[place], times)).collect();
+    let report = Report {
+        backend: plan.backend.name(),
+        ranks: plan.ranks,
+        rounds: options.rounds,
+        pinned_gib: options.pinned,
+        stopped: options.stop,
+        heartbeat_ms: options.heartbeat,
+        known,
+        again: times_of("a new group's first sum", again),
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["survivor", "times", "p50 ms", "p99 ms", "most ms"]);
+    for Times { place, count, p50, p99, most } in report.known.iter().chain([&report.again]) {
+        let ms = |time: &f64| format!("{time:.2}");
+        table.add_row([place.clone(), count.to_string(), ms(p50), ms(p99), ms(most)]);
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    println!("{table}");
+    Ok(())
+}
+
+fn times_of(place: &str, mut times: Vec<f64>) -> Times {
+    times.sort_by(f64::total_cmp);
+    let at = |part: f64| times[((times.len() as f64 * part).ceil() as usize).clamp(1, times.len()) - 1];
+    Times { place: place.into(), count: times.len(), p50: at(0.5), p99: at(0.99), most: at(1.0) }
+}
+
+/// ns of the clock that all processes of a host share.
+fn now() -> i128 {
+    let now = clock_gettime(ClockId::Monotonic);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// A rank's process, and what it says.
+struct Rank {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // Both fail only where there is no process any more.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Rank {
+    /// What follows `word` in its next line.
+    fn hear(&self, word: &str) -> Result<String> {
+        let line =
+            self.lines.recv_timeout(LIMIT).with_context(|| format!("waiting for {word:?} of a rank"))?;
+        match line.strip_prefix(word) {
+            Some(rest) => Ok(rest.trim().to_owned()),
+            None => bail!("expected {word:?}, a rank said {line:?}"),
+        }
+    }
+}
+
+/// A job whose last rank will be lost.
+struct Job {
+    ranks: Vec<Rank>,
+    _store: TcpStore,
+}
+
+impl Job {
+    fn start(options: &Options, backend: Backend, size: u32, round: usize) -> Result<Self> {
+        let store = TcpStore::host(0)?;
+        let start = |rank: u32| -> Result<Rank> {
+            let mut command = Command::new(std::env::current_exe()?);
+            let pinned = if rank + 1 == size { options.pinned } else { 0 };
+            let numbers = [
+                ("--rank", u64::from(rank)),
+                ("--ranks", size.into()),
+                ("--round", round as u64),
+                ("--pinned", pinned),
+                ("--heartbeat", options.heartbeat),
+                ("--launcher", std::process::id().into()),
+            ];
+            command.arg("kill-test-rank");
+            for (name, number) in numbers {
+                command.args([name.to_owned(), number.to_string()]);
+            }
+            command.args(["--backend", backend.name(), "--store", &store.address()]);
+            let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+            let lines = child::lines(child.stdout.take());
+            Ok(Rank { child, lines })
+        };
+        let ranks = (0..size).map(start).collect::<Result<_>>()?;
+        Ok(Self { ranks, _store: store })
+    }
+
+    /// Loses the last rank; for each of the others where it was, the ms until it knew, and the ms until it had a right
+    /// sum again.
+    fn lose(mut self, stop: bool) -> Result<Vec<(usize, f64, f64)>> {
+        let victim = self.ranks.pop().context("a job has ranks")?;
+        for rank in self.ranks.iter().chain([&victim]) {
+            rank.hear("waits")?;
+        }
+        thread::sleep(SETTLE);
+        let signal = if stop { Signal::STOP } else { Signal::KILL };
+        let lost = now();
+        kill_process(Pid::from_child(&victim.child), signal)?;
+        let mut found = Vec::new();
+        for rank in &self.ranks {
+            let line = rank.hear("lost")?;
+            let mut words = line.split_whitespace();
+            let place: usize = words.next().context("no place")?.parse()?;
+            let known: i128 = words.next().context("no time")?.parse()?;
+            let again: i128 = rank.hear("again")?.parse()?;
+            found.push((place, (known - lost) as f64 / 1e6, (again - known) as f64 / 1e6));
+        }
+        for rank in &mut self.ranks {
+            let status = rank.child.wait()?;
+            ensure!(status.success(), "a rank ended with {status}");
+        }
+        Ok(found)
+    }
+}
+
+/// Says a line to the command that started this rank.
+fn say(line: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    writeln!(output, "{line}")?;
+    output.flush()
+}
+
+pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
+    die_with_launcher(options.launcher)?;
+    let (rank, victim) = (options.rank, options.ranks as usize - 1);
+    let deadline = || Deadline::after(LIMIT);
+    let devices = backend::open(options.backend, options.ranks)?;
+    let context = devices.driver.device(u32::try_from(rank)?)?.retain_primary()?;
+    let store = std::sync::Arc::new(TcpStore::connect(&options.store, deadline())?);
+    let builder = || {
+        let builder = ProcessGroup::builder().store(store.clone()).rank(rank).context(&context);
+        let builder = builder.nccl(&devices.nccl).timeout(LIMIT);
+        builder.heartbeat(Duration::from_millis(options.heartbeat))
+    };
+    let world = builder().world_size(options.ranks as usize).build()?;
+    let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+    let memory = DeviceMemory::new(&context, 4 * 1024)?;
+    let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
+    let all_reduce = |group: &ProcessGroup, stream: &Stream| -> Result<(), GroupError> {
+        memory.copy_from_host(0, &[1f32; 1024])?;
+        // SAFETY: the memory holds 1024 elements and outlives the work, whose end is waited for or forced.
+        let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, stream) }?;
+        work.wait_timeout(deadline())
+    };
+    all_reduce(&world, &stream)?;
+    world.barrier(deadline())?;
+    if rank == victim {
+        let pinned = usize::try_from(options.pinned << 30)?;
+        let _held =
+            if pinned > 0 { Some(PinnedMemory::new(&context, pinned, PinnedFlags::empty())?) } else { None };
+        say("waits")?;
+        loop {
+            thread::sleep(LIMIT);
+        }
+    }
+    let place = (rank + options.round) % PLACES.len();
+    say("waits")?;
+    let ended = match place {
+        0 => all_reduce(&world, &stream),
+        1 => world.barrier(deadline()),
+        _ => loop {
+            thread::sleep(Duration::from_micros(100));
+            if let Err(error) = world.check() {
+                break Err(error);
+            }
+        },
+    };
+    let known = now();
+    match ended {
+        Err(GroupError::Lost { rank, .. }) if rank == victim => {}
+        Err(error) => bail!("expected that rank {victim} is lost: {}", explain(&error.into())),
+        Ok(()) => bail!("expected that rank {victim} is lost"),
+    }
+    say(&format!("lost {place} {known}"))?;
+    let begun = Instant::now();
+    world.abort(deadline())?;
+    // What was given up is off the device, or soon is: the next group has a stream of its own.
+    let rest = builder().epoch(1).world_size(victim).build()?;
+    let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+    all_reduce(&rest, &stream).with_context(|| format!("{:.1?} after the loss", begun.elapsed()))?;
+    let mut sums = [0f32; 1024];
+    memory.copy_to_host(0, &mut sums)?;
+    ensure!(sums == [victim as f32; 1024], "expected sums of {victim}, found {}", sums[0]);
+    say(&format!("again {}", now()))?;
+    rest.destroy(deadline())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_what_there_is() {
+        let times = times_of("x", (1..=200).rev().map(f64::from).collect());
+        assert_eq!((times.count, times.p50, times.p99, times.most), (200, 100.0, 198.0, 200.0));
+        let one = times_of("x", vec![3.0]);
+        assert_eq!((one.p50, one.p99, one.most), (3.0, 3.0, 3.0));
+    }
+}
