@@ -148,6 +148,7 @@ proptest! {
         greets in any::<bool>(),
         request in request(),
         waits in any::<bool>(),
+        peeks in any::<bool>(),
         pieces in vec(garbage(), 0..6),
     ) {
         let mut machine = Client::new(Limits::default(), Duration::from_secs(1), 7);
@@ -159,7 +160,9 @@ proptest! {
         let mut calls = 1;
         if greets {
             take(machine.step(client::Input::Received(&7u32.to_le_bytes()), NOW));
-            let call = if waits {
+            let call = if peeks {
+                Call::Peek { keys: vec![b"k".to_vec()], then: request, deadline: Duration::from_millis(1) }
+            } else if waits {
                 Call::WhenThere { keys: vec![b"k".to_vec()], then: Some(request), deadline: Duration::from_millis(1) }
             } else {
                 Call::Now(request)

@@ -131,6 +131,13 @@ fn we_connect_to_torchs_hosts() {
         let address = format!("127.0.0.1:{}", peer.line());
         let store = TcpStore::options().workers(2).connect(&address, soon()).unwrap();
         converse(&store, queues).unwrap();
+        // Who looks for a key that is not there yet wakes nobody who waits for it.
+        thread::scope(|scope| {
+            let late: Vec<_> = (0..4).map(|_| scope.spawn(|| store.get("late", soon()).unwrap())).collect();
+            thread::sleep(Duration::from_millis(100));
+            store.set("late", b"value").unwrap();
+            late.into_iter().for_each(|late| assert_eq!(late.join().unwrap(), b"value"));
+        });
         peer.finish();
         let error = store.set("k", b"v").unwrap_err();
         assert!(matches!(error, StoreError::HostDied { .. }), "{error}");

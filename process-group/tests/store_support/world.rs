@@ -67,8 +67,11 @@ impl Op {
             }
             Op::Set { key } => Call::Now(Request::Set { value: key.clone(), key }),
             Op::Wait { keys, deadline } => {
-                let then = Some(Request::MultiGet { keys: keys.clone() });
-                Call::WhenThere { keys, then, deadline }
+                let then = Request::MultiGet { keys: keys.clone() };
+                match keys.len() % 2 {
+                    0 => Call::WhenThere { keys, then: Some(then), deadline },
+                    _ => Call::Peek { keys, then, deadline },
+                }
             }
             Op::Watch { deadline } => Call::WhenThere { keys: vec![QUEUE.into()], then: None, deadline },
             Op::Push { token } => Call::Now(Request::QueuePush { key: QUEUE.into(), value: token }),

@@ -29,6 +29,17 @@ pub enum Call {
         /// When the wait ends.
         deadline: Duration,
     },
+    /// The same in one round trip if the keys are there: the request is sent together with the question whether they
+    /// are. For `Get`, `MultiGet` and `QueuePop`; others wait first. The older of PyTorch's servers hangs up when it is
+    /// asked for what is absent.
+    Peek {
+        /// The keys.
+        keys: Vec<Vec<u8>>,
+        /// What is asked for.
+        then: Request,
+        /// When the wait ends.
+        deadline: Duration,
+    },
     /// Add 1 to a key and wait until it holds at least `world`.
     Barrier {
         /// The key.
@@ -104,8 +115,8 @@ enum Phase {
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// No call is under way.
     Idle,
-    /// The value that a call waits for was asked for; it may be there.
-    Peeking { pending: Pending, due: Duration },
+    /// What a call waits for was asked for, after whether its keys are there; that is answered first.
+    Peeking { pending: Pending, there: Option<bool>, due: Duration },
     /// The queue that a call pops is empty, but its name is a key: there is nothing to wait for but time.
     Pausing { pending: Pending, until: Duration },
     /// A wait was sent.
@@ -129,9 +140,6 @@ struct Pending {
 impl Client {
     /// How many keys of a wait that has timed out are looked at one by one.
     const SURVEYED: usize = 1024;
-
-    /// What an absent key is compared with. It may be any value but the empty one, at best one that no key has.
-    const ABSENT: &[u8] = b"\0absent\0";
 
     /// A client that sends nothing above `limits` and gives up when the server, asked for something that needs
     /// no waiting, does not answer for as long as `patience`. `nonce` is any number.
@@ -237,14 +245,12 @@ impl Client {
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
         match call {
             Call::Now(request) => self.ask(&request, None, now, outputs),
-            Call::WhenThere { keys, then, deadline } => {
-                let pending = Pending { keys, then, deadline };
-                match &pending.then {
-                    Some(Request::Get { key }) if pending.keys == [key.clone()] => {
-                        self.peek(key.clone(), pending, now, outputs);
-                    }
-                    _ => self.wait(pending, outputs),
-                }
+            Call::WhenThere { keys, then, deadline } => self.wait(Pending { keys, then, deadline }, outputs),
+            Call::Peek { keys, then, deadline } => {
+                let reads =
+                    matches!(then, Request::Get { .. } | Request::MultiGet { .. } | Request::QueuePop { .. });
+                let pending = Pending { keys, then: Some(then), deadline };
+                if reads { self.peek(pending, now, outputs) } else { self.wait(pending, outputs) }
             }
             Call::Barrier { key, world, deadline } => {
                 let mut bytes = Vec::new();
@@ -269,15 +275,14 @@ impl Client {
         self.phase = Phase::Answer { expect, due: now.saturating_add(self.patience), retry };
     }
 
-    /// Reads the value of a key that is there in one round trip. To compare an absent key with what is not empty
-    /// answers with that and sets nothing, on every server (one of PyTorch's hangs up when an absent key is read);
-    /// to set what it holds already changes nothing either.
-    fn peek(&mut self, key: Vec<u8>, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
+    /// Asks whether all is there, and at once for what is to be read. (To compare an absent key with what is not empty
+    /// would read it too; but one of PyTorch's servers then wakes those who wait for it, though it stays absent.)
+    fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
-        let (expected, new) = (Self::ABSENT.to_vec(), Self::ABSENT.to_vec());
-        Request::CompareSet { key, expected, new }.encode(&mut bytes);
+        Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
+        pending.then.iter().for_each(|request| request.encode(&mut bytes));
         outputs.push(Output::Send(bytes));
-        self.phase = Phase::Peeking { pending, due: now.saturating_add(self.patience) };
+        self.phase = Phase::Peeking { pending, there: None, due: now.saturating_add(self.patience) };
     }
 
     fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
@@ -321,7 +326,10 @@ impl Client {
                     return;
                 }
                 Phase::Answer { expect, .. } => *expect,
-                Phase::Peeking { .. } => Expect::Bytes,
+                Phase::Peeking { pending: Pending { then: Some(request), .. }, there: Some(_), .. } => {
+                    Expect::of(request).unwrap_or(Expect::Status)
+                }
+                Phase::Peeking { .. } => Expect::Status,
                 Phase::Waiting(_) | Phase::Cancelling { .. } | Phase::Surveying { .. } => Expect::Status,
                 Phase::Broken => return,
                 Phase::New | Phase::Idle | Phase::Pausing { .. } if self.decoder.buffer.is_empty() => return,
@@ -357,20 +365,23 @@ impl Client {
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) if pending.deadline > now => {
                 // Another has the element; or there never was one, but a value under the queue's name.
-                let key = pending.keys.first().cloned().unwrap_or_default();
-                self.peek(key, pending, now, outputs);
+                self.peek(pending, now, outputs);
             }
             (Phase::Answer { retry: Some(pending), .. }, Reply::Popped(None)) => {
                 self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
             }
             (Phase::Answer { .. }, reply) => self.finish(Ok(Some(reply)), outputs),
-            (Phase::Peeking { pending, .. }, Reply::Bytes(held)) if held == Self::ABSENT => {
-                self.wait(pending, outputs);
+            (Phase::Peeking { pending, there: None, due }, Reply::Status(status @ (0 | 1))) => {
+                self.phase = Phase::Peeking { pending, there: Some(status == 0), due };
             }
-            (Phase::Peeking { pending, .. }, _) if matches!(pending.then, Some(Request::QueuePop { .. })) => {
+            (Phase::Peeking { there: Some(_), .. }, popped @ Reply::Popped(Some(_))) => {
+                self.finish(Ok(Some(popped)), outputs);
+            }
+            (Phase::Peeking { pending, there: Some(true), .. }, Reply::Popped(None)) => {
                 self.phase = Phase::Pausing { pending, until: now.saturating_add(PAUSE) };
             }
-            (Phase::Peeking { .. }, held) => self.finish(Ok(Some(held)), outputs),
+            (Phase::Peeking { there: Some(true), .. }, held) => self.finish(Ok(Some(held)), outputs),
+            (Phase::Peeking { pending, there: Some(false), .. }, _) => self.wait(pending, outputs),
             (Phase::Waiting(pending), Reply::Status(0)) => self.go_on(pending, now, outputs),
             (Phase::Cancelling { pending, woken: false, due }, Reply::Status(0)) => {
                 self.phase = Phase::Cancelling { pending, woken: true, due };
@@ -446,10 +457,10 @@ mod tests {
         let mut client = Client::new(Limits::default(), Duration::from_secs(1), 7);
         client.step(Input::Connected(Duration::from_secs(1)), NOW);
         client.step(Input::Received(&7u32.to_le_bytes()), NOW);
-        let (keys, then) = (vec![b"k".to_vec()], Some(Request::Get { key: b"k".to_vec() }));
-        let sent = client.step(Input::Call(Call::WhenThere { keys, then, deadline: Duration::ZERO }), NOW);
+        let (keys, then) = (vec![b"k".to_vec()], Request::Get { key: b"k".to_vec() });
+        let sent = client.step(Input::Call(Call::Peek { keys, then, deadline: Duration::ZERO }), NOW);
         assert!(matches!(sent[..], [Output::Send(_)]), "{sent:?}");
-        let mut value = Vec::new();
+        let mut value = vec![0];
         Reply::Bytes(b"v".to_vec()).encode(&mut value);
         let done = client.step(Input::Received(&value), NOW);
         assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);

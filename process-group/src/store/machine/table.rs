@@ -234,9 +234,6 @@ impl Table {
             entry(key, value).saturating_sub(held)
         };
         match request {
-            // Changes nothing (unless both are empty, and the key is absent), and is how clients read: a full store can be
-            // read.
-            Request::CompareSet { expected, new, .. } if expected == new && !new.is_empty() => 0,
             Request::Set { key, value } | Request::CompareSet { key, new: value, .. } => {
                 put(key, value.len())
             }

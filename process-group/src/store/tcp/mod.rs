@@ -12,7 +12,10 @@ mod socket;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -74,6 +77,9 @@ struct Inner {
     address: String,
     sockets: Vec<SocketAddr>,
     kept: Mutex<Vec<Connection>>,
+    /// Whether the host hangs up when it is asked for what is absent, as the older of PyTorch's does: then every read
+    /// waits first.
+    hangs_up: AtomicBool,
     host: Option<Host>,
 }
 
@@ -152,6 +158,7 @@ impl TcpOptions {
             address: socket.to_string(),
             sockets: vec![socket],
             kept: Mutex::default(),
+            hangs_up: AtomicBool::new(false),
             host: Some(host),
         };
         inner.join(deadline)
@@ -169,7 +176,8 @@ impl TcpOptions {
             return Err(wrong(io::ErrorKind::NotFound.into()));
         }
         let address = address.to_owned();
-        Inner { options: self, address, sockets, kept: Mutex::default(), host: None }.join(deadline)
+        let (kept, hangs_up) = (Mutex::default(), AtomicBool::new(false));
+        Inner { options: self, address, sockets, kept, hangs_up, host: None }.join(deadline)
     }
 }
 
@@ -429,6 +437,20 @@ impl Service for TcpStore {
         self.inner.options.limits.sizes.check(&Request::Wait { keys: keys.clone() })?;
         let waiting = Operation { name: "wait", key: keys.first().cloned() };
         let operation = then.as_mut().map_or(waiting, to_wire);
+        if let Some(get @ Request::Get { .. }) = &then
+            && !self.inner.hangs_up.load(Ordering::Relaxed)
+        {
+            let (keys, then) = (keys.clone(), get.clone());
+            let peeked = self.inner.run(&operation, deadline, |connection| Call::Peek {
+                keys,
+                then,
+                deadline: connection.time_of(deadline),
+            });
+            match peeked {
+                Err(StoreError::Refused { .. }) => self.inner.hangs_up.store(true, Ordering::Relaxed),
+                outcome => return outcome,
+            }
+        }
         self.inner.run(&operation, deadline, |connection| Call::WhenThere {
             keys,
             then,
