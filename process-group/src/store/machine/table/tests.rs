@@ -1,0 +1,94 @@
+//! The count of a table's memory, against a recount.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+impl Table {
+    /// What `memory` should be, counted anew.
+    fn recount(&self) -> usize {
+        let values = self.values.iter().map(|(key, value)| entry(key, value.len()));
+        let queues = self.queues.iter().map(|(key, elements)| {
+            queue(key, elements.capacity()) + elements.iter().map(|value| element(value)).sum::<usize>()
+        });
+        values.chain(queues).sum()
+    }
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let key = || (0..6u8).prop_map(|name| vec![b'k'; name.into()]);
+    let value = || prop_oneof![vec(b'0'..=b'9', 0..5), vec(any::<u8>(), 0..300)];
+    let keys = || vec(key(), 0..4);
+    prop_oneof![
+        1 => (key(), value()).prop_map(|(key, value)| Request::Set { key, value }),
+        1 => (key(), value(), value())
+            .prop_map(|(key, expected, new)| Request::CompareSet { key, expected, new }),
+        1 => (key(), value()).prop_map(|(key, new)| Request::CompareSet { key, expected: Vec::new(), new }),
+        1 => key().prop_map(|key| Request::Get { key }),
+        1 => (key(), any::<i64>()).prop_map(|(key, delta)| Request::Add { key, delta }),
+        1 => keys().prop_map(|keys| Request::Wait { keys }),
+        1 => keys().prop_map(|keys| Request::MultiGet { keys }),
+        1 => key().prop_map(|key| Request::Delete { key }),
+        1 => (key(), value()).prop_map(|(key, value)| Request::Append { key, value }),
+        1 => vec((key(), value()), 0..4).prop_map(|entries| Request::MultiSet { entries }),
+        1 => Just(Request::CancelWait),
+        3 => (key(), value()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+        2 => key().prop_map(|key| Request::QueuePop { key }),
+        1 => Just(Request::ListKeys),
+        1 => (key(), 0..4i64).prop_map(|(key, world)| Request::Barrier { key, world }),
+    ]
+}
+
+proptest! {
+    /// The count of bytes is what a recount gives after any requests, grows by no more than was foretold, and stays
+    /// within the limit; replies are no longer than foretold.
+    #[test]
+    fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
+        let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
+        for (client, request) in requests {
+            let (before, growth) = (table.memory(), table.growth(&request));
+            let (_, size) = table.reply_size(&request);
+            let mut replies = Vec::new();
+            let outcome = table.apply(client, request.clone(), &mut replies);
+            prop_assert_eq!(table.memory(), table.recount(), "{:?}", request);
+            prop_assert!(table.memory() <= (before + growth).min(limit), "{:?}", request);
+            if outcome.is_err() {
+                prop_assert_eq!(table.memory(), before, "{:?}", request);
+            }
+            for (_, reply) in replies.iter().filter(|(to, _)| *to == client) {
+                let mut bytes = Vec::new();
+                reply.encode(&mut bytes);
+                prop_assert!(bytes.len() <= size.max(8), "{:?} for {:?}", reply, request);
+            }
+            if table.is_waiting(client) {
+                prop_assert!(table.wait_memory(client) > 0);
+            }
+        }
+        (0..5).for_each(|client| table.leave(client, &mut Vec::new()));
+        prop_assert!(table.lines.is_empty() && table.waits.is_empty() && table.called.is_empty());
+    }
+}
+
+/// What many elements needed is not kept for the few that are left.
+#[test]
+fn what_is_emptied_gives_its_memory_back() {
+    let mut table = Table::default();
+    let mut replies = Vec::new();
+    let mut ask = |request| {
+        table.apply(1, request, &mut replies).unwrap();
+        (table.memory(), table.values.capacity(), table.queues.capacity())
+    };
+    let key = |number: u32| number.to_le_bytes().to_vec();
+    for number in 0..10_000 {
+        ask(Request::QueuePush { key: key(0), value: key(number) });
+        ask(Request::QueuePush { key: key(number + 1), value: Vec::new() });
+        ask(Request::Set { key: key(number), value: Vec::new() });
+    }
+    for number in 1..10_000 {
+        ask(Request::QueuePop { key: key(0) });
+        ask(Request::QueuePop { key: key(number) });
+        ask(Request::Delete { key: key(number) });
+    }
+    let (memory, values, queues) = ask(Request::NumKeys);
+    assert!(memory < 8 << 10 && values < 500 && queues < 500, "{memory}, {values}, {queues}");
+}
