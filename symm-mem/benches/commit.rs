@@ -34,6 +34,7 @@ const WAYS: [&str; 4] = ["singly", "one NCCL group", "commit, store in process",
 
 fn main() -> Result<()> {
     let machine = Machine::open()?;
+    println!("{}", machine.description);
     let in_process: Arc<dyn Store> = Arc::new(HashStore::new());
     let host = TcpStore::host(0)?;
     let barrier = Barrier::new(machine.ranks);

@@ -118,6 +118,8 @@ if [ "$what" = all ] || [ "$what" = benches ]; then
     # Beside PyTorch's, where that is installed.
     echo "== bench alloc"
     ./xtask bench alloc || failed=1
+    echo "== bench call"
+    ./xtask bench call ${ranks:+--ranks "$ranks"} || failed=1
     for bench in benches/*; do
         [ "$bench" != benches/caching-alloc-alloc ] || continue
         echo "== $bench"

@@ -21,32 +21,22 @@ pub(crate) fn far() -> Deadline {
 pub(crate) struct Machine {
     pub(crate) ranks: usize,
     pub(crate) nccl: Nccl,
+    /// What it is, in words.
+    pub(crate) description: String,
     driver: Driver,
     /// Lives until the functions above are of no more use.
     _world: Option<World>,
 }
 
 impl Machine {
-    /// Real GPUs where each rank has one and NCCL is there, else the embedded device; says which, and why. The first
-    /// argument that is a number is how many ranks there are: 2 to 64, by default 2.
+    /// Real GPUs where each rank has one and NCCL is there, else the embedded device. The first argument that is a
+    /// number is how many ranks there are: 2 to 64, by default 2.
     pub(crate) fn open() -> Result<Self> {
         let ranks = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(2);
         if !(2..=64).contains(&ranks) {
             return Err(format!("{ranks} ranks: expected 2 to 64").into());
         }
-        match Self::real(ranks) {
-            Ok(machine) => {
-                let device = machine.driver.device(0)?.name()?;
-                println!("{ranks} x {device}, NCCL {}", machine.nccl.release());
-                Ok(machine)
-            }
-            Err(why) => {
-                let why = why.to_string();
-                let why = why.split(';').next().unwrap_or_default();
-                println!("embedded device, {ranks} ranks: its times are not a GPU's ({why})");
-                Self::embedded(ranks)
-            }
-        }
+        Self::real(ranks).or_else(|why| Self::embedded(ranks, &why.to_string()))
     }
 
     fn real(ranks: usize) -> Result<Self> {
@@ -55,16 +45,22 @@ impl Machine {
         if (count as usize) < ranks {
             return Err(format!("{count} GPUs for {ranks} ranks").into());
         }
-        Ok(Self { ranks, nccl: Nccl::load()?, driver, _world: None })
+        let nccl = Nccl::load()?;
+        let description = format!("{ranks} x {}, NCCL {}", driver.device(0)?.name()?, nccl.release());
+        Ok(Self { ranks, nccl, description, driver, _world: None })
     }
 
-    fn embedded(ranks: usize) -> Result<Self> {
+    /// `why` there are no real ones.
+    fn embedded(ranks: usize, why: &str) -> Result<Self> {
+        let why = why.split(';').next().unwrap_or_default();
+        let description = format!("embedded device, {ranks} ranks: its times are not a GPU's ({why})");
         let world = World::builder().devices(ranks).capacity(4 << 30).start()?;
         // SAFETY: the embedded device keeps the contracts of the C APIs, and lives as long as the machine.
         let (driver, nccl) = unsafe {
             (cuda_driver::sys::Api::from_parts(world.cuda())?, nccl_sys::Api::from_parts(world.nccl())?)
         };
-        Ok(Self { ranks, nccl: Nccl::new(nccl), driver: Driver::new(driver)?, _world: Some(world) })
+        let (nccl, driver) = (Nccl::new(nccl), Driver::new(driver)?);
+        Ok(Self { ranks, nccl, description, driver, _world: Some(world) })
     }
 
     /// Runs `body` on a thread for each rank; what rank 0 returns. A rank that fails ends the benchmark, since the

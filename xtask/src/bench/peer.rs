@@ -1,4 +1,4 @@
-//! Programs of other allocators, built where what they need is installed.
+//! Programs of PyTorch's, where what they need is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,8 @@ use tempfile::TempDir;
 use super::turns::Player;
 use crate::child;
 
-const PROGRAM: &str = include_str!("../../peers/alloc_bench.cpp");
+const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
+const CALL: &str = include_str!("../../peers/call_bench.py");
 
 /// A compiler takes a minute over PyTorch's headers on a slow host.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -23,7 +24,7 @@ const LIBRARIES: [&str; 6] =
 ///
 /// # Errors
 /// Why it cannot be had here.
-pub(super) fn torch() -> Result<(Player, TempDir)> {
+pub(super) fn torch_allocator() -> Result<(Player, TempDir)> {
     let find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])";
     let python = child::output_within(Command::new("python3").args(["-c", find]), LIMIT)
         .context("looking for torch with python3")?;
@@ -37,7 +38,7 @@ pub(super) fn torch() -> Result<(Player, TempDir)> {
     }
     let folder = tempfile::tempdir().context("a folder for the program")?;
     let (source, program) = (folder.path().join("alloc_bench.cpp"), folder.path().join("alloc_bench"));
-    std::fs::write(&source, PROGRAM).with_context(|| format!("cannot write {}", source.display()))?;
+    std::fs::write(&source, ALLOC).with_context(|| format!("cannot write {}", source.display()))?;
     let mut compiler = Command::new("g++");
     compiler.args(["-O2", "-std=c++20"]).arg(&source).arg("-o").arg(&program);
     compiler.arg("-pthread").args(flags("-I", &[torch.join("include"), cuda.join("include")]));
@@ -49,6 +50,30 @@ pub(super) fn torch() -> Result<(Player, TempDir)> {
         bail!("building it: {}: {}", built.status, String::from_utf8_lossy(&built.stderr).trim());
     }
     Ok((Player::start(&mut Command::new(&program))?, folder))
+}
+
+/// `peers/call_bench.py`, started with Python's `torch` (the variable `PYTHON` names another than python3's), and the
+/// folder that it lies in.
+///
+/// # Errors
+/// Why it cannot be had here.
+pub(super) fn torch_distributed(ranks: usize) -> Result<(Player, TempDir)> {
+    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
+    let count =
+        "import torch, torch.distributed as d; print(torch.cuda.device_count() * d.is_nccl_available())";
+    let found = child::output_within(Command::new(&python).args(["-c", count]), LIMIT)
+        .with_context(|| format!("looking for torch with {}", python.display()))?;
+    if !found.status.success() {
+        bail!("{} has no torch", python.display());
+    }
+    let devices: usize = String::from_utf8_lossy(&found.stdout).trim().parse().unwrap_or_default();
+    if devices < ranks {
+        bail!("torch reaches {devices} GPUs with NCCL, for {ranks} ranks");
+    }
+    let folder = tempfile::tempdir().context("a folder for the program")?;
+    let program = folder.path().join("call_bench.py");
+    std::fs::write(&program, CALL).with_context(|| format!("cannot write {}", program.display()))?;
+    Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
 }
 
 fn flags<'a>(flag: &'a str, folders: &'a [PathBuf]) -> impl Iterator<Item = String> + 'a {

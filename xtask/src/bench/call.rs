@@ -1,0 +1,181 @@
+//! `cargo xtask bench call`: runs process-group's benchmark of calls and PyTorch's peer of it, and compares them.
+
+use anyhow::{Context, Result, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::figures::{Figure, compare, find, medians, read};
+use super::{ours, peer};
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How many ranks there are, a GPU each
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Whose figure the others of a case are divided by.
+const RAW: &str = "ncclAllReduce";
+const GROUP: &str = "ProcessGroup";
+const TORCH: &str = "torch.distributed";
+/// What the last line is about.
+const LOOP: &str = "loop of 2000";
+const GRAPHS: &str = "graphs of 50";
+
+#[derive(Serialize)]
+struct Report {
+    /// What our part ran on.
+    machine: String,
+    figures: Vec<Figure>,
+    results: Vec<Results>,
+    /// Why there is nothing of PyTorch's.
+    torch: Option<String>,
+    #[serde(flatten)]
+    bars: Bars,
+}
+
+/// What a contender's calls gave, beside what NCCL's own function gave.
+#[derive(Debug, PartialEq, Serialize)]
+struct Results {
+    contender: String,
+    compared: f64,
+    differ: f64,
+}
+
+/// What a call through `ProcessGroup` may cost, and does.
+#[derive(Debug, PartialEq, Serialize)]
+struct Bars {
+    /// More than NCCL's own function, in µs: at most 0.5.
+    above_raw_us: Option<f64>,
+    /// As a part of PyTorch's: at most a third.
+    of_torch: Option<f64>,
+    /// In a graph, as a multiple of NCCL's own function: at most 1.
+    in_graph: Option<f64>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
+    let ranks = options.ranks.to_string();
+    let mut ours = ours("process-group", "collectives", &[&ranks])?;
+    let mut torch = peer::torch_distributed(options.ranks);
+    let (mut opening, mut lines) = (String::new(), String::new());
+    ours.round(&mut opening).context("process-group's benchmark")?;
+    while ours.round(&mut lines).context("process-group's benchmark")? {
+        if let Ok((player, _)) = &mut torch
+            && let Err(why) = player.round(&mut lines)
+        {
+            torch = Err(why);
+        }
+    }
+    let (machine, results) = opened(&opening)?;
+    let figures = compare(medians(&lines)?, &[RAW]);
+    let torch = torch.err().map(|why| format!("{why:#}"));
+    let report = Report { machine, bars: Bars::of(&figures), figures, results, torch };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+/// Reads the first round: the machine, and what the comparison of results found.
+fn opened(lines: &str) -> Result<(String, Vec<Results>)> {
+    let (first, rest) = lines.split_once('\n').unwrap_or((lines, ""));
+    let machine = first.strip_prefix("machine\t").context("process-group's benchmark names no machine")?;
+    let told = read(rest)?;
+    let of = |wanted: &str, who: &str| told.iter().find(|(what, by, _)| (*what, *by) == (wanted, who));
+    let results = |(_, contender, compared): &(&str, &str, f64)| {
+        let &(.., differ) =
+            of("results that differ", contender).context("no count of results that differ")?;
+        Ok(Results { contender: (*contender).to_owned(), compared: *compared, differ })
+    };
+    let all = told.iter().filter(|(what, ..)| *what == "results").map(results);
+    Ok((machine.to_owned(), all.collect::<Result<_>>()?))
+}
+
+impl Bars {
+    fn of(figures: &[Figure]) -> Self {
+        let ns = |case, contender| find(figures, case, contender);
+        let of = |contender, other, case| Some(ns(case, contender)? / ns(case, other)?);
+        Self {
+            above_raw_us: ns(LOOP, GROUP).zip(ns(LOOP, RAW)).map(|(ours, raw)| (ours - raw) / 1e3),
+            of_torch: of(GROUP, TORCH, LOOP),
+            in_graph: of(GROUP, RAW, GRAPHS),
+        }
+    }
+
+    /// Each with what it may be.
+    fn words(&self) -> String {
+        let bar = |figure: Option<f64>, most: f64, words: &dyn Fn(f64) -> String| {
+            let figure = figure?;
+            let holds = if figure <= most { "holds" } else { "does not hold" };
+            Some(format!("{} ({holds})", words(figure)))
+        };
+        let bars = [
+            bar(self.above_raw_us, 0.5, &|us| format!("raw {us:+.2} µs, at most +0.50")),
+            bar(self.of_torch, 1.0 / 3.0, &|part| format!("{part:.2} of PyTorch's, at most 0.33")),
+            bar(self.in_graph, 1.0, &|times| format!("in a graph {times:.3} of raw, at most 1")),
+        ];
+        format!("{GROUP}: {}", bars.into_iter().flatten().collect::<Vec<_>>().join("; "))
+    }
+}
+
+fn print(report: &Report) {
+    println!("all-reduce of 8 bytes on {}", report.machine);
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["case", "contender", "µs a call", "times raw"]);
+    let mut last = "";
+    for Figure { case, contender, ns, ratio } in &report.figures {
+        let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+        table.add_row([if case == last { "" } else { case }, contender, &format!("{:.3}", ns / 1e3), &ratio]);
+        last = case;
+    }
+    table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    println!("{table}");
+    if let Some(why) = &report.torch {
+        println!("PyTorch: skipped: {why}");
+    }
+    for Results { contender, compared, differ } in &report.results {
+        println!("{contender}: {differ} of {compared} results differ from raw in any bit");
+    }
+    println!("{}", report.bars.words());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bars_are_of_the_loop_and_of_graphs() {
+        let lines = "loop of 2000\tncclAllReduce\t5000\nloop of 2000\tProcessGroup\t5400\n\
+                     loop of 2000\ttorch.distributed\t20000\nbursts of 20\tProcessGroup\t1\n\
+                     graphs of 50\tncclAllReduce\t6000\ngraphs of 50\tProcessGroup\t6600\n";
+        let figures = compare(medians(lines).unwrap(), &[RAW]);
+        let bars = Bars::of(&figures);
+        assert_eq!(
+            bars.words(),
+            "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); 0.27 of PyTorch's, at most 0.33 (holds); \
+             in a graph 1.100 of raw, at most 1 (does not hold)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_measured_has_no_bar() {
+        let bars = Bars::of(&medians("loop of 2000\tProcessGroup\t5400\n").unwrap());
+        assert_eq!(bars, Bars { above_raw_us: None, of_torch: None, in_graph: None });
+    }
+
+    #[test]
+    fn the_first_round_says_where_and_what_differs() {
+        let lines = "machine\t2 x H200\nresults\tCommunicator\t7\nresults that differ\tCommunicator\t1\n";
+        let (machine, results) = opened(lines).unwrap();
+        assert_eq!(machine, "2 x H200");
+        assert_eq!(results, [Results { contender: "Communicator".into(), compared: 7.0, differ: 1.0 }]);
+        assert!(opened("loop\tours\t1\n").is_err());
+        assert!(opened("machine\tx\nresults\tours\t1\n").is_err());
+    }
+}

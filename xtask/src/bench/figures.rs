@@ -1,0 +1,86 @@
+//! Medians of what players tell of their rounds.
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+/// The median of one contender in one case.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Figure {
+    pub(super) case: String,
+    pub(super) contender: String,
+    /// Of time, an operation.
+    pub(super) ns: f64,
+    /// How many times that which the others of the case are compared with.
+    pub(super) ratio: Option<f64>,
+}
+
+/// Reads lines of case, contender and a number, with tabs between.
+pub(super) fn read(lines: &str) -> Result<Vec<(&str, &str, f64)>> {
+    let line = |line| {
+        let [case, contender, number] = *str::split(line, '\t').collect::<Vec<_>>() else {
+            bail!("expected case, contender, ns: {line:?}");
+        };
+        let number = number.parse().with_context(|| format!("expected ns at the end of {line:?}"))?;
+        Ok((case, contender, number))
+    };
+    lines.lines().map(line).collect()
+}
+
+/// Reads lines of case, contender and ns: the median of what is told of a contender in a case.
+pub(super) fn medians(lines: &str) -> Result<Vec<Figure>> {
+    let mut all: Vec<(&str, &str, Vec<f64>)> = Vec::new();
+    for (case, contender, ns) in read(lines)? {
+        match all.iter_mut().find(|(a, b, _)| (*a, *b) == (case, contender)) {
+            Some((.., times)) => times.push(ns),
+            None => all.push((case, contender, vec![ns])),
+        }
+    }
+    let figure = |(case, contender, mut times): (&str, &str, Vec<f64>)| {
+        times.sort_by(f64::total_cmp);
+        let ns = times[times.len() / 2];
+        Figure { case: case.to_owned(), contender: contender.to_owned(), ns, ratio: None }
+    };
+    Ok(all.into_iter().map(figure).collect())
+}
+
+/// Adds ratios to the first of `base` that a case has, and puts the figures of a case together.
+pub(super) fn compare(mut figures: Vec<Figure>, base: &[&str]) -> Vec<Figure> {
+    let all = figures.clone();
+    figures.sort_by_key(|figure| all.iter().position(|other| other.case == figure.case));
+    for figure in &mut figures {
+        figure.ratio = base.iter().find_map(|who| find(&all, &figure.case, who)).map(|base| figure.ns / base);
+    }
+    figures
+}
+
+pub(super) fn find(figures: &[Figure], case: &str, contender: &str) -> Option<f64> {
+    figures.iter().find(|figure| figure.case == case && figure.contender == contender).map(|figure| figure.ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_divided_by_the_first_of_the_base_that_there_is() {
+        let lines = "pair\tours, counted memory\t20\npair\tours\t25.0\npair\ttorch\t250\nmiss\ttorch\t3\n";
+        let figures = compare(medians(lines).unwrap(), &["ours", "ours, counted memory"]);
+        let ratios: Vec<_> = figures.iter().map(|figure| figure.ratio).collect();
+        assert_eq!(ratios, [Some(0.8), Some(1.0), Some(10.0), None]);
+    }
+
+    #[test]
+    fn a_figure_is_the_median_of_its_rounds() {
+        let lines = "pair\tours\t9\npair\ttorch\t7\npair\tours\t2\npair\tours\t3\n";
+        let times: Vec<_> = medians(lines).unwrap().iter().map(|figure| figure.ns).collect();
+        assert_eq!(times, [3.0, 7.0]);
+    }
+
+    #[test]
+    fn what_is_no_figure_is_an_error_that_repeats_it() {
+        for line in ["pair", "pair\tours", "pair\tours\tfast", "pair\tours\t1\t2"] {
+            let error = medians(line).unwrap_err().to_string();
+            assert!(error.contains(&format!("{line:?}")), "{error}");
+        }
+    }
+}
