@@ -128,13 +128,12 @@ impl Gate {
         kind: Kind,
         deadline: Option<Deadline>,
     ) -> Result<Entry<'_>> {
-        let me = thread::current().id();
         let mut state = self.lock();
         loop {
             if kind != Kind::GroupEnd {
                 self.admitted(&state, call)?;
             }
-            let held_by_other = state.group.is_some_and(|owner| owner != me);
+            let held_by_other = state.group.is_some_and(|owner| owner != thread::current().id());
             let busy_with = match (state.inside, kind) {
                 (Some(inside), _) => inside,
                 (None, Kind::Collective) if state.group.is_some() => "an open group",

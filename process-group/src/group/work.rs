@@ -18,7 +18,7 @@ use super::{GroupError, Result, process_group::Counter};
 use crate::{
     comm::AbortHandle,
     profile,
-    record::{Look, Span},
+    record::{Look, Span, now},
     store::Deadline,
 };
 
@@ -155,7 +155,7 @@ impl Work {
         }
         let done = self.passed(&self.marks.done)?;
         if done {
-            self.tell_done();
+            self.tell_done(now);
         }
         Ok(done)
     }
@@ -180,10 +180,10 @@ impl Work {
         Ok(event.query()?)
     }
 
-    /// Tells the flight recorder that it is done.
-    fn tell_done(&self) {
+    /// Tells the flight recorder that it is done, at `now` if that was not told before.
+    fn tell_done(&self, now: impl FnOnce() -> u64) {
         // A driver that does not say how long leaves that it is done.
-        self.counter.track.completed(self.span, || self.marks.elapsed_us().ok().flatten());
+        self.counter.track.completed(self.span, now, || self.marks.elapsed_us().ok().flatten());
     }
 
     /// Tells the flight recorder that it has begun, if it has; whether it has.
@@ -312,8 +312,8 @@ pub(super) struct Outstanding {
 impl Outstanding {
     /// A stream takes about as many launches before the host waits: what is further back is done.
     const KEPT: usize = 1024;
-    /// After how many works a stream is looked at: one query for all of them.
-    const STRIDE: usize = 64;
+    /// After how many works a stream is looked at, and how many go at a time.
+    const STRIDE: usize = 128;
 
     fn streams(&self) -> MutexGuard<'_, Vec<VecDeque<Work>>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
@@ -325,15 +325,12 @@ impl Outstanding {
         let own = |works: &&mut VecDeque<Work>| works.back().is_some_and(|last| last.stream == work.stream);
         let Some(works) = streams.iter_mut().find(own) else {
             streams.iter_mut().for_each(drop_done);
-            let mut works = VecDeque::with_capacity(2 * Self::STRIDE);
+            let mut works = VecDeque::with_capacity(Self::STRIDE);
             works.push_back(work.clone());
             return streams.push(works);
         };
         if works.len().is_multiple_of(Self::STRIDE) {
-            drop_done(works);
-            if works.len() >= Self::KEPT {
-                works.drain(..Self::STRIDE);
-            }
+            drop_oldest(works);
         }
         works.push_back(work.clone());
     }
@@ -344,6 +341,28 @@ impl Outstanding {
     }
 }
 
+/// Lets go of a stream's oldest works, a stride at a time, with one query for each and one more: a query costs as much
+/// as ten event records.
+fn drop_oldest(works: &mut VecDeque<Work>) {
+    const STRIDE: usize = Outstanding::STRIDE;
+    while let Some(last) = works.get(STRIDE - 1) {
+        let done = last.is_completed().unwrap_or(false);
+        if !done && works.len() < Outstanding::KEPT {
+            return;
+        }
+        if done {
+            tell_done(works.range(..STRIDE));
+        }
+        works.drain(..STRIDE);
+    }
+}
+
+/// Tells the recorder that all these are done, at one moment.
+fn tell_done<'a>(works: impl Iterator<Item = &'a Work>) {
+    let now = now();
+    works.for_each(|work| work.tell_done(|| now));
+}
+
 /// Tells the recorder which of a stream's works are done, and lets go of them, but for the last.
 fn drop_done(works: &mut VecDeque<Work>) {
     // What the driver does not answer for is not known to be done.
@@ -352,7 +371,7 @@ fn drop_done(works: &mut VecDeque<Work>) {
         Some(last) if done(last) => works.len(),
         _ => works.partition_point(done),
     };
-    works.range(..count).for_each(Work::tell_done);
+    tell_done(works.range(..count));
     works.drain(..count.min(works.len().saturating_sub(1)));
 }
 

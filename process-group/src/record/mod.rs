@@ -31,5 +31,5 @@ pub use progress::{LastCall, MemberProgress, Progress};
 
 pub(crate) use call::{Call, are_one};
 pub(crate) use desk::{Desk, ask};
-pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track};
+pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track, now};
 pub(crate) use ring::Span;

@@ -255,8 +255,14 @@ impl Track {
         self.recorder.ring.started(span, self.group, now);
     }
 
-    /// Says that these calls were seen to be done, and how many µs the device took, if it was asked.
-    pub(crate) fn completed(&self, span: Span, elapsed: impl FnOnce() -> Option<f64>) {
+    /// Says that these calls were seen to be done, at `now` if that was not said before, and how many µs the device
+    /// took, if it was asked.
+    pub(crate) fn completed(
+        &self,
+        span: Span,
+        now: impl FnOnce() -> u64,
+        elapsed: impl FnOnce() -> Option<f64>,
+    ) {
         // Not 0, which stands for not asked.
         let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
         self.recorder.ring.completed(span, self.group, now, elapsed);
@@ -296,7 +302,7 @@ impl<'a> Recording<'a> {
 }
 
 /// ns since 1970.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
