@@ -346,7 +346,7 @@ impl Outstanding {
 fn drop_oldest(works: &mut VecDeque<Work>) {
     const STRIDE: usize = Outstanding::STRIDE;
     while let Some(last) = works.get(STRIDE - 1) {
-        let done = last.is_completed().unwrap_or(false);
+        let done = last.is_done().unwrap_or(false);
         if !done && works.len() < Outstanding::KEPT {
             return;
         }
