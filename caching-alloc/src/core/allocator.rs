@@ -296,7 +296,8 @@ impl Allocator {
         self.device.faults()
     }
 
-    /// The segment and block that an address lies in.
+    /// The segment and block that an address lies in. It walks all segments and, with their stream's lock held, the
+    /// blocks of one: for looking at, not for every call.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Found> {
         let fixed = self.device.shards().iter().find_map(|shard| shard.find(address));
