@@ -10,9 +10,9 @@ use crate::run_tests::{self, Options};
 /// Named, so that build scripts and macros, which run inside the compiler, are built without the sanitizer.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A test lets a process touch memory of the device, and sees it killed for that; one that is not to be is a failed
-/// test all the same.
-const SETTINGS: &str = "handle_segv=0";
+/// Tests let processes touch memory of the device, or load a library that is cut off, and see them killed for that; one
+/// that is not to be is a failed test all the same.
+const SETTINGS: &str = "handle_segv=0:handle_sigbus=0";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     run_tests::run_with(options, |root, test| {

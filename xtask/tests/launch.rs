@@ -143,7 +143,9 @@ fn all_reduce() -> Option<(PathBuf, PathBuf)> {
     let package = shell::package("process-group");
     let build = ["build", "--quiet", "--package", &package, "--example", "all_reduce"];
     shell::run(&mut shell::cargo(&root, &build)).unwrap();
-    Some((machine.with_file_name("all_reduce"), machine))
+    // Beside this program, wherever that was built: `deps` and `examples` share a folder.
+    let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
+    Some((folder.join("all_reduce"), machine))
 }
 
 #[test]
