@@ -111,8 +111,9 @@ struct Failure {
     rank: usize,
     end: End,
     after: Duration,
-    /// Those that ran then.
+    /// Those that ran then, and how they were asked to end.
     others: BTreeSet<usize>,
+    asked: &'static str,
 }
 
 impl Job {
@@ -170,9 +171,14 @@ impl Job {
                     self.running.remove(&rank);
                     if !end.is_success() && failure.is_none() {
                         let (after, others) = (self.started.elapsed(), self.running.clone());
-                        failure = Some(Failure { rank, end, after, others });
-                        self.signal_all(Signal::TERM);
-                        due = due.or(Some(Instant::now() + grace));
+                        // Who was interrupted has been asked to end, and does it in its own way.
+                        let asked =
+                            if due.is_some() { "interrupted as well" } else { "sent SIGTERM after that" };
+                        failure = Some(Failure { rank, end, after, others, asked });
+                        if due.is_none() {
+                            self.signal_all(Signal::TERM);
+                            due = Some(Instant::now() + grace);
+                        }
                     }
                 }
                 // Who is impatient asks twice.
@@ -203,7 +209,7 @@ impl Job {
     }
 
     fn report(&self, failure: &Failure) {
-        let Failure { rank, end, after, others } = failure;
+        let Failure { rank, end, after, others, asked: how } = failure;
         let mut text =
             format!("error: rank {rank} failed first: {end}, {:.1} s after the start", after.as_secs_f64());
         match &self.ranks[*rank].last_lines()[..] {
@@ -215,9 +221,10 @@ impl Job {
         }
         let asked: Vec<_> = others.difference(&self.killed).map(ToString::to_string).collect();
         let killed: Vec<_> = self.killed.iter().map(ToString::to_string).collect();
-        for (ranks, what) in [(asked, "SIGTERM"), (killed, "SIGTERM and, as they did not end, SIGKILL")] {
+        let killed_how = format!("{how} and, as they did not end, SIGKILL after that");
+        for (ranks, how) in [(asked, (*how).to_owned()), (killed, killed_how)] {
             if !ranks.is_empty() {
-                text.push_str(&format!("sent {what} after that: rank(s) {}\n", ranks.join(", ")));
+                text.push_str(&format!("{how}: rank(s) {}\n", ranks.join(", ")));
             }
         }
         // Who listens may have left.
