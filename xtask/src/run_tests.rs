@@ -83,8 +83,8 @@ pub(crate) fn run_with(options: &Options, set: impl FnOnce(&Path, &mut Command))
         None => command.arg("--workspace"),
     };
     command.args(["--features", &shell::adapters(options.package.as_deref())]);
-    if options.package.as_deref().is_none_or(|name| name == "caching-alloc") {
-        // Which the adapters' tests run on.
+    if options.package.as_deref().is_none_or(|name| ["caching-alloc", "xtask"].contains(&name)) {
+        // Which the adapters' tests run on, and programs that the launcher starts.
         command.env("EMBEDDED_LIBRARY", shell::embedded_library(&root)?);
     }
     set(&root, &mut command);

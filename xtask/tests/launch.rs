@@ -139,13 +139,14 @@ fn all_reduce() -> Option<(PathBuf, PathBuf)> {
         println!("skipped: the example is built from the source tree, with cargo");
         return None;
     };
-    shell::embedded_library(&root).unwrap();
+    let named = std::env::var_os("EMBEDDED_LIBRARY").map(PathBuf::from);
+    let machine = named.unwrap_or_else(|| shell::embedded_library(&root).unwrap());
     let package = shell::package("process-group");
     let build = ["build", "--quiet", "--package", &package, "--example", "all_reduce"];
     shell::run(&mut shell::cargo(&root, &build)).unwrap();
     // Beside this program, wherever that was built: `deps` and `examples` share a folder.
     let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
-    Some((folder.join("all_reduce"), folder.join("libshared_library.so")))
+    Some((folder.join("all_reduce"), machine))
 }
 
 #[test]
