@@ -2,8 +2,9 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -80,6 +81,30 @@ fn reader(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
         let _ = sender.send(bytes);
     });
     receiver
+}
+
+/// A process that does not outlive its owner.
+pub(crate) struct Owned(pub(crate) Child);
+
+impl Deref for Owned {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Owned {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // Both fail only where there is no process any more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// What is written to a pipe, line by line, until it ends or nobody listens: to be waited for with a deadline.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::child;
+use crate::child::{self, Owned};
 use crate::demo::{Backend, backend, die_with_launcher};
 use crate::shell::explain;
 
@@ -154,16 +154,8 @@ fn now() -> i128 {
 
 /// A rank's process, and what it says.
 struct Rank {
-    child: Child,
+    child: Owned,
     lines: Receiver<String>,
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // Both fail only where there is no process any more.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Rank {
@@ -203,7 +195,7 @@ impl Job {
                 command.args([name.to_owned(), number.to_string()]);
             }
             command.args(["--backend", backend.name(), "--store", &store.address()]);
-            let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+            let mut child = Owned(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
             let lines = child::lines(child.stdout.take());
             Ok(Rank { child, lines })
         };

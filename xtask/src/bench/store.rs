@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use comfy_table::{Table, presets};
 use process_group::store::{Deadline, Store, TcpStore};
 use serde::Serialize;
 
+use crate::child::Owned;
 use crate::torch_env;
 
 #[derive(clap::Args)]
@@ -86,7 +87,7 @@ impl Quantiles {
 /// A server in a process of its own, and what was measured of it.
 struct Contender {
     name: &'static str,
-    process: Child,
+    _process: Owned,
     address: String,
     latency: BTreeMap<&'static str, Vec<f64>>,
     throughput: Vec<f64>,
@@ -95,18 +96,19 @@ struct Contender {
 
 impl Contender {
     fn start(name: &'static str, command: &mut Command) -> Result<Self> {
-        let mut process = command
+        let process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let mut process = Owned(process);
         let mut port = String::new();
         if let Some(output) = process.stdout.take() {
             BufReader::new(output).read_line(&mut port)?;
         }
         let port: u16 = port.trim().parse().with_context(|| format!("{name}: no port, but {port:?}"))?;
         let (latency, throughput, join) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Ok(Self { name, process, address: format!("127.0.0.1:{port}"), latency, throughput, join })
+        Ok(Self { name, _process: process, address: format!("127.0.0.1:{port}"), latency, throughput, join })
     }
 
     fn round(&mut self, options: &Options) -> Result<()> {
@@ -166,14 +168,6 @@ impl Contender {
             calls_per_second: Quantiles::of(&mut self.throughput)?,
             join_ms: Quantiles::of(&mut self.join)?,
         })
-    }
-}
-
-impl Drop for Contender {
-    fn drop(&mut self) {
-        // Both fail only where there is no process any more.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

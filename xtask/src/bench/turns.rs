@@ -2,20 +2,20 @@
 //! within seconds where it is shared, is the same for both.
 
 use std::io::Write;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::child;
+use crate::child::{self, Owned};
 
 /// Longer than any round takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// A program that waits for a line before each round, and prints an empty one after it.
 pub(super) struct Player {
-    child: Child,
+    child: Owned,
     turns: Option<ChildStdin>,
     lines: Receiver<String>,
 }
@@ -23,12 +23,13 @@ pub(super) struct Player {
 impl Player {
     /// Starts it; what it says on standard error is ours.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
-        let mut child = command
+        let child = command
             .arg("in-turn")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let mut child = Owned(child);
         let (turns, lines) = (child.stdin.take(), child::lines(child.stdout.take()));
         Ok(Self { child, turns, lines })
     }
@@ -59,14 +60,6 @@ impl Player {
             bail!("it ended with {status}{}", if asked { "" } else { " between two rounds" });
         }
         Ok(false)
-    }
-}
-
-impl Drop for Player {
-    fn drop(&mut self) {
-        // Both fail only where there is no process any more.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -17,6 +17,7 @@ use super::groups;
 use super::options::{Options, RankOptions};
 use super::protocol::{self, Message, Stage};
 use super::report::Figures;
+use crate::child::Owned;
 use crate::trace::Trace;
 
 /// Longer than any step of a rank takes beyond its deadline; who is silent for this long is stuck.
@@ -31,22 +32,14 @@ enum Heard {
     Gone,
 }
 
-/// A rank's process; it does not outlive its owner.
+/// A rank's process.
 struct Rank {
-    child: Child,
+    child: Owned,
     stage: Stage,
     heard: Instant,
     finished: bool,
     error: Option<String>,
     gone: bool,
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // Both fail only where there is no process any more.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Runs all ranks and gathers what they say.
@@ -100,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
     Ok(figures)
 }
 
-fn start(part: &RankOptions) -> io::Result<(Child, UnixStream)> {
+fn start(part: &RankOptions) -> io::Result<(Owned, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(std::env::current_exe()?)
         .args(part.arguments())
@@ -108,7 +101,7 @@ fn start(part: &RankOptions) -> io::Result<(Child, UnixStream)> {
         // Standard output is the launcher's report, so what libraries print there goes to standard error.
         .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
         .spawn()?;
-    Ok((child, ours))
+    Ok((Owned(child), ours))
 }
 
 /// Hears the ranks until all have finished or one has failed and the others had time to say so too.
