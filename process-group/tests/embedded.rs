@@ -22,4 +22,5 @@ mod profile;
 mod record;
 #[cfg(feature = "registration")]
 mod registration;
+mod torch;
 mod window;

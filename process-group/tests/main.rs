@@ -2,6 +2,7 @@
 
 mod embedded;
 mod hardware;
+mod hardware_torch;
 mod python;
 mod store_file;
 mod store_garbage;

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
-#   ./run.sh [all|unpack|doctor|demo|tests|sanitize|benches|replay|peers] [RANKS]
+#   ./run.sh [all|unpack|doctor|demo|tests|torch|sanitize|benches|replay|peers] [RANKS]
 # The programs are unpacked beside it first: ./xtask, tests/, benches/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
+# PYTHON names a Python that has torch (default: python3).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
 cd "$(dirname "$0")"
@@ -62,6 +63,25 @@ peers() {
     rm -r "$out"
 }
 
+# Ranks of Rust under torchrun, alone and beside one of Python, which is the first rank or the last.
+under_torchrun() {
+    local python=${PYTHON:-python3} nccl lead examples=examples/process-group
+    echo "== torchrun"
+    nccl=$("$python" -c 'import torch
+assert torch.cuda.device_count() > 1, "torch sees less than 2 GPUs"
+print(next(path for path in open("/proc/self/maps").read().split() if "/libnccl.so" in path))' 2>&1) || {
+        echo "skipped: ${nccl##*$'\n'}"
+        return
+    }
+    nccl=${nccl##*$'\n'}
+    torchrun() { NCCL_SYS_LIBRARY=$nccl "$python" -m torch.distributed.run --no-python --nproc-per-node "$@"; }
+    torchrun "${ranks:-2}" $examples/all_reduce || failed=1
+    for lead in 0 1; do
+        torchrun 2 sh -c "if [ \$RANK = $lead ]; then exec $python $examples/torch_all_reduce.py
+            else exec $examples/torch_all_reduce; fi" || failed=1
+    done
+}
+
 # cuda-driver on the host's own driver, under compute-sanitizer. Calls that fail are not reported: the tests make some
 # fail on purpose (a handle opened by its own process, fabric handles without a fabric) and look at every code
 # themselves. Looked for is what no code tells: accesses out of bounds, after a free, of what nobody wrote.
@@ -105,6 +125,9 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
             echo "$output"
         fi
     done
+fi
+if [ "$what" = all ] || [ "$what" = torch ]; then
+    under_torchrun
 fi
 if [ "$what" = all ] || [ "$what" = sanitize ]; then
     sanitize

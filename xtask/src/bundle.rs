@@ -67,6 +67,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in build(&root, &["build", "--package", &shell::package("nccl-sys"), "--examples"])? {
         add(&artifact.path, &format!("examples/{}", artifact.target))?;
     }
+    let group = "process-group";
+    for artifact in build(&root, &["build", "--package", &shell::package(group), "--examples"])? {
+        add(&artifact.path, &format!("examples/{group}/{}", artifact.target))?;
+    }
+    let script = "examples/torch_all_reduce.py";
+    add(&root.join(group).join(script), &format!("examples/{group}/torch_all_reduce.py"))?;
     for (folder, to, suffix) in [("xtask/data", "traces", ".trace.gz"), ("xtask/peers", "peers", "")] {
         let folder = root.join(folder);
         for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {

@@ -37,16 +37,16 @@ use crate::{
 #[derive(Clone)]
 #[must_use = "a builder makes nothing until build is called"]
 pub struct Builder {
-    name: String,
-    epoch: u64,
+    pub(super) name: String,
+    pub(super) epoch: u64,
     rank: Option<usize>,
     world_size: Option<usize>,
     store: Option<SharedStore>,
     context: Option<Context>,
     nccl: Option<Nccl>,
-    config: Config,
-    timeout: Duration,
-    heartbeat: Duration,
+    pub(super) config: Config,
+    pub(super) timeout: Duration,
+    pub(super) heartbeat: Duration,
     dump_folder: Option<PathBuf>,
     timing: bool,
 }
@@ -161,47 +161,13 @@ impl Builder {
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
-        let environment = Environment::read()?;
-        let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;
-        let size = self
-            .world_size
-            .or(environment.world_size)
-            .ok_or_else(|| Environment::missing("WORLD_SIZE", "a world size"))?;
-        if rank >= size {
-            return Err(GroupError::NoSuchRank { rank, size });
-        }
-        let (store, host) = match self.store {
-            Some(store) => (store, None),
-            None => {
-                let store = tcp_store(&environment, rank, deadline)?;
-                (Arc::new(store.clone()) as SharedStore, store.is_host().then_some(store))
-            }
-        };
-        let nccl = match self.nccl {
-            Some(nccl) => nccl,
-            None => Nccl::load()?,
-        };
-        let context = match self.context {
-            Some(context) => context,
-            None => {
-                let ordinal =
-                    environment.local_rank.ok_or_else(|| Environment::missing("LOCAL_RANK", "a context"))?;
-                let ordinal = u32::try_from(ordinal).unwrap_or(u32::MAX);
-                Driver::load()?.device(ordinal)?.retain_primary()?
-            }
-        };
-        // What this rank finds wrong on its own is found before the others are met.
-        comm::settings("build", &nccl, &self.config)?;
-        let folder = self.dump_folder.or(environment.dump_folder);
-        if let Some(folder) = &folder {
-            fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
-        }
+        let Ready { rank, size, store, host, nccl, context, folder, timing } = self.ready(false, deadline)?;
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
 
         let card = Member::here(rank, size, &nccl, &context)?.encode();
-        let ranks: Vec<_> = (0..size).collect();
+        let ranks: Arc<[usize]> = (0..size).collect();
         let cards = rendezvous(&store, "join", rank, size, card.as_bytes(), deadline)
             .map_err(|error| explain(&name, &ranks, error, "the start of the group"))?;
         let members: Arc<[Member]> = member::agree(&cards)
@@ -215,12 +181,67 @@ impl Builder {
         let id = (GroupId { uid, epoch: self.epoch }, id);
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
-        let timing = self.timing || environment.timing;
         let timeout = self.timeout;
-        let seat = Seat { name, rank, members, numbers, store, timeout, timing, recorder, desk, peers };
+        let seat =
+            Seat { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers };
         let group = seat.init(id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
+
+    /// Finds out where this rank stands, and what it finds wrong on its own, before the others are met. `counted` says
+    /// whether the [`workers`](crate::store::TcpOptions::workers) of the environment's store are.
+    pub(super) fn ready(&self, counted: bool, deadline: Deadline) -> Result<Ready> {
+        let environment = Environment::read()?;
+        let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;
+        let size = self
+            .world_size
+            .or(environment.world_size)
+            .ok_or_else(|| Environment::missing("WORLD_SIZE", "a world size"))?;
+        if rank >= size {
+            return Err(GroupError::NoSuchRank { rank, size });
+        }
+        let (store, host) = match &self.store {
+            Some(store) => (store.clone(), None),
+            None => {
+                let store = tcp_store(&environment, rank, counted.then_some(size), deadline)?;
+                (Arc::new(store.clone()) as SharedStore, store.is_host().then_some(store))
+            }
+        };
+        let nccl = match &self.nccl {
+            Some(nccl) => nccl.clone(),
+            None => Nccl::load()?,
+        };
+        let context = match &self.context {
+            Some(context) => context.clone(),
+            None => {
+                let ordinal =
+                    environment.local_rank.ok_or_else(|| Environment::missing("LOCAL_RANK", "a context"))?;
+                let ordinal = u32::try_from(ordinal).unwrap_or(u32::MAX);
+                Driver::load()?.device(ordinal)?.retain_primary()?
+            }
+        };
+        comm::settings("build", &nccl, &self.config)?;
+        let folder = self.dump_folder.clone().or(environment.dump_folder);
+        if let Some(folder) = &folder {
+            fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
+        }
+        let timing = self.timing || environment.timing;
+        Ok(Ready { rank, size, store, host, nccl, context, folder, timing })
+    }
+}
+
+/// What a rank has before it meets the others.
+pub(super) struct Ready {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) store: SharedStore,
+    /// The store, if this rank hosts it for the group.
+    pub(super) host: Option<TcpStore>,
+    pub(super) nccl: Nccl,
+    pub(super) context: Context,
+    /// Where dumps go.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) timing: bool,
 }
 
 /// What the leader of a new group gives its members: a number, and a unique id.
@@ -278,6 +299,8 @@ impl Start<'_> {
 pub(super) struct Seat {
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
+    /// The ranks of the job that are members, in the order of their ranks here.
+    pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
     pub(super) store: PrefixStore,
@@ -306,27 +329,29 @@ impl Seat {
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
         let config = self.config(config);
-        let size = self.members.len();
+        let size = self.ranks.len();
         let communicator = Communicator::init(nccl, context, &id, self.rank, size, &config, deadline)?;
         Ok(self.take(group, communicator))
     }
 
     /// The group, with a communicator that is made.
     pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, members, numbers, store, timeout, timing, recorder, desk, peers } = self;
+        let Self { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers } =
+            self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let ranks: Vec<_> = members.iter().map(|member| member.rank).collect();
         let vigil =
-            Vigil::begin(&name, ranks.clone(), &store, communicator.abort_handle(), &recorder, &peers);
-        let entry = GroupEntry { id: id.to_string(), name: name.clone(), ranks, timeout, look };
+            Vigil::begin(&name, ranks.to_vec(), &store, communicator.abort_handle(), &recorder, &peers);
+        let entry =
+            GroupEntry { id: id.to_string(), name: name.clone(), ranks: ranks.to_vec(), timeout, look };
         let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), vigil, context.device());
         let events = EventPool::new(context, timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
             name,
             rank,
+            ranks,
             members,
             communicator,
             numbers,
@@ -345,10 +370,10 @@ impl Seat {
 }
 
 /// The part of a user's store that is for groups.
-const FOLDER: &str = "process-group";
+pub(super) const FOLDER: &str = "process-group";
 
 /// A group's part of that.
-fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
+pub(super) fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
     PrefixStore::new(&format!("{name}/{epoch}"), Arc::new(root.clone()))
 }
 
@@ -365,7 +390,12 @@ impl ProcessGroup {
 }
 
 /// The store that the environment names.
-fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Result<TcpStore> {
+fn tcp_store(
+    environment: &Environment,
+    rank: usize,
+    workers: Option<usize>,
+    deadline: Deadline,
+) -> Result<TcpStore> {
     let host = environment
         .master_address
         .as_deref()
@@ -373,6 +403,9 @@ fn tcp_store(environment: &Environment, rank: usize, deadline: Deadline) -> Resu
     let port = environment.master_port.ok_or_else(|| Environment::missing("MASTER_PORT", "a store"))?;
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let mut options = TcpStore::options();
+    if let Some(workers) = workers {
+        options = options.workers(i64::try_from(workers).unwrap_or(i64::MAX));
+    }
     if let Some(secret) = &environment.store_secret {
         options = options.secret(secret.clone());
     }

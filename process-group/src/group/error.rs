@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Disagreement, SplitError};
+use super::{Disagreement, SplitError, TorchError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},
@@ -185,6 +185,22 @@ pub enum GroupError {
         rank: usize,
         /// What is wrong with it.
         loss: Loss,
+    },
+
+    /// A `torch.distributed` job cannot be joined.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+
+    /// What the members would have to agree on, in a group that PyTorch's ranks are members of.
+    #[error(
+        "{operation} in {group}: its members agree on it over the store, but the group was joined from PyTorch, whose \
+         ranks do not; make a group of Rust's ranks for it"
+    )]
+    Joined {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
     },
 
     /// The processes of this host cannot watch each other.

@@ -6,6 +6,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `builder`, `environment` | how ranks become a group |
+//! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
 //! | `plan`, `split` | groups of some of the ranks |
@@ -27,6 +28,7 @@ mod member;
 mod plan;
 mod process_group;
 mod split;
+mod torch;
 mod vigil;
 mod work;
 
@@ -38,4 +40,5 @@ pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
+pub use torch::TorchError;
 pub use work::Work;

@@ -60,6 +60,8 @@ impl fmt::Display for GroupId {
 pub struct ProcessGroup {
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
+    /// The ranks of the job that are members, in the order of their ranks here.
+    pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) communicator: Communicator,
     /// Where groups get their numbers: the same for a group and its subgroups.
@@ -106,22 +108,23 @@ impl ProcessGroup {
     #[must_use]
     #[doc(alias = "world_size")]
     pub fn size(&self) -> usize {
-        self.members.len()
+        self.ranks.len()
     }
 
     /// This rank's rank of the job.
     #[must_use]
     pub fn global_rank(&self) -> usize {
-        self.members[self.rank].rank
+        self.ranks[self.rank]
     }
 
     /// The ranks of the job that are members, in the order of their ranks here.
     #[must_use]
     pub fn global_ranks(&self) -> Vec<usize> {
-        self.members.iter().map(|member| member.rank).collect()
+        self.ranks.to_vec()
     }
 
-    /// What the members said of themselves, in the order of their ranks here; the same on every member.
+    /// What the members said of themselves, in the order of their ranks here; the same on every member. In a group that
+    /// was [joined from PyTorch](Builder::join_torch), whose ranks say nothing, it is this rank alone.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
@@ -170,6 +173,9 @@ impl ProcessGroup {
     /// # Errors
     /// The reason why not.
     pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
+        if self.has_strangers() {
+            return Err(WindowsUnsupported::Strangers);
+        }
         // The oldest driver speaks for all.
         let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
         let members: Vec<_> = self.members.iter().collect();
@@ -189,8 +195,10 @@ impl ProcessGroup {
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
     ///
     /// # Errors
-    /// [`GroupError::Absent`] with who did not come, the same on every member that came; [`GroupError::Lost`].
+    /// [`GroupError::Absent`] with who did not come, the same on every member that came; [`GroupError::Lost`];
+    /// [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
+        self.agrees("barrier")?;
         let name = format!("barrier/{}", self.barriers.fetch_add(1, Ordering::AcqRel));
         self.counter.vigil.attend(&name, || {
             let met = crate::store::barrier(&self.store, &name, self.rank, self.size(), deadline);
@@ -278,6 +286,19 @@ impl ProcessGroup {
         let _range = profile::range("abort", &self.name, 0);
         let _ = self.counter.track.recorder().last_words();
         Ok(self.communicator.abort(deadline)?)
+    }
+
+    /// Whether some members are not of this crate: they said nothing of themselves, and meet nobody at the store.
+    fn has_strangers(&self) -> bool {
+        self.members.len() < self.size()
+    }
+
+    /// Refuses what the members agree on where they cannot.
+    pub(super) fn agrees(&self, operation: &'static str) -> Result<()> {
+        if self.has_strangers() {
+            return Err(GroupError::Joined { operation, group: self.name.to_string() });
+        }
+        Ok(())
     }
 
     /// Gives an error of a meeting of members the names that the job knows.

@@ -39,7 +39,8 @@ impl ProcessGroup {
     ///   changed;
     /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] for what this member finds wrong on its own, before
     ///   it meets the others, for whom it is absent then;
-    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
+    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned;
+    /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
         self.split_with(name, request, self.communicator.config().clone(), self.timeout())
     }
@@ -58,6 +59,7 @@ impl ProcessGroup {
         // Counted whatever follows, so that the members' next splits meet; and whatever this rank finds wrong on its
         // own is found before the others are met, who otherwise wait for it inside NCCL.
         let _range = profile::range("split", &self.name, 0);
+        self.agrees("split")?;
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
         self.counter.vigil.check()?;
         comm::settings("split", self.nccl(), &config)?;
@@ -117,12 +119,14 @@ impl ProcessGroup {
 
     /// This rank's place in a subgroup.
     fn seat(&self, plan: &SplitPlan, placement: Placement, name: &str, meeting: &str) -> Seat {
-        let members = plan.groups()[placement.group].iter().map(|place| self.members[*place].clone());
+        let places = &plan.groups()[placement.group];
+        let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
         let store = PrefixStore::new(&format!("{meeting}/{}", placement.group), Arc::new(self.store.clone()));
         Seat {
             name: format!("{name}[{}]", placement.group).into(),
             rank: placement.rank,
-            members: members.collect(),
+            ranks: members.iter().map(|member| member.rank).collect(),
+            members,
             numbers: self.numbers.clone(),
             store,
             timeout: self.timeout,

@@ -132,6 +132,9 @@ pub enum WindowsUnsupported {
         /// The loaded release.
         release: Version,
     },
+    /// Some members are another program's, and have not said what decides on windows.
+    #[error("the group was joined from PyTorch, whose ranks do not say whether they can have windows")]
+    Strangers,
     /// NCCL answered success without a window.
     #[error(
         "NCCL {release} answered success without a window, so it cannot map the members' memory into each other"

@@ -1,0 +1,196 @@
+//! A rank in the default group of a `torch.distributed` job.
+//!
+//! PyTorch's ranks find each other by one value: rank 0 puts NCCL's unique id under a key of the store, and the others
+//! wait for it there. That is all that a rank needs to be in their communicator; whatever else our groups agree on over
+//! the store has nobody at the other end who answers.
+//!
+//! | release | key of the unique id, below [`DEFAULT_GROUP`] | looked at |
+//! |---|---|---|
+//! | up to 2.14, and `nccl-legacy` in 2.15 | `0`, the first of a counter | 2.11's and 2.15's text |
+//! | 2.15 | `0/nccl_storekey_0`, the group's name and the first of a counter | its text |
+//!
+//! So rank 0 puts the id under both, and the others take it from where it comes.
+
+use std::{slice, sync::Arc, thread, time::Duration};
+
+use super::{
+    Builder, GroupId, Member, ProcessGroup, Result,
+    builder::{FOLDER, Ready, Seat, own_part},
+};
+use crate::{
+    comm::{Communicator, Config, Nccl, UniqueId, WindowFacts},
+    peers::Peers,
+    record::{Desk, Recorder},
+    store::{Deadline, PrefixStore, Store},
+};
+
+/// Where the ranks of the default group meet: its prefix, its name with a slash, the device's type with a slash.
+const DEFAULT_GROUP: &str = "default_pg/0//cuda/";
+
+/// The keys there that unique ids are found under.
+const UNIQUE_ID: [&str; 2] = ["0", "0/nccl_storekey_0"];
+
+/// Where ranks count themselves when `TORCH_DIST_INIT_BARRIER` is 1, and what the last one sets.
+const ARRIVED: [&str; 2] =
+    ["default_pg/store_based_barrier_key:0", "default_pg/store_based_barrier_key:0:last_worker"];
+
+/// The most ranks that share one unique id, where `TORCH_NCCL_RANKS_PER_ROOT` does not say otherwise.
+const RANKS_PER_ROOT: usize = 128;
+
+/// Why a rank cannot join a `torch.distributed` job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// Rank 0 has not published a unique id.
+    #[error(
+        "rank 0 has put a unique id under none of the keys {looked_for:?} (waited {waited:?}); it does when it makes its \
+         communicator: in init_process_group with a device_id, else in its first collective. The store holds {found:?}"
+    )]
+    NoUniqueId {
+        /// Where releases put it.
+        looked_for: Vec<String>,
+        /// The keys that the store holds; none where it cannot list them.
+        found: Vec<String>,
+        /// How long this rank waited.
+        waited: Duration,
+    },
+
+    /// So many ranks that PyTorch has them share several unique ids.
+    #[error(
+        "of {size} ranks PyTorch has every {limit} share a unique id, and a job can be joined that has one; give \
+         all ranks TORCH_NCCL_RANKS_PER_ROOT={size}"
+    )]
+    SeveralRoots {
+        /// The world size.
+        size: usize,
+        /// How many share one.
+        limit: usize,
+    },
+}
+
+impl Builder {
+    /// Joins the default group of a `torch.distributed` job, whose other ranks may be Python's or come here too.
+    /// Collective, with `init_process_group("nccl")` there.
+    ///
+    /// This rank stands in it as any other: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT` say
+    /// where, as `torchrun` sets them; where no agent hosts the store, rank 0 does, of either language. A
+    /// [`store`](Self::store) that is given must be the job's own, without any prefix.
+    ///
+    /// With PyTorch 2.11 and 2.15, `nccl` and `nccl-legacy`. All ranks load the same release of NCCL: name PyTorch's file
+    /// in `NCCL_SYS_LIBRARY` (`nvidia/nccl/lib/libnccl.so.2` beside its packages).
+    ///
+    /// What the group has is what a communicator has: every operation of this crate, [`Work`](super::Work) and deadlines, the
+    /// flight recorder, abort. What its members would have to agree on, it has not, because PyTorch's do not answer:
+    /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) are
+    ///   [`GroupError::Joined`](super::GroupError::Joined), [windows](ProcessGroup::windows_supported) unsupported;
+    ///   [`members`](ProcessGroup::members) is this rank alone. All-reduce one element in place of a barrier;
+    /// - nobody is watched: a rank that dies is noticed by a deadline, or by NCCL. In
+    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks are silent.
+    ///
+    /// And of PyTorch's ranks it asks for what follows:
+    /// - `init_process_group` names the backend `nccl`; without one it makes a group of `gloo` too, which waits for
+    ///   this rank. Nor is `TORCH_DISTRIBUTED_DEBUG` `DETAIL`, for the same reason;
+    /// - `send` and `recv` come after a `device_id` or between `batch_isend_irecv`'s: alone, and without one, a pair
+    ///   of ranks makes a communicator of its own up to 2.14;
+    /// - the first communicator of the job is joined. `new_group` after a `device_id` splits it, which every rank
+    ///   must take part in: without one, groups of Python's ranks alone can be made.
+    ///
+    /// The example `torch_all_reduce` adds up across both languages.
+    ///
+    /// # Errors
+    /// - [`GroupError::Environment`](super::GroupError::Environment),
+    ///   [`GroupError::NoSuchRank`](super::GroupError::NoSuchRank),
+    ///   [`GroupError::Store`](super::GroupError::Store), [`GroupError::Dump`](super::GroupError::Dump), as for
+    ///   [`build`](Self::build);
+    /// - [`GroupError::Torch`](super::GroupError::Torch), when rank 0 publishes no unique id by the deadline;
+    /// - [`GroupError::Comm`](super::GroupError::Comm), also when other ranks do not come by the deadline;
+    /// - [`GroupError::Driver`](super::GroupError::Driver).
+    #[doc(alias = "init_process_group")]
+    pub fn join_torch(self) -> Result<ProcessGroup> {
+        let deadline = Deadline::after(self.timeout);
+        let Ready { rank, size, store, host, nccl, context, folder, timing } = self.ready(true, deadline)?;
+        one_root(size)?;
+        arrive(&*store, size)?;
+        let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
+
+        let name: Arc<str> = "default_pg".into();
+        let config = Config {
+            name: Some(name.to_string()),
+            window_facts: WindowFacts::from_environment(),
+            ..self.config
+        };
+        let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
+
+        let root = PrefixStore::new(FOLDER, store);
+        let store = own_part(&root, &name, self.epoch);
+        let me = Member::here(rank, size, &nccl, &context)?;
+        let peers = Arc::new(Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?);
+        let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
+        let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
+        let seat = Seat {
+            name,
+            rank,
+            ranks: (0..size).collect(),
+            members: [me].into(),
+            numbers: PrefixStore::new("numbers", Arc::new(root)),
+            store,
+            timeout: self.timeout,
+            timing,
+            recorder,
+            desk,
+            peers,
+        };
+        // PyTorch's number for its default group.
+        let group = seat.take(GroupId { uid: 0, epoch: self.epoch }, communicator);
+        Ok(ProcessGroup { host, ..group })
+    }
+}
+
+/// A job whose ranks all share one unique id.
+fn one_root(size: usize) -> Result<(), TorchError> {
+    let told = std::env::var("TORCH_NCCL_RANKS_PER_ROOT").ok().and_then(|text| text.trim().parse().ok());
+    let limit = told.unwrap_or(RANKS_PER_ROOT);
+    if size > limit { Err(TorchError::SeveralRoots { size, limit }) } else { Ok(()) }
+}
+
+fn key(name: &str) -> String {
+    format!("{DEFAULT_GROUP}/{name}")
+}
+
+/// Counts this rank where PyTorch's ranks may wait for all. It waits for none: they publish nothing before they are
+/// through.
+fn arrive(store: &dyn Store, size: usize) -> Result<()> {
+    let [count, last] = ARRIVED;
+    if usize::try_from(store.add(count, 1)?) == Ok(size) {
+        store.set(last, b"1")?;
+    }
+    Ok(())
+}
+
+/// Makes a unique id and puts it where every release looks.
+fn publish(store: &dyn Store, nccl: &Nccl) -> Result<UniqueId> {
+    let id = nccl.unique_id()?;
+    UNIQUE_ID.iter().try_for_each(|name| store.set(&key(name), id.as_bytes()))?;
+    Ok(id)
+}
+
+/// Waits for the unique id under any of its keys.
+fn follow(store: &dyn Store, deadline: Deadline) -> Result<UniqueId> {
+    const LONGEST: Duration = Duration::from_millis(50);
+    let keys = UNIQUE_ID.map(key);
+    let mut pause = Duration::from_millis(1);
+    loop {
+        for key in &keys {
+            if store.check(&[key])? {
+                return Ok(UniqueId::try_from(&*store.get(key, deadline)?)?);
+            }
+        }
+        if deadline.expired() {
+            let found = store.list_keys().unwrap_or_default();
+            let waited = deadline.waited();
+            return Err(TorchError::NoUniqueId { looked_for: keys.into(), found, waited }.into());
+        }
+        thread::sleep(pause.min(deadline.remaining()));
+        pause = (pause * 2).min(LONGEST);
+    }
+}

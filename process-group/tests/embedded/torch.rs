@@ -1,0 +1,192 @@
+//! Joining a `torch.distributed` job: what PyTorch's ranks leave in the store and look for there, by hand and by
+//! PyTorch itself, which needs no GPU so far. NCCL's part is the embedded device's.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use process_group::{
+    ProcessGroup,
+    comm::{Communicator, Config, DataType::F32, ReduceOp, UniqueId, WindowsUnsupported},
+    group::{Buffer, GroupError, Request, TorchError},
+    store::{Store, TcpStore},
+};
+use rusty_fork::rusty_fork_test;
+
+use super::{
+    super::python::{python, torch_is_there},
+    common::{Rank, far, machine, values},
+};
+
+/// Where PyTorch's releases put the unique id, as its client sends the keys but for their first slash.
+const KEYS: [&str; 2] = ["default_pg/0//cuda//0", "default_pg/0//cuda//0/nccl_storekey_0"];
+
+/// A rank of PyTorch's, as NCCL sees it.
+fn stranger(rank: &Rank, id: &UniqueId) {
+    let communicator =
+        Communicator::init(&rank.nccl, &rank.context, id, rank.rank, rank.size, &Config::new(), far())
+            .unwrap();
+    let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
+    let all = (memory.ptr(), 64);
+    unsafe { communicator.all_reduce(all.0, all.0, all.1, F32, ReduceOp::Sum, &stream) }.unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(values(&memory), [3.0; 64]);
+    communicator.destroy(far()).unwrap();
+}
+
+/// A rank of ours, in a job of three.
+fn joined(rank: &Rank, world: ProcessGroup) {
+    assert_eq!((world.rank(), world.size(), world.name()), (rank.rank, 3, "default_pg"));
+    assert_eq!((world.global_ranks(), world.global_rank()), (vec![0, 1, 2], rank.rank));
+    let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
+    let buffer = Buffer::new(memory.ptr(), 64, F32);
+    let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+    world.wait(&work, far(), Duration::from_secs(1)).unwrap();
+    assert_eq!(values(&memory), [3.0; 64]);
+    // What takes an agreement is refused at once, and nobody has waited for anybody.
+    assert_eq!(world.members().len(), 1);
+    let refused = [
+        world.barrier(far()).unwrap_err(),
+        world.split("pairs", &Request::Color { color: Some(0), key: 0 }).map(drop).unwrap_err(),
+    ];
+    for (error, name) in refused.iter().zip(["barrier", "split"]) {
+        assert!(matches!(error, GroupError::Joined { operation, .. } if *operation == name), "{error}");
+    }
+    assert_eq!(world.windows_supported(), Err(WindowsUnsupported::Strangers));
+    world.destroy(far()).unwrap();
+}
+
+rusty_fork_test! {
+    /// The ranks of either language lead, and every release's key is read.
+    #[test]
+    fn a_unique_id_is_all_that_the_languages_share() {
+        for lead in [0, 1] {
+            for key in KEYS {
+                let machine = machine(3);
+                machine.ranks(3, |rank| {
+                    // Ranks 1 and 2 are not of the language that leads, but for one of ours under ours.
+                    let ours = if lead == 0 { rank.rank != 0 } else { rank.rank != 1 };
+                    if ours {
+                        return joined(&rank, rank.builder().join_torch().unwrap());
+                    }
+                    if rank.rank == 0 {
+                        rank.store.set(key, rank.id.as_bytes()).unwrap();
+                        return stranger(&rank, &rank.id);
+                    }
+                    let id = UniqueId::try_from(&*rank.store.get(key, far()).unwrap()).unwrap();
+                    stranger(&rank, &id);
+                });
+                machine.world.finish().unwrap();
+            }
+        }
+    }
+
+    /// Who counts with `TORCH_DIST_INIT_BARRIER` counts us, and is told of the last.
+    #[test]
+    fn the_barrier_at_the_start_counts_us() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            if rank.rank != 0 {
+                return joined(&rank, rank.builder().join_torch().unwrap());
+            }
+            let key = "default_pg/store_based_barrier_key:0";
+            let last = format!("{key}:last_worker");
+            if rank.store.add(key, 1).unwrap() == 3 {
+                rank.store.set(&last, b"1").unwrap();
+            }
+            rank.store.wait(&[&last], far()).unwrap();
+            rank.store.set(KEYS[0], rank.id.as_bytes()).unwrap();
+            stranger(&rank, &rank.id);
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_job_that_cannot_be_joined_says_why() {
+        let machine = machine(1);
+        let context = machine.context(0);
+        let builder = || {
+            let builder = ProcessGroup::builder().store(machine.store.clone()).rank(1);
+            builder.context(&context).nccl(&machine.nccl).timeout(Duration::from_millis(100))
+        };
+        machine.store.set("default_pg/0//cuda//elsewhere", b"").unwrap();
+        let error = builder().world_size(2).join_torch().unwrap_err();
+        let GroupError::Torch(TorchError::NoUniqueId { looked_for, found, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(looked_for, &KEYS);
+        assert!(found.iter().any(|key| key.ends_with("//elsewhere")), "{found:?}");
+        machine.store.set(KEYS[0], b"short").unwrap();
+        let error = builder().world_size(2).join_torch().unwrap_err();
+        assert!(matches!(error, GroupError::Comm(_)), "{error}");
+        let error = builder().world_size(129).join_torch().unwrap_err();
+        assert!(error.to_string().contains("TORCH_NCCL_RANKS_PER_ROOT=129"), "{error}");
+    }
+
+    /// `init_process_group` of PyTorch itself, whose backend for CUDA is one that hands us the store that it was given.
+    #[test]
+    fn pytorch_finds_our_id_and_we_find_its() {
+        if torch_is_there() {
+            for lead in [0, 1] {
+                with_pytorch(lead);
+            }
+        }
+    }
+}
+
+/// A job of two ranks whose rank `theirs` is PyTorch's but for NCCL, and hosts the store if it is the first.
+fn with_pytorch(theirs: usize) {
+    let machine = machine(2);
+    let port = {
+        let (_reserved, port) = super::super::store_support::ports::reserved_port();
+        port
+    };
+    machine.ranks(2, |rank| {
+        if rank.rank != theirs {
+            let options = TcpStore::options().workers(2);
+            let store = match rank.rank {
+                0 => options.host(port, far()),
+                _ => options.connect(&format!("127.0.0.1:{port}"), far()),
+            };
+            let store = store.unwrap();
+            let world = rank.builder().store(Arc::new(store.clone())).join_torch().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
+            let buffer = Buffer::new(memory.ptr(), 64, F32);
+            let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            work.wait_timeout(far()).unwrap();
+            assert_eq!(values(&memory), [1.0; 64]);
+            return world.destroy(far()).unwrap();
+        }
+        let id = rank.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut child = python()
+            .args(["-c", include_str!("torch_rank.py"), &id])
+            .env("RANK", rank.rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let bytes: Vec<u8> = (0..line.trim().len() / 2)
+            .map(|at| u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        let id = UniqueId::try_from(&*bytes).unwrap();
+        let communicator =
+            Communicator::init(&rank.nccl, &rank.context, &id, rank.rank, 2, &Config::new(), far()).unwrap();
+        let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as f32; 64]));
+        unsafe { communicator.all_reduce(memory.ptr(), memory.ptr(), 64, F32, ReduceOp::Sum, &stream) }
+            .unwrap();
+        stream.synchronize().unwrap();
+        communicator.destroy(far()).unwrap();
+        // It may host the store.
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    });
+    machine.world.finish().unwrap();
+}
