@@ -15,6 +15,7 @@ mod faults;
 mod group;
 mod libraries;
 mod lost;
+mod making;
 pub(crate) mod operations;
 mod processes;
 #[cfg(feature = "tracing")]

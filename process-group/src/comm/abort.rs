@@ -16,7 +16,7 @@ use super::{
     CommError, Result,
     call::call,
     group,
-    service::{Service, Ticket},
+    service::{Force, Listener, Service, Ticket},
     shared::Shared,
 };
 use crate::store::Deadline;
@@ -35,8 +35,24 @@ impl AbortHandle {
         Self { shared }
     }
 
+    /// Tells `listener` when the communicator is aborted, whoever does it; at once if it has ended.
+    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
+        self.shared.tell(listener);
+        // An end that came in between found nobody to tell.
+        if self.has_ended() {
+            listener(Force::Aborted);
+        }
+    }
+
+    /// Whether it is being destroyed or aborted, or gone.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.shared.gate.is_closed()
+    }
+
     /// Aborts the communicator: calls that are blocked in it return with an error, further ones are refused, its
-    /// work on the device gives up, and its memory is freed once nobody is inside. A second abort does nothing.
+    /// work on the device gives up, and its memory is freed once nobody is inside. Who waits for a call that the
+    /// communicator's own thread makes is told at once. A second abort, and one during a destruction, only waits until
+    /// nobody is inside.
     ///
     /// Every rank must abort. Captured graphs that use the communicator must be gone, or freeing waits for them.
     ///
@@ -52,7 +68,7 @@ impl AbortHandle {
     /// another. One result each, in the order given.
     pub fn abort_together(handles: &[Self], deadline: Deadline) -> Vec<Result<()>> {
         let shared: Vec<_> = handles.iter().map(|handle| handle.shared.clone()).collect();
-        together(&shared, "aborted", deadline)
+        together(&shared, Force::Aborted, deadline)
     }
 
     /// What went wrong in the background; see [`Communicator::async_error`](super::Communicator::async_error).
@@ -77,11 +93,11 @@ pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
     CommError::Leaked { communicator: shared.name().into(), why }
 }
 
-/// Aborts communicators; `how` is what later calls on them are told. One result each.
+/// Ends communicators by force. One result each.
 ///
 /// Each has a thread and an NCCL group of its own: all flags rise without one waiting for another, and one that
 /// cannot be freed keeps none of the others.
-pub(crate) fn together(communicators: &[Arc<Shared>], how: &str, deadline: Deadline) -> Vec<Result<()>> {
+pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: Deadline) -> Vec<Result<()>> {
     if group::is_open() {
         return communicators.iter().map(|_| group::refuse_inside("ncclCommAbort")).collect();
     }
@@ -89,7 +105,9 @@ pub(crate) fn together(communicators: &[Arc<Shared>], how: &str, deadline: Deadl
         .iter()
         .map(|shared| {
             // Who finds the gate closed comes second, and leaves the work to the first.
-            shared.gate.close(how).then(|| -> Result<Ticket<Result<()>>> {
+            let first = shared.gate.close(force.how());
+            shared.interrupt(force);
+            first.then(|| -> Result<Ticket<Result<()>>> {
                 let thread = Service::start(shared.name())?;
                 let shared = shared.clone();
                 Ok(thread.submit(move || {
@@ -105,7 +123,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], how: &str, deadline: Deadl
     let mut results = Vec::new();
     for (shared, aborting) in communicators.iter().zip(aborting) {
         results.push(match aborting {
-            None => Ok(()),
+            None => shared.gate.wait_empty(deadline).map_err(|held| leaked(shared, held)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
             Some(Err(error)) => {
                 keep(shared);

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicPtr, Ordering},
     },
+    time::Duration,
 };
 
 use cuda_driver::Context;
@@ -16,7 +17,7 @@ use super::{
     call::{call, unwritten},
     check::{ArgumentError, Place},
     group, reaper,
-    service::{Service, Ticket},
+    service::{Listener, Service, Ticket, Unkept},
     shared::{Seat, Serving, Shared},
 };
 use crate::store::Deadline;
@@ -258,7 +259,7 @@ impl Communicator {
             .collect()
     }
 
-    fn begin_finalize(&self) -> Serving<'_, ()> {
+    fn begin_finalize(&self) -> Serving<()> {
         let waiting_for = "all ranks to finish their work and destroy the communicator".into();
         self.begin("ncclCommFinalize", waiting_for, |shared| {
             if !shared.nccl.has(Feature::CONFIG) {
@@ -269,11 +270,13 @@ impl Communicator {
         })
     }
 
-    fn begin_destroy(&self) -> Result<Ticket<Result<()>>> {
+    fn begin_destroy(&self) -> Result<Destroying> {
         const CALL: &str = "ncclCommDestroy";
+        /// How long who waits goes on when the communicator is aborted meanwhile: a call that does not block is done.
+        const GRACE: Duration = Duration::from_millis(50);
         self.shared.gate.close_working(CALL, "destroyed")?;
         let shared = self.shared.clone();
-        Ok(self.service.submit(move || {
+        let ticket = self.service.submit(move || {
             let end = || {
                 // Who looks on, or registers memory, returns soon: those calls do not block.
                 let wait = Deadline::after(abort::PATIENCE);
@@ -287,12 +290,18 @@ impl Communicator {
             end().inspect_err(|_| abort::keep(&shared))?;
             shared.let_go();
             Ok(())
-        }))
+        });
+        let interruption = ticket.interruption(GRACE);
+        self.shared.tell(&interruption);
+        Ok(Destroying { ticket, _interruption: interruption })
     }
 
-    fn finish_destroy(&self, destroying: Ticket<Result<()>>, deadline: Deadline) -> Result<()> {
-        destroying.wait(deadline).unwrap_or_else(|_| {
-            let why = format!("ncclCommDestroy did not return within {:?}", deadline.waited());
+    fn finish_destroy(&self, destroying: Destroying, deadline: Deadline) -> Result<()> {
+        destroying.ticket.wait(deadline).unwrap_or_else(|unkept| {
+            let why = match unkept {
+                Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
+                _ => format!("ncclCommDestroy did not return within {:?}", deadline.waited()),
+            };
             self.shared.gate.set_ending(&format!("leaked: {why}"));
             Err(CommError::Leaked { communicator: self.name().into(), why })
         })
@@ -331,7 +340,7 @@ impl Communicator {
         call: &'static str,
         waiting_for: String,
         job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
-    ) -> Serving<'_, T> {
+    ) -> Serving<T> {
         Serving::begin(&self.shared, &self.service, call, waiting_for, job)
     }
 
@@ -379,16 +388,16 @@ pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Resu
 }
 
 /// A communicator in the making.
-struct Forming {
+pub(crate) struct Forming {
     shared: Arc<Shared>,
     service: Service,
     config: Config,
-    waiting_for: String,
-    ticket: Ticket<Result<()>>,
+    serving: Serving<()>,
 }
 
 impl Forming {
-    fn begin(seat: Seat<'_>, id: &UniqueId, size: usize, config: &Config) -> Result<Self> {
+    /// Begins to join a new communicator.
+    pub(crate) fn begin(seat: Seat<'_>, id: &UniqueId, size: usize, config: &Config) -> Result<Self> {
         let raw = settings("ncclCommInitRank", seat.nccl, config)?;
         let rank = seat.rank;
         let place = Place { rank, size, release: seat.nccl.release() };
@@ -426,18 +435,30 @@ impl Forming {
             }
             Ok(())
         });
-        let Serving { waiting_for, ticket, .. } = serving;
-        Ok(Self { shared, service, config, waiting_for, ticket })
+        Ok(Self { shared, service, config, serving })
     }
 
-    fn finish(self, deadline: Deadline) -> Result<Communicator> {
-        let Self { shared, service, config, waiting_for, ticket } = self;
-        let result = Serving { shared: &shared, waiting_for, ticket }.finish(deadline);
+    /// What aborts it, also while the other ranks are waited for.
+    pub(crate) fn abort_handle(&self) -> AbortHandle {
+        AbortHandle::new(self.shared.clone())
+    }
+
+    /// Waits until all ranks have joined.
+    pub(crate) fn finish(self, deadline: Deadline) -> Result<Communicator> {
+        let Self { shared, service, config, serving } = self;
+        let result = serving.finish(deadline);
         // Made first, so that a failure takes the way of every communicator that is dropped: NCCL may have
         // begun to build one, or may still be at it.
         let communicator = Communicator { shared, service, config };
         result.map(|()| communicator)
     }
+}
+
+/// A communicator that is being destroyed.
+struct Destroying {
+    ticket: Ticket<Result<()>>,
+    /// Ends the wait with an abort.
+    _interruption: Arc<Listener>,
 }
 
 #[cfg(test)]

@@ -121,6 +121,11 @@ impl Gate {
         self.admitted(&self.lock(), call)
     }
 
+    /// Whether nothing is let in any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.lock().phase, Phase::Closed(_))
+    }
+
     /// Goes in as soon as nobody is inside; a deadline, if any, bounds the wait.
     pub(crate) fn enter(
         &self,

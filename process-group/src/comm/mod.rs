@@ -43,7 +43,7 @@ pub use abort::AbortHandle;
 pub(crate) use abort::PATIENCE;
 pub use check::ArgumentError;
 pub use communicator::Communicator;
-pub(crate) use communicator::settings;
+pub(crate) use communicator::{Forming, settings};
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
@@ -55,6 +55,8 @@ pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]
 pub(crate) use register::register;
+pub(crate) use service::{Force, Listener};
+pub(crate) use shared::Seat;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
 pub(crate) use task::{Operation, Task};

@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use super::{CommError, abort, shared::Shared};
+use super::{CommError, abort, service::Force, shared::Shared};
 use crate::store::Deadline;
 
 type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;
@@ -62,7 +62,7 @@ impl Reaper {
             let batch = std::mem::take(&mut queue.waiting);
             queue.aborting = true;
             drop(queue);
-            let results = abort::together(&batch, "dropped", Deadline::after(abort::PATIENCE));
+            let results = abort::together(&batch, Force::Dropped, Deadline::after(abort::PATIENCE));
             results.iter().filter_map(|result| result.as_ref().err()).for_each(report);
             drop(batch);
             queue = self.lock();

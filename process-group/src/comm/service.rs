@@ -4,12 +4,34 @@ use std::{
     fmt,
     sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     thread,
+    time::{Duration, Instant},
 };
 
 use super::{CommError, Result};
 use crate::store::Deadline;
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Told how a communicator ends, by who ends it by force: it must not block.
+pub(crate) type Listener = dyn Fn(Force) + Send + Sync;
+
+/// How a communicator ends by force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Force {
+    Aborted,
+    /// Its owner let go of it.
+    Dropped,
+}
+
+impl Force {
+    /// What later calls are told.
+    pub(crate) const fn how(self) -> &'static str {
+        match self {
+            Self::Aborted => "aborted",
+            Self::Dropped => "dropped",
+        }
+    }
+}
 
 /// A thread that runs jobs in the order in which they were given. It ends when the handle is dropped and its
 /// jobs are done; a job that never returns keeps the thread, and nobody waits for it.
@@ -30,7 +52,7 @@ impl Service {
 
     /// Hands `job` to the thread.
     pub(crate) fn submit<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Ticket<T> {
-        let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending), changed: Condvar::new() });
+        let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending(None)), changed: Condvar::new() });
         let promise = Promise { slot: slot.clone() };
         let job = Box::new(move || promise.keep(job()));
         // The thread lives as long as the handle; were it gone, the dropped promise would tell the ticket.
@@ -46,7 +68,8 @@ impl fmt::Debug for Service {
 }
 
 enum Outcome<T> {
-    Pending,
+    /// Not there yet; nobody waits beyond the moment, if there is one.
+    Pending(Option<Instant>),
     Kept(T),
     /// The job ended without a value: it panicked.
     Broken,
@@ -63,7 +86,7 @@ impl<T> Slot<T> {
     /// Puts `outcome` there unless the ticket is gone; then the value is dropped here.
     fn fill(&self, outcome: Outcome<T>) {
         let mut held = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        if matches!(*held, Outcome::Pending) {
+        if matches!(*held, Outcome::Pending(_)) {
             *held = outcome;
             self.changed.notify_all();
         }
@@ -98,20 +121,43 @@ pub(crate) enum Unkept {
     Late,
     /// The job panicked.
     Broken,
+    /// The wait was to end. The job goes on; its value will be dropped.
+    Interrupted,
+}
+
+impl<T: Send + 'static> Ticket<T> {
+    /// What ends the wait, `grace` after it is called.
+    pub(crate) fn interruption(&self, grace: Duration) -> Arc<Listener> {
+        let slot = self.slot.clone();
+        Arc::new(move |_| {
+            let mut held = slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Outcome::Pending(until @ None) = &mut *held {
+                *until = Some(Instant::now() + grace);
+                slot.changed.notify_all();
+            }
+        })
+    }
 }
 
 impl<T> Ticket<T> {
     /// The job's value, once it is there.
     pub(crate) fn wait(self, deadline: Deadline) -> Result<T, Unkept> {
         let mut held = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut patience = Duration::MAX;
         loop {
             match std::mem::replace(&mut *held, Outcome::Abandoned) {
                 Outcome::Kept(value) => return Ok(value),
                 Outcome::Broken | Outcome::Abandoned => return Err(Unkept::Broken),
-                Outcome::Pending if deadline.expired() => return Err(Unkept::Late),
-                Outcome::Pending => *held = Outcome::Pending,
+                Outcome::Pending(Some(until)) if until <= Instant::now() => return Err(Unkept::Interrupted),
+                Outcome::Pending(_) if deadline.expired() => return Err(Unkept::Late),
+                Outcome::Pending(until) => {
+                    *held = Outcome::Pending(until);
+                    if let Some(until) = until {
+                        patience = until.saturating_duration_since(Instant::now());
+                    }
+                }
             }
-            let waited = self.slot.changed.wait_timeout(held, deadline.remaining());
+            let waited = self.slot.changed.wait_timeout(held, patience.min(deadline.remaining()));
             held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -162,6 +208,25 @@ mod tests {
         go.send(()).unwrap();
         drops.recv().unwrap();
         assert_eq!(service.submit(|| 7).wait(far()).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_wait_that_is_interrupted_ends_and_a_value_that_is_there_stays() {
+        let service = Service::start("a").unwrap();
+        let (go, wait) = mpsc::channel::<()>();
+        let late = service.submit(move || wait.recv().unwrap());
+        let interrupt = late.interruption(Duration::ZERO);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| late.wait(far()));
+            interrupt(Force::Aborted);
+            assert_eq!(waiting.join().unwrap().err(), Some(Unkept::Interrupted));
+        });
+        go.send(()).unwrap();
+        let ticket = service.submit(|| 7);
+        let interrupt = ticket.interruption(Duration::ZERO);
+        assert_eq!(service.submit(|| 8).wait(far()).unwrap(), 8);
+        interrupt(Force::Aborted);
+        assert_eq!(ticket.wait(far()).unwrap(), 7);
     }
 
     #[test]

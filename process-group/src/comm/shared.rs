@@ -3,9 +3,10 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicPtr, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use cuda_driver::Context;
@@ -16,7 +17,7 @@ use super::{
     call::{self, call},
     check::Place,
     gate::{Gate, Kind},
-    service::{Service, Ticket, Unkept},
+    service::{Force, Listener, Service, Ticket, Unkept},
     window::Windows,
 };
 use crate::store::Deadline;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     /// NCCL keeps the address of the name in it.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
+    /// Told of an abort.
+    listeners: Mutex<Vec<Weak<Listener>>>,
 }
 
 impl Shared {
@@ -59,6 +62,7 @@ impl Shared {
             handle,
             config: raw,
             windows: Mutex::default(),
+            listeners: Mutex::default(),
         })
     }
 
@@ -80,6 +84,19 @@ impl Shared {
     /// Never held during a call of NCCL.
     pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells `listener` of aborts from now on, as long as it is there.
+    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(listener));
+    }
+
+    /// The gate is closed, and an abort begins: who waits for this rank's calls need not wait any more.
+    pub(crate) fn interrupt(&self, force: Force) {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
     /// The communicator is gone: nothing reaches what its windows showed any more.
@@ -124,16 +141,19 @@ pub(crate) struct Seat<'a> {
 }
 
 /// A call that the service thread makes.
-pub(crate) struct Serving<'a, T> {
-    pub(crate) shared: &'a Shared,
-    pub(crate) waiting_for: String,
-    pub(crate) ticket: Ticket<Result<T>>,
+pub(crate) struct Serving<T> {
+    shared: Arc<Shared>,
+    call: &'static str,
+    waiting_for: String,
+    ticket: Ticket<Result<T>>,
+    /// Ends the wait with an abort.
+    _interruption: Arc<Listener>,
 }
 
-impl<'a, T: Send + 'static> Serving<'a, T> {
+impl<T: Send + 'static> Serving<T> {
     /// Hands the call to the thread.
     pub(crate) fn begin(
-        shared: &'a Arc<Shared>,
+        shared: &Arc<Shared>,
         service: &Service,
         call: &'static str,
         waiting_for: String,
@@ -151,10 +171,17 @@ impl<'a, T: Send + 'static> Serving<'a, T> {
             drop(own);
             result
         });
-        Self { shared, waiting_for, ticket }
+        let interruption = ticket.interruption(Duration::ZERO);
+        shared.tell(&interruption);
+        // An abort that came in between found nobody to tell.
+        if shared.gate.is_closed() {
+            interruption(Force::Aborted);
+        }
+        Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 
-    /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted.
+    /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted. An abort ends
+    /// the wait at once, whatever becomes of the call.
     pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
         let unkept = match self.ticket.wait(deadline) {
             Ok(result) => return result,
@@ -163,6 +190,10 @@ impl<'a, T: Send + 'static> Serving<'a, T> {
         let waiting_for = match unkept {
             Unkept::Late => self.waiting_for,
             Unkept::Broken => format!("{}, but the service thread has died", self.waiting_for),
+            Unkept::Interrupted => {
+                self.shared.gate.check(self.call)?;
+                self.waiting_for
+            }
         };
         let communicator = self.shared.name().to_owned();
         let late = CommError::DeadlineExceeded { communicator, waiting_for, waited: deadline.waited() };

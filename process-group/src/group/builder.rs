@@ -13,7 +13,7 @@ use cuda_driver::{Context, Driver};
 use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, member,
     process_group::{Counter, SharedStore, explain},
-    vigil::Vigil,
+    vigil::{NO, Vigil},
     work::{EventPool, Outstanding},
 };
 use crate::{
@@ -176,15 +176,17 @@ impl Builder {
 
         let peers = Arc::new(Peers::meet(&store, rank, &members, self.heartbeat, deadline)?);
         let numbers = PrefixStore::new("numbers", Arc::new(root));
-        let start = Start { store: &store, name: &name, nccl: &nccl, leader: 0 };
+        let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
+        // From now on a loss ends whatever this rank waits in.
+        let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, &peers);
+        let start = Start { vigil: &vigil, name: &name, nccl: &nccl, leader: 0 };
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
         let id = (GroupId { uid, epoch: self.epoch }, id);
-        let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
         let timeout = self.timeout;
         let seat =
             Seat { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers };
-        let group = seat.init(id, &nccl, &context, self.config, deadline)?;
+        let group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
 
@@ -246,7 +248,7 @@ pub(super) struct Ready {
 
 /// What the leader of a new group gives its members: a number, and a unique id.
 pub(super) struct Start<'a> {
-    pub(super) store: &'a PrefixStore,
+    pub(super) vigil: &'a Vigil,
     pub(super) name: &'a str,
     pub(super) nccl: &'a Nccl,
     /// The leader's rank of the job.
@@ -267,11 +269,10 @@ impl Start<'_> {
         match self.nccl.unique_id() {
             Ok(id) => {
                 let card = [b"id", &number.to_le_bytes()[..], id.as_bytes()].concat();
-                self.store.set(Self::KEY, &card)?;
-                Ok((number, id))
+                self.vigil.explain(self.read(&self.vigil.say(Self::KEY, &card)?))
             }
             Err(error) => {
-                self.store.set(Self::KEY, format!("no{error}").as_bytes())?;
+                self.vigil.say(Self::KEY, &[NO, error.to_string().as_bytes()].concat())?;
                 Err(error.into())
             }
         }
@@ -279,9 +280,13 @@ impl Start<'_> {
 
     /// Waits for what the leader publishes.
     pub(super) fn follow(&self, deadline: Deadline) -> Result<(u64, UniqueId)> {
+        self.read(&self.vigil.hear(Self::KEY, self.leader, "the start of the group", deadline)?)
+    }
+
+    /// What was published.
+    fn read(&self, card: &[u8]) -> Result<(u64, UniqueId)> {
         let failed =
             |problem: String| GroupError::UniqueId { group: self.name.into(), rank: self.leader, problem };
-        let card = self.store.get(Self::KEY, deadline)?;
         match card.split_at_checked(2) {
             Some((b"id", card)) => {
                 let (number, id) = card
@@ -289,8 +294,8 @@ impl Start<'_> {
                     .ok_or_else(|| failed(format!("it published {} bytes", card.len())))?;
                 Ok((u64::from_le_bytes(*number), UniqueId::try_from(id)?))
             }
-            Some((b"no", problem)) => Err(failed(String::from_utf8_lossy(problem).into_owned())),
-            _ => Err(failed(format!("it published {:?}", String::from_utf8_lossy(&card)))),
+            Some((NO, problem)) => Err(failed(String::from_utf8_lossy(problem).into_owned())),
+            _ => Err(failed(format!("it published {:?}", String::from_utf8_lossy(card)))),
         }
     }
 }
@@ -319,9 +324,15 @@ impl Seat {
         Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
     }
 
+    /// Begins to wait for losses among the members.
+    pub(super) fn vigil(&self) -> Arc<Vigil> {
+        Vigil::begin(&self.name, &self.ranks, self.rank, &self.store, &self.recorder, &self.peers)
+    }
+
     /// Joins with a unique id.
     pub(super) fn init(
         self,
+        vigil: Arc<Vigil>,
         (group, id): (GroupId, UniqueId),
         nccl: &Nccl,
         context: &Context,
@@ -329,20 +340,24 @@ impl Seat {
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
         let config = self.config(config);
-        let size = self.ranks.len();
-        let communicator = Communicator::init(nccl, context, &id, self.rank, size, &config, deadline)?;
-        Ok(self.take(group, communicator))
+        let communicator = vigil.form("making", nccl, context, &id, &config, deadline)?;
+        Ok(self.group(vigil, group, communicator))
     }
 
-    /// The group, with a communicator that is made.
+    /// The group, with a communicator that is made already.
     pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
+        let vigil = self.vigil();
+        vigil.guard(&communicator.abort_handle());
+        self.group(vigil, id, communicator)
+    }
+
+    /// The group, with a communicator that the vigil guards.
+    fn group(self, vigil: Arc<Vigil>, id: GroupId, communicator: Communicator) -> ProcessGroup {
         let Self { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers } =
             self;
         let context = communicator.context();
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let vigil =
-            Vigil::begin(&name, ranks.to_vec(), &store, communicator.abort_handle(), &recorder, &peers);
         let entry =
             GroupEntry { id: id.to_string(), name: name.clone(), ranks: ranks.to_vec(), timeout, look };
         let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), vigil, context.device());

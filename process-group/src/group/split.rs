@@ -92,11 +92,12 @@ impl ProcessGroup {
         }
         let (Some(seat), Some(placement)) = (seat, placement) else { return Ok(None) };
         let leader = seat.members[0].rank;
-        let start = Start { store: &seat.store, name: &seat.name, nccl: self.nccl(), leader };
+        let vigil = seat.vigil();
+        let start = Start { vigil: &vigil, name: &seat.name, nccl: self.nccl(), leader };
         let group = id(placement);
         let (_, unique) =
             if placement.rank == 0 { start.publish(group.uid)? } else { start.follow(deadline)? };
-        seat.init((group, unique), self.nccl(), self.context(), config, deadline).map(Some)
+        seat.init(vigil, (group, unique), self.nccl(), self.context(), config, deadline).map(Some)
     }
 
     /// The first of `count` numbers for new groups: rank 0 takes them, and tells the others.
@@ -108,7 +109,7 @@ impl ProcessGroup {
             self.store.set(&key, &first.to_le_bytes())?;
             return Ok(first);
         }
-        let bytes = self.store.get(&key, deadline)?;
+        let bytes = self.counter.vigil.hear(&key, self.members[0].rank, "the split", deadline)?;
         let bytes = bytes.try_into().map_err(|bytes: Vec<u8>| GroupError::UniqueId {
             group: self.name.to_string(),
             rank: self.members[0].rank,

@@ -1,4 +1,4 @@
-//! What becomes of a group when one of its ranks is lost.
+//! What becomes of a group when one of its ranks is lost, or when it is aborted.
 
 use std::{
     fmt,
@@ -6,143 +6,302 @@ use std::{
     thread,
 };
 
+use cuda_driver::Context;
+
 use super::{GroupError, Result};
 use crate::{
-    comm::{AbortHandle, PATIENCE},
-    peers::{Listener, Loss, Peers},
+    comm::{
+        self, AbortHandle, CommError, Communicator, Config, Force, Forming, Nccl, PATIENCE, Seat, UniqueId,
+    },
+    peers::{self, Loss, Peers},
     record::Recorder,
-    store::{Deadline, PrefixStore, give_up},
+    store::{Deadline, PrefixStore, Store, StoreError, give_up},
 };
 
-/// Waits for losses among a group's ranks. With the first, everything that waits in the group ends: the communicator is
-/// aborted, and meetings that are open have failed.
+/// Waits for losses among a group's ranks, from before the group has a communicator. With the first loss, or abort,
+/// everything that waits in the group ends: its communicators are aborted, and waits at the store that are open have
+/// failed.
 pub(super) struct Vigil {
     name: Arc<str>,
     /// The ranks of the job that are members.
-    ranks: Vec<usize>,
+    ranks: Arc<[usize]>,
+    /// This rank's place among them.
+    place: usize,
     store: PrefixStore,
-    communicator: AbortHandle,
+    communicators: Mutex<Vec<AbortHandle>>,
     recorder: Arc<Recorder>,
-    lost: OnceLock<(usize, Loss)>,
+    end: OnceLock<End>,
     /// Where this rank waits for the others.
-    meetings: Mutex<Vec<String>>,
-    /// Told of losses as long as the vigil lasts.
-    listener: OnceLock<Arc<Listener>>,
+    waits: Mutex<Vec<Wait>>,
+    /// Told of losses, and of aborts, as long as the vigil lasts.
+    listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
 
+/// Why a group is over.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Lost(usize, Loss),
+    Force(Force),
+}
+
+/// A place in the store where this rank waits for others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wait {
+    Meeting(String),
+    /// What one of the others is to say there.
+    Word(String),
+}
+
+/// How what is said at a [`Wait::Word`] begins when it will not be said.
+pub(super) const NO: &[u8] = b"no";
+
 impl Vigil {
+    /// Begins to wait; `place` is this rank's among `ranks`.
     pub(super) fn begin(
         name: &Arc<str>,
-        ranks: Vec<usize>,
+        ranks: &Arc<[usize]>,
+        place: usize,
         store: &PrefixStore,
-        communicator: AbortHandle,
         recorder: &Arc<Recorder>,
         peers: &Peers,
     ) -> Arc<Self> {
         let vigil = Arc::new(Self {
             name: name.clone(),
-            ranks,
+            ranks: ranks.clone(),
+            place,
             store: store.clone(),
-            communicator,
+            communicators: Mutex::default(),
             recorder: recorder.clone(),
-            lost: OnceLock::new(),
-            meetings: Mutex::default(),
-            listener: OnceLock::new(),
+            end: OnceLock::new(),
+            waits: Mutex::default(),
+            listeners: OnceLock::new(),
         });
         let weak: Weak<Self> = Arc::downgrade(&vigil);
-        let listener: Arc<Listener> = Arc::new(move |rank, loss| {
+        let lost: Arc<peers::Listener> = {
+            let weak = weak.clone();
+            Arc::new(move |rank, loss| {
+                if let Some(vigil) = weak.upgrade().filter(|vigil| vigil.ranks.contains(&rank)) {
+                    vigil.end(End::Lost(rank, loss));
+                }
+            })
+        };
+        let forced: Arc<comm::Listener> = Arc::new(move |force| {
             if let Some(vigil) = weak.upgrade() {
-                vigil.lose(rank, loss);
+                vigil.end(End::Force(force));
             }
         });
-        peers.tell(vigil.listener.get_or_init(|| listener));
+        let (lost, _) = vigil.listeners.get_or_init(|| (lost, forced));
+        peers.tell(lost);
         vigil
     }
 
-    /// The group goes on only if none of its ranks is lost.
+    /// Has a communicator of the group end with it, and the group with the communicator.
+    pub(super) fn guard(&self, communicator: &AbortHandle) {
+        {
+            let mut communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner);
+            communicators.retain(|other| !other.has_ended());
+            communicators.push(communicator.clone());
+        }
+        if let Some((_, forced)) = self.listeners.get() {
+            communicator.tell(forced);
+        }
+        // An end that came in between did not find it.
+        if self.end.get().is_some() {
+            self.abort();
+        }
+    }
+
+    /// Makes a communicator of all members: a loss ends that too, while it is being made. Under `name`, which serves
+    /// one communicator, each says that it has come to NCCL, so that who has not by the deadline, or has failed there, is named.
+    pub(super) fn form(
+        &self,
+        name: &str,
+        nccl: &Nccl,
+        context: &Context,
+        id: &UniqueId,
+        config: &Config,
+        deadline: Deadline,
+    ) -> Result<Communicator> {
+        self.check()?;
+        let seat = Seat { nccl, context, rank: self.place };
+        let forming = Forming::begin(seat, id, self.ranks.len(), config)?;
+        self.guard(&forming.abort_handle());
+        let came = |place: usize| format!("{name}/{place}");
+        let told = self.store.set(&came(self.place), b"");
+        let formed = forming.finish(deadline).map_err(|error| match error {
+            CommError::DeadlineExceeded { waited, .. } => {
+                // Whom the store does not know is not told of.
+                let is_absent = |place: &usize| self.store.check(&[&came(*place)]).is_ok_and(|came| !came);
+                let absent = (0..self.ranks.len()).filter(is_absent);
+                let ranks: Vec<_> = absent.map(|place| self.ranks[place]).collect();
+                if ranks.is_empty() {
+                    return error.into();
+                }
+                let (group, size) = (self.name.to_string(), self.ranks.len());
+                GroupError::Absent { group, ranks, size, meeting: "the making of the communicator", waited }
+            }
+            other => {
+                // As if it had never come: NCCL does not tell the others that it is gone.
+                let _ = self.store.delete(&came(self.place));
+                other.into()
+            }
+        });
+        let communicator = self.explain(formed)?;
+        told?;
+        Ok(communicator)
+    }
+
+    /// The group goes on only if none of its ranks is lost, and nobody has aborted it here.
     ///
     /// # Errors
-    /// [`GroupError::Lost`].
+    /// [`GroupError::Lost`]; [`CommError::Closed`].
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        match self.lost.get() {
+        match self.end.get() {
             None => Ok(()),
-            Some(lost) => Err(self.error(*lost)),
+            Some(end) => Err(self.error(*end)),
         }
     }
 
     /// What an error means: after a loss, whatever else failed did so for that.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.lost.get().map_or(error, |lost| self.error(*lost)))
+        result.map_err(|error| self.end.get().map_or(error, |end| self.error(*end)))
     }
 
     #[cold]
-    fn error(&self, (rank, loss): (usize, Loss)) -> GroupError {
-        GroupError::Lost { group: self.name.to_string(), rank, loss }
+    fn error(&self, end: End) -> GroupError {
+        match end {
+            End::Lost(rank, loss) => GroupError::Lost { group: self.name.to_string(), rank, loss },
+            End::Force(force) => {
+                let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
+                CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()
+            }
+        }
     }
 
-    /// Runs `meet`, a wait for the members at `name`, which ends with a loss.
+    /// Runs `meet`, a wait for the members at the meeting `name`, which ends with the group.
     pub(super) fn attend<T>(&self, name: &str, meet: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _open = Open::new(self, name);
-        // Between the two: who is lost before finds no meeting to end.
+        self.wait(Wait::Meeting(name.to_owned()), meet)
+    }
+
+    /// Waits for what `speaker`, a rank of the job, says at `key` in this `meeting`; it begins with [`NO`] when there
+    /// will be nothing.
+    pub(super) fn hear(
+        &self,
+        key: &str,
+        speaker: usize,
+        meeting: &'static str,
+        deadline: Deadline,
+    ) -> Result<Vec<u8>> {
+        self.wait(Wait::Word(key.to_owned()), || {
+            let word = self.store.get(key, deadline).map_err(|error| match error {
+                StoreError::Timeout { waited, .. } => {
+                    let (group, size) = (self.name.to_string(), self.ranks.len());
+                    GroupError::Absent { group, ranks: vec![speaker], size, meeting, waited }
+                }
+                other => other.into(),
+            })?;
+            if word.starts_with(NO) {
+                self.check()?;
+            }
+            Ok(word)
+        })
+    }
+
+    /// Says `word` at `key`, unless somebody has said that there will be none; what stands there then.
+    pub(super) fn say(&self, key: &str, word: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.store.compare_set(key, b"", word)?)
+    }
+
+    fn wait<T>(&self, wait: Wait, waiting: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _open = Open::new(self, wait);
+        // Between the two: an end that came before finds no wait to end.
         self.check()?;
-        self.explain(meet())
+        self.explain(waiting())
     }
 
-    fn meetings(&self) -> MutexGuard<'_, Vec<String>> {
-        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On a thread of the watch, which is not held up.
-    fn lose(self: Arc<Self>, rank: usize, loss: Loss) {
-        let Some(place) = self.ranks.iter().position(|member| *member == rank) else { return };
-        if self.lost.set((rank, loss)).is_err() {
+    /// On a thread of the watch, or of who aborts: neither is held up.
+    fn end(self: &Arc<Self>, end: End) {
+        if self.end.set(end).is_err() {
             return;
         }
-        // Who cannot have a thread is aborted here: that the watch waits is better than that the group does.
-        let vigil = self.clone();
-        let end = move || {
-            let _ = vigil.communicator.abort(Deadline::after(PATIENCE));
+        self.abort();
+        let place = match end {
+            End::Lost(rank, _) => self.ranks.iter().position(|member| *member == rank).unwrap_or(self.place),
+            End::Force(_) => self.place,
         };
-        if thread::Builder::new().name("abort".into()).spawn(end).is_err() {
-            let _ = self.communicator.abort(Deadline::after(PATIENCE));
-        }
+        let no = match end {
+            End::Lost(rank, loss) => format!("rank {rank} {loss}"),
+            End::Force(force) => format!("rank {} has {} the group", self.ranks[self.place], force.how()),
+        };
+        let vigil = self.clone();
         let farewell = move || {
-            let open = self.meetings().clone();
-            for name in open {
+            let open = vigil.waits().clone();
+            for wait in open {
                 // A store that cannot be reached ends the waits by itself.
-                let _ = give_up(&self.store, &name, place);
+                let _ = match wait {
+                    Wait::Meeting(name) => give_up(&vigil.store, &name, place),
+                    Wait::Word(key) => {
+                        vigil.store.compare_set(&key, b"", &[NO, no.as_bytes()].concat()).map(drop)
+                    }
+                };
             }
-            self.recorder.trouble();
+            if !matches!(end, End::Force(Force::Dropped)) {
+                vigil.recorder.trouble();
+            }
         };
         let _ = thread::Builder::new().name("farewell".into()).spawn(farewell);
+    }
+
+    /// Aborts the group's communicators, in the background.
+    fn abort(&self) {
+        let mut communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        communicators.retain(|communicator| !communicator.has_ended());
+        if communicators.is_empty() {
+            return;
+        }
+        let end = move || {
+            let _ = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
+        };
+        // Who cannot have a thread aborts here: that the watch waits is better than that the group does.
+        let here = end.clone();
+        if thread::Builder::new().name("abort".into()).spawn(end).is_err() {
+            here();
+        }
     }
 }
 
 impl fmt::Debug for Vigil {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Vigil").field("group", &self.name).field("lost", &self.lost).finish_non_exhaustive()
+        f.debug_struct("Vigil")
+            .field("group", &self.name)
+            .field("end", &self.end.get())
+            .finish_non_exhaustive()
     }
 }
 
-/// A meeting that this rank waits at.
+/// A wait that an end of the group finds.
 struct Open<'a> {
     vigil: &'a Vigil,
-    name: &'a str,
+    wait: Wait,
 }
 
 impl<'a> Open<'a> {
-    fn new(vigil: &'a Vigil, name: &'a str) -> Self {
-        vigil.meetings().push(name.to_owned());
-        Self { vigil, name }
+    fn new(vigil: &'a Vigil, wait: Wait) -> Self {
+        vigil.waits().push(wait.clone());
+        Self { vigil, wait }
     }
 }
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let mut meetings = self.vigil.meetings();
-        if let Some(at) = meetings.iter().position(|name| name == self.name) {
-            meetings.swap_remove(at);
+        let mut waits = self.vigil.waits();
+        if let Some(at) = waits.iter().position(|wait| *wait == self.wait) {
+            waits.swap_remove(at);
         }
     }
 }

@@ -240,13 +240,13 @@ pub unsafe fn register_windows_together(
 }
 
 /// Registrations on their way.
-struct Begun<'a> {
+struct Begun {
     cells: Vec<Cell>,
-    serving: Serving<'a, ()>,
+    serving: Serving<()>,
 }
 
 /// Checks the requests and hands them to the service thread.
-fn begin<'a>(communicator: &'a Communicator, requests: &[WindowRequest]) -> Result<Begun<'a>> {
+fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begun> {
     const CALL: &str = "ncclCommWindowRegister";
     group::refuse_inside(CALL)?;
     let shared = communicator.shared();
