@@ -163,9 +163,13 @@ impl Vigil {
         }
     }
 
-    /// What an error means: after a loss, whatever else failed did so for that.
+    /// What an error means: after a loss, or an abort, whatever else failed did so for that. A communicator is dropped
+    /// for another reason, which is the error.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.end.get().map_or(error, |end| self.error(*end)))
+        result.map_err(|error| match self.end.get() {
+            None | Some(End::Force(Force::Dropped)) => error,
+            Some(end) => self.error(*end),
+        })
     }
 
     #[cold]
