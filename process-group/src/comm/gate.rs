@@ -6,10 +6,18 @@
 //!
 //! While a thread has an open NCCL group with queued work of the communicator, the communicator belongs to that
 //! group: other threads' collectives wait. Local calls (registration) need to exclude only calls that are inside.
+//!
+//! Most calls find an open gate that nobody is near, and leave one: they change one word, 0 to [`INSIDE`] and back, and
+//! never take the lock. Who takes it sets [`LOCKED`] in the word, which sends everybody else to the lock, and takes
+//! that away again only when the gate is open, empty, in no group and waited for by nobody.
 
 use std::{
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU8, Ordering},
+    },
     thread::{self, ThreadId},
 };
 
@@ -51,10 +59,16 @@ struct State {
     waiting: usize,
 }
 
+/// A call that went past the lock is inside.
+const INSIDE: u8 = 1;
+/// The lock's state decides.
+const LOCKED: u8 = 2;
+
 /// The gate of one communicator.
 #[derive(Debug)]
 pub(crate) struct Gate {
     communicator: String,
+    word: AtomicU8,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -63,7 +77,8 @@ impl Gate {
     /// An open gate; `communicator` is how errors call its owner.
     pub(crate) fn new(communicator: String) -> Self {
         let state = State { phase: Phase::Open, inside: None, group: None, observers: 0, waiting: 0 };
-        Self { communicator, state: Mutex::new(state), changed: Condvar::new() }
+        let word = AtomicU8::new(0);
+        Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// How errors call the communicator.
@@ -71,13 +86,15 @@ impl Gate {
         &self.communicator
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> Locked<'_> {
         // Every change of the state is one assignment, so a panic elsewhere leaves it consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.word.fetch_or(LOCKED, Ordering::Acquire);
+        Locked { gate: self, state: Some(state) }
     }
 
     /// Lets go of the state after a change, and wakes those who wait for one.
-    fn changed(&self, state: MutexGuard<'_, State>) {
+    fn changed(&self, state: Locked<'_>) {
         let waiting = state.waiting > 0;
         drop(state);
         if waiting {
@@ -86,21 +103,25 @@ impl Gate {
     }
 
     /// Waits for a change.
-    fn wait<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        deadline: Option<Deadline>,
-    ) -> MutexGuard<'a, State> {
-        state.waiting += 1;
-        let mut state = match deadline {
+    fn wait<'a>(&'a self, mut locked: Locked<'a>, deadline: Option<Deadline>) -> Locked<'a> {
+        locked.waiting += 1;
+        // The word stays locked meanwhile, since somebody waits.
+        locked.state = locked.state.take().map(|state| match deadline {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(deadline) => {
                 let waited = self.changed.wait_timeout(state, deadline.remaining());
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
-        };
-        state.waiting -= 1;
-        state
+        });
+        locked.waiting -= 1;
+        locked
+    }
+
+    /// What is inside.
+    fn inside(&self, state: &State) -> Option<&'static str> {
+        // Nobody goes in past a lock that is held: what is inside now may only leave.
+        let past = self.word.load(Ordering::Acquire) & INSIDE != 0;
+        state.inside.or_else(|| past.then_some("the enqueueing of an operation"))
     }
 
     fn admitted(&self, state: &State, call: &'static str) -> Result<()> {
@@ -127,19 +148,30 @@ impl Gate {
     }
 
     /// Goes in as soon as nobody is inside; a deadline, if any, bounds the wait.
+    #[inline]
     pub(crate) fn enter(
         &self,
         call: &'static str,
         kind: Kind,
         deadline: Option<Deadline>,
     ) -> Result<Entry<'_>> {
+        if kind == Kind::Enqueue
+            && self.word.compare_exchange(0, INSIDE, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Ok(Entry { gate: self });
+        }
+        self.enter_locked(call, kind, deadline)
+    }
+
+    #[cold]
+    fn enter_locked(&self, call: &'static str, kind: Kind, deadline: Option<Deadline>) -> Result<Entry<'_>> {
         let mut state = self.lock();
         loop {
             if kind != Kind::GroupEnd {
                 self.admitted(&state, call)?;
             }
             let held_by_other = state.group.is_some_and(|owner| owner != thread::current().id());
-            let busy_with = match (state.inside, kind) {
+            let busy_with = match (self.inside(&state), kind) {
                 (Some(inside), _) => inside,
                 (None, Kind::Collective) if state.group.is_some() => "an open group",
                 (None, Kind::Enqueue) if held_by_other => "another thread's open group",
@@ -156,6 +188,14 @@ impl Gate {
         }
         state.inside = Some(call);
         Ok(Entry { gate: self })
+    }
+
+    #[cold]
+    fn leave_locked(&self) {
+        let mut state = self.lock();
+        state.inside = None;
+        self.word.fetch_and(!INSIDE, Ordering::Release);
+        self.changed(state);
     }
 
     /// Comes near without going in: for queries that NCCL allows beside a call. A poisoned communicator may be
@@ -219,7 +259,7 @@ impl Gate {
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
         let mut state = self.lock();
         loop {
-            let held = match (state.inside, state.group, state.observers) {
+            let held = match (self.inside(&state), state.group, state.observers) {
                 (Some(call), _, _) => call,
                 (None, Some(_), _) => "an open group",
                 (None, None, 1..) => "a query",
@@ -251,10 +291,42 @@ impl fmt::Debug for Entry<'_> {
 }
 
 impl Drop for Entry<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let mut state = self.gate.lock();
-        state.inside = None;
-        self.gate.changed(state);
+        let word = &self.gate.word;
+        if word.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_err() {
+            self.gate.leave_locked();
+        }
+    }
+}
+
+/// The state, whose lock is held.
+struct Locked<'a> {
+    gate: &'a Gate,
+    /// There but while it is waited for a change.
+    state: Option<MutexGuard<'a, State>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().unwrap_or_else(|| unreachable!("the lock is held"))
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().unwrap_or_else(|| unreachable!("the lock is held"))
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let State { phase, inside, group, waiting, .. } = &**self;
+        if matches!(phase, Phase::Open) && inside.is_none() && group.is_none() && *waiting == 0 {
+            self.gate.word.fetch_and(!LOCKED, Ordering::Release);
+        }
     }
 }
 
@@ -290,9 +362,38 @@ mod tests {
         let gate = Gate::new("a".into());
         let entry = gate.enter("first", Kind::Enqueue, None).unwrap();
         let error = gate.enter("second", Kind::Local, soon()).unwrap_err();
+        assert!(error.to_string().contains("the enqueueing of an operation"), "{error}");
+        drop(entry);
+        let entry = gate.enter("first", Kind::Local, None).unwrap();
+        let error = gate.enter("second", Kind::Enqueue, soon()).unwrap_err();
         assert!(matches!(error, CommError::Busy { busy_with: "first", .. }), "{error}");
         drop(entry);
         gate.enter("third", Kind::Collective, soon()).unwrap();
+    }
+
+    #[test]
+    fn one_call_at_a_time_whichever_way_they_come() {
+        use std::sync::atomic::AtomicBool;
+
+        let gate = Gate::new("a".into());
+        let inside = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for kind in [Kind::Enqueue, Kind::Enqueue, Kind::Local, Kind::Collective] {
+                let (gate, inside) = (&gate, &inside);
+                scope.spawn(move || {
+                    for _ in 0..5_000 {
+                        let entry = gate.enter("call", kind, None).unwrap();
+                        assert!(!inside.swap(true, Ordering::Relaxed));
+                        thread::yield_now();
+                        assert!(inside.swap(false, Ordering::Relaxed));
+                        drop(entry);
+                    }
+                });
+            }
+            scope.spawn(|| (0..5_000).for_each(|_| drop(gate.observe("look").unwrap())));
+        });
+        gate.wait_empty(Deadline::now()).unwrap();
+        assert_eq!(gate.word.load(Ordering::Relaxed), 0, "everybody has left");
     }
 
     #[test]

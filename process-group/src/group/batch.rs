@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::Location, slice};
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Buffer, GroupError, ProcessGroup, Result, Work, list, work::Launched};
+use super::{Buffer, GroupError, ProcessGroup, Result, Work, list};
 use crate::{
     comm::{ArgumentError, Group, Operation, ReduceOp, Task},
     profile,
@@ -64,7 +64,8 @@ impl<'a> Batch<'a> {
             recording.call(Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
         };
         let track = &group.counter.track;
-        let start = group.events.start(stream)?;
+        let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
+        blank.start(stream)?;
         let span = match &tasks {
             Tasks { first: None, .. } => Span::default(),
             Tasks { first: Some(task), rest } if rest.is_empty() => {
@@ -83,7 +84,7 @@ impl<'a> Batch<'a> {
                 recording.end(operation)
             }
         };
-        group.mark(operation, stream, Launched { start, span })
+        group.mark(blank, operation, stream, span)
     }
 
     fn queue(&self, task: Task) -> Result<()> {

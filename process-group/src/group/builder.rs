@@ -14,7 +14,7 @@ use super::{
     Environment, GroupError, GroupId, Member, ProcessGroup, Result, member,
     process_group::{Counter, SharedStore, explain},
     vigil::{NO, Vigil},
-    work::{EventPool, Outstanding},
+    work::{Marks, Outstanding},
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl, UniqueId},
@@ -361,7 +361,7 @@ impl Seat {
         let entry =
             GroupEntry { id: id.to_string(), name: name.clone(), ranks: ranks.to_vec(), timeout, look };
         let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), vigil, context.device());
-        let events = EventPool::new(context, timing);
+        let marks = Marks::new(context, timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
             name,
@@ -376,7 +376,7 @@ impl Seat {
             counter,
             splits,
             barriers,
-            events,
+            marks,
             outstanding,
             desk,
             peers,

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use cuda_driver::Stream;
 
-use super::{Batch, Buffer, ProcessGroup, Result, Work, work::Launched};
-use crate::comm::ReduceOp;
+use super::{Batch, Buffer, ProcessGroup, Result, Work, work::Blank};
+use crate::{comm::ReduceOp, record::Span};
 
 /// Every operation is enqueued on `stream` and returns; all members make the same calls in the same order. While
 /// `stream` captures, the operation becomes a part of the graph.
@@ -384,10 +384,15 @@ impl ProcessGroup {
     }
 
     /// Counts what was enqueued and marks its place on the stream.
-    pub(super) fn mark(&self, operation: &'static str, stream: &Stream, launched: Launched) -> Result<Work> {
+    pub(super) fn mark(
+        &self,
+        blank: Blank,
+        operation: &'static str,
+        stream: &Stream,
+        span: Span,
+    ) -> Result<Work> {
         let sequence = self.counter.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
-        let handle = self.communicator.abort_handle();
-        let work = Work::record(operation, sequence, &self.counter, handle, &self.events, stream, launched)?;
+        let work = blank.done(operation, sequence, stream, span)?;
         // What is captured is not on the stream; it must not hide what is.
         if !work.is_captured() {
             self.outstanding.put(&work);

@@ -14,7 +14,7 @@ use cuda_driver::{Context, Device};
 use super::{
     Builder, GroupError, Member, Result, Work, member,
     vigil::Vigil,
-    work::{EventPool, Outstanding},
+    work::{Marks, Outstanding},
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
@@ -74,7 +74,7 @@ pub struct ProcessGroup {
     pub(super) counter: Arc<Counter>,
     pub(super) splits: AtomicU64,
     pub(super) barriers: AtomicU64,
-    pub(super) events: Arc<EventPool>,
+    pub(super) marks: Arc<Marks>,
     pub(super) outstanding: Arc<Outstanding>,
     pub(super) desk: Arc<Desk>,
     pub(super) peers: Arc<Peers>,

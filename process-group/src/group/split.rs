@@ -131,7 +131,7 @@ impl ProcessGroup {
             numbers: self.numbers.clone(),
             store,
             timeout: self.timeout,
-            timing: self.events.timing(),
+            timing: self.marks.timing(),
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
             peers: self.peers.clone(),

@@ -1,0 +1,164 @@
+//! Marks: the places before and after an operation on its stream, and what is known of the operation.
+//!
+//! A mark is used again when nobody holds it any more: to make its events costs more than to record them, and to
+//! count the holders of five things more than to count those of one.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cuda_driver::{
+    Context, Event, EventFlags, Stream,
+    graph::{CaptureStatus, RelaxedCapture},
+    sys::CUstream,
+};
+
+use super::{
+    super::{Result, process_group::Counter},
+    Work,
+};
+use crate::{comm::AbortHandle, record::Span};
+
+/// An operation that was launched.
+pub(super) struct Mark {
+    pub(super) operation: &'static str,
+    pub(super) sequence: u64,
+    pub(super) stream: StreamKey,
+    /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
+    /// capture ends the capture in vain (measured), so it is never asked.
+    pub(super) captured: bool,
+    /// What the flight recorder holds of it.
+    pub(super) span: Span,
+    /// Before it, where operations are timed.
+    pub(super) start: Option<Lease>,
+    /// After it.
+    pub(super) done: Lease,
+    pub(super) counter: Arc<Counter>,
+    pub(super) communicator: AbortHandle,
+}
+
+impl Mark {
+    /// The time between both places, in µs, when both have been passed.
+    pub(super) fn elapsed_us(&self) -> Result<Option<f64>> {
+        let Some(start) = &self.start else { return Ok(None) };
+        let done = self.done.event();
+        let _relaxed = RelaxedCapture::enter(done.context().driver())?;
+        Ok(Some(done.elapsed_us(start.event())?))
+    }
+}
+
+/// A mark of an operation that is yet to be launched; nobody else holds it.
+pub(in crate::group) struct Blank(Arc<Mark>);
+
+impl Blank {
+    /// Of an operation on `communicator`.
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>, communicator: AbortHandle) -> Result<Self> {
+        Ok(Self(Arc::new(Mark {
+            operation: "",
+            sequence: 0,
+            stream: StreamKey(std::ptr::null_mut()),
+            captured: false,
+            span: Span::default(),
+            start: if marks.timing { Some(marks.lease()?) } else { None },
+            done: marks.lease()?,
+            counter: counter.clone(),
+            communicator,
+        })))
+    }
+
+    /// That of a work that is done, if nobody else holds it.
+    pub(super) fn again(work: Work) -> Option<Self> {
+        // There are no weak ones, and who holds the only one is the only one who could make another.
+        (Arc::strong_count(&work.mark) == 1).then_some(Self(work.mark))
+    }
+
+    /// Marks the place before the operation, where operations are timed. What is captured is not.
+    pub(in crate::group) fn start(&mut self, stream: &Stream) -> Result<()> {
+        match &self.0.start {
+            Some(start) if stream.capture_status()? == CaptureStatus::None => {
+                Ok(stream.record(start.event())?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the place after the operation, number `sequence` of its group, which was launched.
+    pub(in crate::group) fn done(
+        mut self,
+        operation: &'static str,
+        sequence: u64,
+        stream: &Stream,
+        span: Span,
+    ) -> Result<Work> {
+        stream.record(self.0.done.event())?;
+        let captured = stream.capture_status()? != CaptureStatus::None;
+        let key = StreamKey(stream.raw());
+        self.0.counter.track.enqueued(span, key.0.addr() as u64, captured);
+        let Some(mark) = Arc::get_mut(&mut self.0) else { unreachable!("a blank has one holder") };
+        (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
+        (mark.stream, mark.captured) = (key, captured);
+        Ok(Work { mark: self.0 })
+    }
+}
+
+/// A stream's handle, only ever compared.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct StreamKey(pub(super) CUstream);
+
+// SAFETY: the handle is compared and never given to the driver.
+unsafe impl Send for StreamKey {}
+// SAFETY: as above.
+unsafe impl Sync for StreamKey {}
+
+/// Events of marks that have gone.
+pub(in crate::group) struct Marks {
+    context: Context,
+    /// Whether operations are timed.
+    timing: bool,
+    free: Mutex<Vec<Event>>,
+}
+
+impl Marks {
+    /// How many are kept.
+    const KEPT: usize = 1024;
+
+    pub(in crate::group) fn new(context: &Context, timing: bool) -> Arc<Self> {
+        Arc::new(Self { context: context.clone(), timing, free: Mutex::default() })
+    }
+
+    pub(in crate::group) fn timing(&self) -> bool {
+        self.timing
+    }
+
+    fn lease(self: &Arc<Self>) -> Result<Lease> {
+        let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = match kept {
+            Some(event) => event,
+            None => {
+                let untimed = if self.timing { EventFlags::empty() } else { EventFlags::DISABLE_TIMING };
+                Event::new(&self.context, untimed)?
+            }
+        };
+        Ok(Lease { event: Some(event), marks: self.clone() })
+    }
+}
+
+/// An event on loan. A stream that waits for it waits for what was recorded then, so it may be used again at once.
+pub(super) struct Lease {
+    /// There until the lease ends.
+    event: Option<Event>,
+    marks: Arc<Marks>,
+}
+
+impl Lease {
+    pub(super) fn event(&self) -> &Event {
+        self.event.as_ref().unwrap_or_else(|| unreachable!("a lease holds its event until it is dropped"))
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let mut free = self.marks.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if free.len() < Marks::KEPT {
+            free.extend(self.event.take());
+        }
+    }
+}

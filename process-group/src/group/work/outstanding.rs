@@ -1,0 +1,133 @@
+//! The latest works of every stream.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    super::{Result, process_group::Counter},
+    Blank, Marks, Work,
+    mark::StreamKey,
+};
+use crate::{
+    comm::Communicator,
+    record::{Look, now},
+};
+
+/// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
+/// for all; the others are for the flight recorder, which wants to know how far a stream has come.
+#[derive(Default)]
+pub(in crate::group) struct Outstanding {
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    streams: Vec<Line>,
+    /// What works have left that nobody else held.
+    blanks: Vec<Blank>,
+}
+
+/// The works of one stream, oldest first.
+struct Line {
+    stream: StreamKey,
+    works: VecDeque<Work>,
+}
+
+impl Outstanding {
+    /// A stream takes about as many launches before the host waits: what is further back is done.
+    const KEPT: usize = 1024;
+    /// After how many works a stream is looked at, and how many go at a time.
+    const STRIDE: usize = 128;
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A mark for the next operation on `communicator`.
+    pub(in crate::group) fn blank(
+        &self,
+        marks: &Arc<Marks>,
+        counter: &Arc<Counter>,
+        communicator: &Communicator,
+    ) -> Result<Blank> {
+        let kept = self.kept().blanks.pop();
+        match kept {
+            Some(blank) => Ok(blank),
+            None => Blank::new(marks, counter, communicator.abort_handle()),
+        }
+    }
+
+    /// Adds the latest work of its stream.
+    pub(in crate::group) fn put(&self, work: &Work) {
+        let Kept { streams, blanks } = &mut *self.kept();
+        let stream = work.mark.stream;
+        let Some(line) = streams.iter_mut().find(|line| line.stream == stream) else {
+            streams.iter_mut().for_each(|line| line.drop_done(blanks));
+            let mut works = VecDeque::with_capacity(Self::STRIDE);
+            works.push_back(work.clone());
+            return streams.push(Line { stream, works });
+        };
+        if line.works.len().is_multiple_of(Self::STRIDE) {
+            line.drop_oldest(blanks);
+        }
+        line.works.push_back(work.clone());
+    }
+
+    /// The last work of every stream.
+    pub(in crate::group) fn all(&self) -> Vec<Work> {
+        self.kept().streams.iter().filter_map(|line| line.works.back().cloned()).collect()
+    }
+}
+
+impl Line {
+    /// Lets go of the oldest works, a stride at a time, with one query for each and one more: a query costs as much as
+    /// ten event records.
+    fn drop_oldest(&mut self, blanks: &mut Vec<Blank>) {
+        const STRIDE: usize = Outstanding::STRIDE;
+        while let Some(last) = self.works.get(STRIDE - 1) {
+            let done = last.is_done().unwrap_or(false);
+            if !done && self.works.len() < Outstanding::KEPT {
+                return;
+            }
+            if done {
+                self.tell_done(STRIDE);
+            }
+            self.drop_first(STRIDE, blanks);
+        }
+    }
+
+    /// Tells the recorder which works are done, and lets go of them, but for the last.
+    fn drop_done(&mut self, blanks: &mut Vec<Blank>) {
+        // What the driver does not answer for is not known to be done.
+        let done = |work: &Work| work.is_done().unwrap_or(false);
+        let count = match self.works.back() {
+            Some(last) if done(last) => self.works.len(),
+            _ => self.works.partition_point(done),
+        };
+        self.tell_done(count);
+        self.drop_first(count.min(self.works.len().saturating_sub(1)), blanks);
+    }
+
+    /// Tells the recorder that the first `count` are done, at one moment.
+    fn tell_done(&self, count: usize) {
+        let now = now();
+        self.works.range(..count).for_each(|work| work.tell_done(|| now));
+    }
+
+    fn drop_first(&mut self, count: usize, blanks: &mut Vec<Blank>) {
+        let room = Outstanding::KEPT.saturating_sub(blanks.len());
+        blanks.extend(self.works.drain(..count).filter_map(Blank::again).take(room));
+    }
+}
+
+impl Look for Outstanding {
+    fn look(&self) {
+        let Kept { streams, blanks } = &mut *self.kept();
+        for line in streams {
+            line.drop_done(blanks);
+            let _ = line.works.iter().all(Work::tell_started);
+        }
+    }
+}
