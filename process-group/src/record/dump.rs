@@ -11,6 +11,7 @@ use std::{
 
 use super::{
     call::{Call, Operation, REDUCTIONS, torch_type},
+    clock::Scale,
     document::{Value, dict},
     recorder::Recorder,
     ring::Record,
@@ -136,7 +137,7 @@ impl Dump {
             rank: recorder.rank,
             name: recorder.name.to_string(),
             library: recorder.library.clone(),
-            entries: entries(&records, &places),
+            entries: entries(&records, &places, recorder.clock.scale()),
             groups,
         }
     }
@@ -273,7 +274,7 @@ impl Dump {
 }
 
 /// What is done is so with everything before it on its stream.
-fn entries(records: &[Record], places: &HashMap<u32, usize>) -> Vec<Entry> {
+fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Vec<Entry> {
     let mut done: HashMap<u64, u64> = HashMap::new();
     let entry = |record: &Record| {
         let Call { operation, dtype, reduction, peer, send, receive } = record.call;
@@ -301,9 +302,9 @@ fn entries(records: &[Record], places: &HashMap<u32, usize>) -> Vec<Entry> {
             peer: peer.map(|peer| peer as usize),
             send,
             receive,
-            created_ns: record.created,
-            started_ns: Some(record.started).filter(|time| *time > 0),
-            completed_ns: completed,
+            created_ns: scale.day(record.created),
+            started_ns: Some(record.started).filter(|time| *time > 0).map(|time| scale.day(time)),
+            completed_ns: completed.map(|time| scale.day(time)),
             elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
         })

@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `call` | what is recorded of a call |
+//! | `clock` | when it was |
 //! | `ring` | the last calls of a rank: bounded, written without a lock or an allocation |
 //! | `recorder` | a rank's ring, and the groups that write to it |
 //! | `dump`, `document` | what was recorded, as data and as files that PyTorch's analyser reads |
@@ -18,6 +19,7 @@
 //! that are split from it, so that a rank has one dump.
 
 mod call;
+mod clock;
 mod desk;
 mod document;
 mod dump;
@@ -30,6 +32,7 @@ pub use dump::{Dump, DumpError, DumpedGroup, Entry};
 pub use progress::{LastCall, MemberProgress, Progress};
 
 pub(crate) use call::{Call, are_one};
+pub(crate) use clock::ticks;
 pub(crate) use desk::{Desk, ask};
-pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track, now};
+pub(crate) use recorder::{GroupEntry, Look, Recorder, Recording, Track};
 pub(crate) use ring::Span;

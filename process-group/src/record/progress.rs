@@ -2,10 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{
-    DumpedGroup, Entry, Operation,
-    recorder::{Recorder, now},
-};
+use super::{DumpedGroup, Entry, Operation, recorder::Recorder};
 
 /// How far the members of a group are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,9 +141,10 @@ impl Answer {
     /// What a rank answers: one for each of its groups.
     pub(super) fn all(recorder: &Recorder) -> Vec<Self> {
         let dump = recorder.dump();
+        let now = recorder.clock.scale().now();
         let answer = |(place, group): (usize, &DumpedGroup)| {
             let last = dump.entries.iter().rev().find(|entry| entry.group == place);
-            let age = last.map_or(0, |entry| now().saturating_sub(entry.created_ns));
+            let age = last.map_or(0, |entry| now.saturating_sub(entry.created_ns));
             Self {
                 id: group.id.clone(),
                 name: group.name.clone(),

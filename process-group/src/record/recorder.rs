@@ -8,12 +8,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use super::{
     Dump, DumpError,
     call::{Call, Operation},
+    clock::{Clock, ticks},
     desk::Bell,
     ring::{Position, Ring, Span},
 };
@@ -37,6 +38,7 @@ pub(crate) struct GroupEntry {
 /// What one rank called, in a group and the groups that were split from it.
 pub(crate) struct Recorder {
     pub(super) ring: Ring,
+    pub(super) clock: Clock,
     groups: Mutex<Groups>,
     /// This rank of the job.
     pub(super) rank: usize,
@@ -75,6 +77,7 @@ impl Recorder {
     pub(crate) fn new(rank: usize, name: Arc<str>, library: String, folder: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
             ring: Ring::new(Self::SLOTS),
+            clock: Clock::begin(),
             groups: Mutex::default(),
             rank,
             name,
@@ -208,7 +211,7 @@ impl Track {
             message,
             batched,
         };
-        Begun { record: self.recorder.ring.write(call, position, site, now()), call, counted }
+        Begun { record: self.recorder.ring.write(call, position, site, ticks()), call, counted }
     }
 
     /// Takes back a call that was refused.
@@ -241,7 +244,7 @@ impl Track {
                 message: !batch.collective,
                 batched: true,
             };
-            self.recorder.ring.write(Call::end(name), position, site, now())
+            self.recorder.ring.write(Call::end(name), position, site, ticks())
         })
     }
 
@@ -252,7 +255,7 @@ impl Track {
 
     /// Says that these calls were seen to have begun.
     pub(crate) fn started(&self, span: Span) {
-        self.recorder.ring.started(span, self.group, now);
+        self.recorder.ring.started(span, self.group, ticks);
     }
 
     /// Says that these calls were seen to be done, at `now` if that was not said before, and how many µs the device
@@ -299,10 +302,4 @@ impl<'a> Recording<'a> {
         let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }
-}
-
-/// ns since 1970.
-pub(crate) fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -56,11 +56,11 @@ pub(super) struct Record {
     pub(super) captured: bool,
     /// The stream's handle; 0 until the call has been enqueued.
     pub(super) stream: u64,
-    /// ns since 1970.
+    /// [Ticks](super::clock::ticks).
     pub(super) created: u64,
-    /// ns since 1970; 0 until somebody saw that it had begun, which only timing shows.
+    /// Ticks; 0 until somebody saw that it had begun, which only timing shows.
     pub(super) started: u64,
-    /// ns since 1970; 0 until somebody saw that it was done.
+    /// Ticks; 0 until somebody saw that it was done.
     pub(super) completed: u64,
     /// ns that the device took; 0 where it was not asked.
     pub(super) elapsed: u64,

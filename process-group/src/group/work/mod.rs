@@ -18,7 +18,7 @@ pub(super) use self::{
     outstanding::Outstanding,
 };
 use super::{GroupError, Result};
-use crate::{profile, record::now, store::Deadline};
+use crate::{profile, record::ticks, store::Deadline};
 
 /// An operation that was enqueued.
 ///
@@ -123,7 +123,7 @@ impl Work {
         }
         let done = self.passed(&self.mark.done)?;
         if done {
-            self.tell_done(now);
+            self.tell_done(ticks);
         }
         Ok(done)
     }

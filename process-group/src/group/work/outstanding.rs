@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     comm::Communicator,
-    record::{Look, now},
+    record::{Look, ticks},
 };
 
 /// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
@@ -112,7 +112,7 @@ impl Line {
 
     /// Tells the recorder that the first `count` are done, at one moment.
     fn tell_done(&self, count: usize) {
-        let now = now();
+        let now = ticks();
         self.works.range(..count).for_each(|work| work.tell_done(|| now));
     }
 
