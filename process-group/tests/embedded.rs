@@ -16,6 +16,7 @@ mod group;
 mod libraries;
 mod lost;
 mod making;
+pub(crate) mod one_sided;
 pub(crate) mod operations;
 mod processes;
 #[cfg(feature = "tracing")]

@@ -166,6 +166,32 @@ fn every_operation_gives_what_it_should() {
 }
 
 #[test]
+fn members_write_into_each_other() {
+    let Some(hardware) = hardware() else { return };
+    let api = hardware.nccl.api();
+    if let Err(missing) = api.require(nccl_sys::Feature::ONE_SIDED) {
+        return println!("skipped: {missing}");
+    }
+    hardware.ranks(|rank, context, store, _| {
+        let world = ProcessGroup::builder().store(store).rank(rank).world_size(2).context(context);
+        let world = world.nccl(&hardware.nccl).timeout(Duration::from_secs(60)).build().unwrap();
+        if let Err(reason) = world.communicator().one_sided_supported() {
+            println!("skipped: {reason}");
+            return world.destroy(far()).unwrap();
+        }
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        let segment = segment(context, 2 << 20);
+        super::embedded::one_sided::windowed(&world, &segment);
+        let (ptr, bytes) = (segment.ptr(), segment.bytes());
+        super::embedded::one_sided::every_one_sided(&world, ptr, bytes, &stream);
+        if api.has(nccl_sys::Feature::CAPTURED_ONE_SIDED) {
+            super::embedded::one_sided::captured_one_sided(&world, ptr, bytes, &stream);
+        }
+        world.destroy(far()).unwrap();
+    });
+}
+
+#[test]
 fn an_abort_frees_a_blocked_registration() {
     let Some(hardware) = hardware() else { return };
     hardware.ranks(|rank, context, _, id| {

@@ -54,14 +54,23 @@ impl Kind {
     }
 }
 
+/// What elements are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Factor {
+    /// One element, in the first bytes.
+    Value(u64),
+    /// The address of one element, which is read when the call runs.
+    At(u64),
+}
+
 /// What a call says, but for its buffers: the same on all ranks, or the program is wrong, but for the factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) element: Element,
     pub(crate) op: Op,
-    /// Of [`Op::PreMulSum`]: what this rank's elements are multiplied by, in the first bytes. Each rank has its own.
-    pub(crate) factor: Option<u64>,
+    /// Of [`Op::PreMulSum`]: what this rank's elements are multiplied by. Each rank has its own.
+    pub(crate) factor: Option<Factor>,
     pub(crate) root: usize,
     /// Elements, as the call counts them: a rank's share where shares are gathered or scattered.
     pub(crate) count: usize,
@@ -119,9 +128,15 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Moves the data of a collective on which all ranks agree.
-pub(crate) fn run(comm: &Comm, shape: &Shape, send: &View, recv: &View) -> Result<(), Interrupted> {
-    let mover = Mover { comm, shape, send, recv };
+/// Moves the data of a collective on which all ranks agree; `factor` is what this rank's has become.
+pub(crate) fn run(
+    comm: &Comm,
+    shape: &Shape,
+    factor: Option<u64>,
+    send: &View,
+    recv: &View,
+) -> Result<(), Interrupted> {
+    let mover = Mover { comm, shape, factor, send, recv };
     if comm.size == 1 {
         mover.alone();
         return Ok(());
@@ -135,6 +150,7 @@ pub(crate) fn run(comm: &Comm, shape: &Shape, send: &View, recv: &View) -> Resul
 struct Mover<'a> {
     comm: &'a Comm,
     shape: &'a Shape,
+    factor: Option<u64>,
     send: &'a View,
     recv: &'a View,
 }
@@ -142,7 +158,7 @@ struct Mover<'a> {
 impl Mover<'_> {
     /// A communicator of one rank copies; sums and averages of one are the value itself.
     fn alone(&self) {
-        if let Some(factor) = self.shape.factor {
+        if let Some(factor) = self.factor {
             let mut products = vec![0; self.share()];
             self.send.read(0, &mut products);
             scale(&mut products, self.shape.element, factor);
@@ -179,7 +195,7 @@ impl Mover<'_> {
         // of this parity, since they arrived for the one between.
         let chunk = unsafe { shared.bytes_mut(place, range.len()) };
         self.send.read(range.start, chunk);
-        if let Some(factor) = self.shape.factor {
+        if let Some(factor) = self.factor {
             scale(chunk, self.shape.element, factor);
         }
     }

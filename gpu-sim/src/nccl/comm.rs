@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use nccl_sys::ncclResult_t;
 
 use super::bootstrap::Joining;
+use super::collective::Factor;
 use super::config::Config;
 use super::error::{Failure, Interrupted, Result, set_last};
 use super::p2p::Counters;
@@ -39,7 +40,7 @@ pub(crate) struct Comm {
     pub(crate) registrations: Mutex<Registrations>,
     pub(crate) windows: Mutex<Windows>,
     /// The reductions that the program made: their element and factor, by number.
-    pub(crate) reductions: Mutex<BTreeMap<u32, (Element, u64)>>,
+    pub(crate) reductions: Mutex<BTreeMap<u32, (Element, Factor)>>,
     /// Set once the ranks have met.
     topology: OnceLock<Topology>,
     shared: OnceLock<Arc<Shared>>,
@@ -56,6 +57,8 @@ pub(crate) struct Comm {
     pub(crate) calls: AtomicUsize,
     /// Work that is recorded in live graphs.
     pub(crate) graphs: AtomicUsize,
+    /// Whether a one-sided operation was called.
+    pub(crate) one_sided: AtomicBool,
     /// Collectives that were begun.
     pub(crate) collectives: AtomicU64,
     /// How often the communicator was shrunk, by the ranks that were excluded.
@@ -110,6 +113,7 @@ impl Comm {
             children: Mutex::default(),
             calls: AtomicUsize::new(0),
             graphs: AtomicUsize::new(0),
+            one_sided: AtomicBool::new(false),
             collectives: AtomicU64::new(0),
             shrinks: Mutex::default(),
         })

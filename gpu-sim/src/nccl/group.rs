@@ -18,6 +18,7 @@ use super::error::{Failure, Result};
 use super::library::Library;
 use super::p2p::Message;
 use super::plan::{Collective, Join, Plan, Side, Step};
+use super::rma::{self, OneSided};
 use crate::abi::Refusal;
 use crate::sched::{self, Signal, panic_text, with_local};
 use crate::stream::Stream;
@@ -32,6 +33,7 @@ pub(crate) enum Operation {
     /// A collective, its send and its receive buffer.
     Collective(Shape, u64, u64),
     Message(Message),
+    OneSided(OneSided),
 }
 
 /// The calling rank's open group.
@@ -233,6 +235,12 @@ fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>
             "a captured group with several streams for one communicator is not modelled",
         ));
     }
+    let is_one_sided = |operation: &Operation| matches!(operation, Operation::OneSided(_));
+    let too_old =
+        |draft: &Draft| draft.comm.release < rma::CAPTURED_SINCE && draft.operations.iter().any(is_one_sided);
+    if capturing != 0 && drafts.iter().any(too_old) {
+        return Err(Failure::usage("one-sided operations in a captured stream, before release 2.30.3"));
+    }
     for Draft { comm, operations, streams } in drafts {
         let join = (streams.len() > 1).then(|| Join::new(&comm, streams.len() - 1));
         let plan = Plan::new(&comm, steps(&comm, operations), capturing != 0, join.clone());
@@ -247,17 +255,21 @@ fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>
     Ok(())
 }
 
-/// Collectives in their order, then all messages together.
+/// One-sided operations, then collectives in their order, then all messages together.
 fn steps(comm: &Comm, operations: Vec<Operation>) -> Vec<Step> {
     let mut steps = Vec::new();
-    let mut messages = Vec::new();
+    let (mut messages, mut one_sided) = (Vec::new(), Vec::new());
     for operation in operations {
         match operation {
             Operation::Collective(shape, send, recv) => {
                 steps.push(Step::Collective(Collective::bind(comm, shape, send, recv)));
             }
             Operation::Message(message) => messages.push(message),
+            Operation::OneSided(operation) => one_sided.push(operation),
         }
+    }
+    if !one_sided.is_empty() {
+        steps.insert(0, Step::OneSided(one_sided));
     }
     if !messages.is_empty() {
         steps.push(Step::Messages(messages));

@@ -16,6 +16,8 @@ pub(crate) enum Call {
     WindowFailed,
     /// The end of a window's registration.
     WindowEnd,
+    /// The first one-sided operation of a rank.
+    OneSided,
 }
 
 impl Call {
@@ -26,6 +28,7 @@ impl Call {
             3 => "ncclCommWindowRegister of memory that has a window",
             4 => "ncclCommWindowRegister, failing",
             5 => "the end of ncclCommWindowRegister",
+            6 => "its first one-sided operation",
             _ => "an unknown call",
         }
     }

@@ -14,6 +14,7 @@
 //! | `plan`, `ticket` | a launch on a stream: comparing with the other ranks, turns |
 //! | `transport` | cards and barriers between ranks |
 //! | `collective`, `p2p`, `reduce` | moving and reducing data |
+//! | `rma` | one-sided operations |
 //! | `host` | collective calls of the host |
 //! | `register`, `window` | local registration; windows, by release |
 //!
@@ -40,6 +41,7 @@ mod p2p;
 mod plan;
 mod reduce;
 mod register;
+mod rma;
 mod shm;
 mod ticket;
 mod transport;

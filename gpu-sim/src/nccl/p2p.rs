@@ -37,16 +37,24 @@ impl Message {
     }
 }
 
-/// How many messages went each way, by peer.
+/// How many messages went each way, and how many signals are awaited, by peer.
 #[derive(Debug)]
 pub(crate) struct Counters {
     sent: Vec<u64>,
     received: Vec<u64>,
+    /// Signals that waits were enqueued for.
+    awaited: Vec<u64>,
 }
 
 impl Counters {
     pub(crate) fn new(size: usize) -> Self {
-        Self { sent: vec![0; size], received: vec![0; size] }
+        Self { sent: vec![0; size], received: vec![0; size], awaited: vec![0; size] }
+    }
+
+    /// How many signals there must have been for a wait for so many more.
+    pub(crate) fn await_signals(&mut self, peer: usize, signals: u64) -> u64 {
+        self.awaited[peer] += signals;
+        self.awaited[peer]
     }
 
     fn next(&mut self, direction: Direction, peer: usize) -> u64 {

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 
-use super::collective::{self, Kind, Shape};
+use super::collective::{self, Factor, Kind, Shape};
 use super::comm::Comm;
 use super::error::{Failure, Interrupted};
 use super::p2p::{self, Direction, Message};
+use super::rma::{self, OneSided};
 use super::shm::{CARD_WORDS, Card, Plane};
 use super::ticket::Ticket;
 use super::transport::odd_one;
@@ -74,6 +75,8 @@ pub(crate) enum Step {
     Collective(Collective),
     /// Messages that progress together.
     Messages(Vec<Message>),
+    /// One after the other.
+    OneSided(Vec<OneSided>),
 }
 
 /// The work of one communicator in one launch.
@@ -107,6 +110,7 @@ impl Work for Plan {
     fn describe(&self) -> String {
         match &self.steps[..] {
             [Step::Collective(one)] => format!("{} on {}", one.shape, self.comm),
+            [Step::OneSided(all)] => format!("{} one-sided operations on {}", all.len(), self.comm),
             [Step::Messages(all)] => format!("{} sends and receives on {}", all.len(), self.comm),
             steps => format!("{} grouped steps on {}", steps.len(), self.comm),
         }
@@ -114,14 +118,18 @@ impl Work for Plan {
 
     fn launch(&self) -> Launched {
         let mut ticket = Ticket::take(&self.comm);
-        let (comm, steps) = (self.comm.clone(), self.steps.clone());
+        let (comm, steps, captured) = (self.comm.clone(), self.steps.clone(), self.captured);
+        let targets = match steps.first() {
+            Some(Step::OneSided(operations)) => rma::targets(&comm, operations, captured),
+            _ => Vec::new(),
+        };
         let join = self.join.clone().map(Lead);
         Box::new(move |exec| {
             let result = ticket
                 .wait()
                 .and_then(|()| join.as_ref().map_or(Ok(()), |join| join.0.wait_for_streams()))
                 .map_err(Stop::from)
-                .and_then(|()| steps.iter().try_for_each(|step| run(&comm, exec, step)));
+                .and_then(|()| steps.iter().try_for_each(|step| run(&comm, exec, step, &targets, captured)));
             let ended = end(&comm, result);
             drop(join);
             drop(ticket);
@@ -162,7 +170,7 @@ fn end(comm: &Comm, result: Result<(), Stop>) -> Result<(), Fault> {
     }
 }
 
-fn run(comm: &Comm, exec: &Exec, step: &Step) -> Result<(), Stop> {
+fn run(comm: &Comm, exec: &Exec, step: &Step, targets: &[u64], captured: bool) -> Result<(), Stop> {
     if let Some(interrupted) = comm.interruption(Plane::Stream) {
         return Err(interrupted.into());
     }
@@ -171,7 +179,27 @@ fn run(comm: &Comm, exec: &Exec, step: &Step) -> Result<(), Stop> {
         Step::Collective(one) => {
             let (send, recv) = one.shape.lengths(comm.rank, comm.size);
             let (send, recv) = (view(one.send, send, Access::READ)?, view(one.recv, recv, Access::WRITE)?);
-            collective(comm, one, &send, &recv)?;
+            let factor = match one.shape.factor {
+                Some(Factor::At(address)) => {
+                    let mut factor = [0; 8];
+                    let len = one.shape.element.size();
+                    view(address, len, Access::READ)?.read(0, &mut factor[..len]);
+                    Some(u64::from_ne_bytes(factor))
+                }
+                Some(Factor::Value(factor)) => Some(factor),
+                None => None,
+            };
+            collective(comm, one, factor, &send, &recv)?;
+        }
+        Step::OneSided(operations) => {
+            let local = |operation: &OneSided| {
+                let (address, len) = operation.local();
+                view(address, len, Access::READ)
+            };
+            let views: Vec<View> = operations.iter().map(local).collect::<Result<_, _>>()?;
+            if let Some(failure) = rma::run(comm, operations, &views, targets, captured)? {
+                comm.fail(&failure);
+            }
         }
         Step::Messages(messages) => {
             let views: Vec<View> = messages
@@ -198,7 +226,13 @@ const WINDOWS: Range<usize> = 7..11;
 const STALE: usize = 11;
 
 /// Compares what the ranks are about to do, then does it.
-fn collective(comm: &Comm, one: &Collective, send: &View, recv: &View) -> Result<(), Interrupted> {
+fn collective(
+    comm: &Comm,
+    one: &Collective,
+    factor: Option<u64>,
+    send: &View,
+    recv: &View,
+) -> Result<(), Interrupted> {
     let number = comm.collectives.fetch_add(1, Ordering::SeqCst);
     if comm.size > 1 {
         let mut card: Card = [0; CARD_WORDS];
@@ -217,7 +251,7 @@ fn collective(comm: &Comm, one: &Collective, send: &View, recv: &View) -> Result
             return Ok(());
         }
     }
-    collective::run(comm, &one.shape, send, recv)
+    collective::run(comm, &one.shape, factor, send, recv)
 }
 
 /// How the ranks' calls differ, if they do.

@@ -31,7 +31,7 @@ pub enum ArgumentError {
     Null {
         /// The operation.
         call: &'static str,
-        /// `send` or `receive`.
+        /// `send`, `receive` or `factor`.
         buffer: &'static str,
         /// The bytes that are wanted there.
         bytes: usize,
@@ -41,7 +41,7 @@ pub enum ArgumentError {
     Misaligned {
         /// The operation.
         call: &'static str,
-        /// `send` or `receive`.
+        /// `send`, `receive` or `factor`.
         buffer: &'static str,
         /// Where it starts.
         address: u64,
@@ -133,6 +133,34 @@ pub enum ArgumentError {
         /// Its length in bytes.
         second_bytes: usize,
     },
+    /// A one-sided operation before its communicator was made ready for them.
+    #[error("{call}: one-sided operations were not prepared; all ranks call prepare_one_sided first")]
+    NotPrepared {
+        /// The operation.
+        call: &'static str,
+    },
+    /// A buffer of a one-sided operation that does not lie in one window.
+    #[error(
+        "{call}: the {buffer} buffer [{address:#x}, +{bytes}) does not lie in one symmetric window of this communicator"
+    )]
+    OutsideWindows {
+        /// The operation.
+        call: &'static str,
+        /// `send`, or `receive` for this rank's own place in the window that is written.
+        buffer: &'static str,
+        /// Where it starts.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// A number of signals that cannot be waited for.
+    #[error("{call}: {count} signals cannot be waited for at once (1 to {})", i32::MAX)]
+    Signals {
+        /// The operation.
+        call: &'static str,
+        /// What was given.
+        count: usize,
+    },
     /// A stream of another device than the communicator's.
     #[error(
         "{call}: the stream is of device {stream}, but the communicator's memory is on device {communicator}"
@@ -220,6 +248,9 @@ impl Place {
         if release < since {
             return Err(ArgumentError::TypeTooNew { call, dtype, since, release });
         }
+        if let ReduceOp::PreMulSumAt(factor) = op {
+            self.buffer(call, "factor", Span { address: factor.0, shares: 1 }, 1, dtype)?;
+        }
         Ok(())
     }
 
@@ -234,6 +265,14 @@ impl Place {
             return Ok(());
         }
         Err(ArgumentError::NoSuchRank { call, role, rank, size: self.size })
+    }
+
+    /// Checks a number of signals that are to be waited for.
+    pub(crate) fn signals(&self, call: &'static str, count: usize) -> Result<(), ArgumentError> {
+        match i32::try_from(count) {
+            Ok(1..) => Ok(()),
+            _ => Err(ArgumentError::Signals { call, count }),
+        }
     }
 
     /// Checks one buffer and returns its length in bytes.

@@ -253,7 +253,7 @@ impl Communicator {
     ///
     /// # Safety
     /// As for the public methods.
-    unsafe fn submit(&self, task: &Task, stream: &Stream) -> Result<()> {
+    pub(super) unsafe fn submit(&self, task: &Task, stream: &Stream) -> Result<()> {
         self.check_task(task, stream, group::is_open())?;
         // SAFETY: the caller's contract.
         unsafe { self.launch(task, stream) }

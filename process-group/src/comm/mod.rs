@@ -10,7 +10,7 @@
 //! | `check` | what one rank can refuse before a launch |
 //! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
 //! | `gate` | who may be inside NCCL with a communicator |
-//! | `collective`, `task`, `group` | work |
+//! | `collective`, `one_sided`, `task`, `group` | work |
 //! | `window`, `register` | memory that NCCL knows |
 //! | `abort`, `reaper` | the end by force, and of what was dropped |
 //! | `call` | the one way into the table |
@@ -30,6 +30,7 @@ mod error;
 mod gate;
 mod group;
 mod nccl;
+mod one_sided;
 mod reaper;
 mod register;
 mod service;

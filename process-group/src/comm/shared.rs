@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicPtr, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     windows: Mutex<Windows>,
     /// Told of an abort.
     listeners: Mutex<Vec<Weak<Listener>>>,
+    /// Whether one-sided operations were prepared.
+    pub(crate) one_sided: AtomicBool,
 }
 
 impl Shared {
@@ -63,6 +65,7 @@ impl Shared {
             config: raw,
             windows: Mutex::default(),
             listeners: Mutex::default(),
+            one_sided: AtomicBool::new(false),
         })
     }
 

@@ -1,14 +1,21 @@
 //! One operation as this rank makes it: what can be refused before a launch, and the calls of NCCL that it becomes.
 
+use std::ptr;
+
 use cuda_driver::{DevicePtr, Stream};
-use nccl_sys::{Feature, Version, cudaStream_t, ncclComm_t, ncclRedOp_t, ncclScalarResidence_t};
+use nccl_sys::{
+    Feature, Version, cudaStream_t, ncclComm_t, ncclRedOp_t, ncclScalarResidence_t, ncclWaitSignalDesc_t,
+    ncclWindow_t,
+};
 
 use super::{
     ArgumentError, Communicator, DataType, Nccl, ReduceOp, Result,
     call::call,
     check::{InPlace, Place, Span},
     gate::Kind,
-    group, types,
+    group,
+    one_sided::ONLY,
+    types,
 };
 
 /// Which operation.
@@ -24,6 +31,9 @@ pub(crate) enum Operation {
     Scatter,
     Send,
     Recv,
+    PutSignal,
+    Signal,
+    WaitSignals,
 }
 
 impl Operation {
@@ -39,7 +49,15 @@ impl Operation {
             Self::Scatter => "scatter",
             Self::Send => "send",
             Self::Recv => "recv",
+            Self::PutSignal => "put_signal",
+            Self::Signal => "signal",
+            Self::WaitSignals => "wait_signals",
         }
+    }
+
+    /// Whether the other end does not take part, or only waits.
+    pub(crate) const fn is_one_sided(self) -> bool {
+        matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
     const fn reduces(self) -> bool {
@@ -50,13 +68,14 @@ impl Operation {
     const fn role(self) -> Option<&'static str> {
         match self {
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => Some("root"),
-            Self::Send | Self::Recv => Some("peer"),
+            Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals => Some("peer"),
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::AllToAll => None,
         }
     }
 }
 
-/// One operation as this rank makes it. A buffer that this rank has no use for is null.
+/// One operation as this rank makes it. A buffer that this rank has no use for is null; where a peer's is written, it is
+/// this rank's own place in the same window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) operation: Operation,
@@ -64,7 +83,7 @@ pub(crate) struct Task {
     pub(crate) call: &'static str,
     pub(crate) send: DevicePtr,
     pub(crate) receive: DevicePtr,
-    /// Elements of one share.
+    /// Elements of one share, or signals.
     pub(crate) count: usize,
     pub(crate) dtype: DataType,
     /// Of the operations that reduce.
@@ -83,6 +102,11 @@ impl Task {
         dtype: DataType,
     ) -> Self {
         Self { operation, call: operation.name(), send, receive, count, dtype, op: ReduceOp::Sum, rank: 0 }
+    }
+
+    /// A one-sided operation without data.
+    pub(crate) const fn signals(operation: Operation, count: usize, peer: usize) -> Self {
+        Self::new(operation, DevicePtr(0), DevicePtr(0), count, DataType::U8).with(peer)
     }
 
     pub(crate) const fn reduced_by(self, op: ReduceOp) -> Self {
@@ -127,6 +151,13 @@ impl Task {
             Operation::Send | Operation::Recv if named && !grouped => {
                 Err(ArgumentError::ToOneself { call, rank })
             }
+            Operation::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
+            Operation::PutSignal => {
+                place.buffer(call, "send", one(send), count, dtype)?;
+                place.buffer(call, "receive", one(receive), count, dtype).map(drop)
+            }
+            Operation::Signal => Ok(()),
+            Operation::WaitSignals => place.signals(call, count),
             Operation::Send | Operation::Gather => {
                 place.buffer(call, "send", one(send), count, dtype).map(drop)
             }
@@ -141,6 +172,9 @@ impl Communicator {
     /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
     pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Result<()> {
         task.check(self.place(), grouped)?;
+        if task.operation.is_one_sided() {
+            self.check_one_sided(task, stream)?;
+        }
         let shared = self.shared();
         let (theirs, ours) = (stream.context().device().ordinal(), shared.context.device().ordinal());
         if theirs != ours {
@@ -156,6 +190,7 @@ impl Communicator {
     /// As for the public method of the operation's name.
     pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Result<()> {
         let shared = self.shared();
+        let window = self.window_of(task)?;
         let _entry = shared.gate.enter(task.call, Kind::Enqueue, None)?;
         group::enrol(shared);
         let _current = shared.context.enter()?;
@@ -166,6 +201,7 @@ impl Communicator {
             // The driver's and the runtime's stream are one type under two names.
             stream: stream.raw().cast(),
             place: self.place(),
+            window,
         };
         // SAFETY: the caller's contract; the communicator is alive inside the gate.
         shared.judge(unsafe { launch.task(task) })
@@ -179,6 +215,8 @@ struct Launch<'a> {
     comm: ncclComm_t,
     stream: cudaStream_t,
     place: &'a Place,
+    /// The window that a put writes into, and where in it, in bytes.
+    window: Option<(ncclWindow_t, usize)>,
 }
 
 impl Launch<'_> {
@@ -215,6 +253,25 @@ impl Launch<'_> {
                 }
                 Operation::Send => call!(nccl, name, ncclSend(send, count, moved, root, comm, stream)),
                 Operation::Recv => call!(nccl, name, ncclRecv(receive, count, moved, root, comm, stream)),
+                Operation::PutSignal if count > 0 => {
+                    let (window, at) = self.window.unwrap_or((ptr::null_mut(), 0));
+                    let flags = ONLY.cast_unsigned();
+                    call!(
+                        nccl,
+                        name,
+                        ncclPutSignal(send, count, moved, root, window, at, ONLY, ONLY, flags, comm, stream)
+                    )
+                }
+                // A put of nothing is a signal too.
+                Operation::PutSignal | Operation::Signal => {
+                    let flags = ONLY.cast_unsigned();
+                    call!(nccl, name, ncclSignal(root, ONLY, ONLY, flags, comm, stream))
+                }
+                Operation::WaitSignals => {
+                    let mut awaited =
+                        ncclWaitSignalDesc_t { opCnt: count as i32, peer: root, sigIdx: ONLY, ctx: ONLY };
+                    call!(nccl, name, ncclWaitSignal(1, &mut awaited, comm, stream))
+                }
                 Operation::AllToAll if native() => {
                     call!(nccl, name, ncclAlltoAll(send, receive, count, moved, comm, stream))
                 }
@@ -275,15 +332,21 @@ impl Launch<'_> {
     /// As for [`task`](Self::task).
     unsafe fn reduction(&self, task: &Task, launch: impl FnOnce(ncclRedOp_t) -> Result<()>) -> Result<()> {
         let Self { nccl, name, comm, .. } = *self;
-        let ReduceOp::PreMulSum(factor) = task.op else {
-            return launch(task.op.raw(task.dtype).unwrap_or(ncclRedOp_t::ncclSum));
+        let mut element = match task.op {
+            ReduceOp::PreMulSum(factor) => types::scalar(factor, task.dtype),
+            _ => 0,
         };
-        let mut scalar = types::scalar(factor, task.dtype);
-        let scalar = (&raw mut scalar).cast();
-        let (mut op, host) = (ncclRedOp_t::ncclSum, ncclScalarResidence_t::ncclScalarHostImmediate);
-        let dtype = task.dtype.raw();
-        // SAFETY: the communicator is alive; reads one element, and writes one number, both in locals.
-        unsafe { call!(nccl, name, ncclRedOpCreatePreMulSum(&mut op, scalar, dtype, host, comm)) }?;
+        let (scalar, residence) = match task.op {
+            ReduceOp::PreMulSum(_) => {
+                ((&raw mut element).cast(), ncclScalarResidence_t::ncclScalarHostImmediate)
+            }
+            ReduceOp::PreMulSumAt(factor) => (factor.0 as *mut _, ncclScalarResidence_t::ncclScalarDevice),
+            op => return launch(op.raw(task.dtype).unwrap_or(ncclRedOp_t::ncclSum)),
+        };
+        let (mut op, dtype) = (ncclRedOp_t::ncclSum, task.dtype.raw());
+        // SAFETY: the communicator is alive; reads one element of a local now, or one of the device's when the operation
+        // runs, which is there by the caller's contract, and writes one number, to a local.
+        unsafe { call!(nccl, name, ncclRedOpCreatePreMulSum(&mut op, scalar, dtype, residence, comm)) }?;
         let launched = launch(op);
         // SAFETY: made above; NCCL copies it into each call that uses it, also within a group.
         let destroyed = unsafe { call!(nccl, name, ncclRedOpDestroy(op, comm)) };

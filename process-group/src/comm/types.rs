@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cuda_driver::DevicePtr;
 use nccl_sys::{Version, ncclDataType_t, ncclRedOp_t};
 
 /// The type of a collective's elements.
@@ -138,6 +139,10 @@ pub enum ReduceOp {
     /// [`F64`](DataType::F64).
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
     PreMulSum(f64),
+    /// [`PreMulSum`](Self::PreMulSum) with a factor in memory that the device reads when the operation runs: one element
+    /// of the operation's type, aligned to it. It stays there, and nothing writes it, until the work is done, as for
+    /// the operation's buffers. Captured, it is read anew with each launch of the graph.
+    PreMulSumAt(DevicePtr),
 }
 
 impl ReduceOp {
@@ -150,7 +155,7 @@ impl ReduceOp {
         match self {
             Self::Sum | Self::Prod | Self::Max | Self::Min => true,
             Self::Avg => !matches!(dtype, DataType::Bool),
-            Self::PreMulSum(_) => {
+            Self::PreMulSum(_) | Self::PreMulSumAt(_) => {
                 matches!(dtype, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64)
             }
         }
@@ -167,7 +172,7 @@ impl ReduceOp {
             (Self::Max, _) => ncclRedOp_t::ncclMax,
             (Self::Min, _) => ncclRedOp_t::ncclMin,
             (Self::Avg, _) => ncclRedOp_t::ncclAvg,
-            (Self::PreMulSum(_), _) => return None,
+            (Self::PreMulSum(_) | Self::PreMulSumAt(_), _) => return None,
         })
     }
 }
@@ -192,6 +197,7 @@ impl fmt::Display for ReduceOp {
             Self::Min => "min",
             Self::Avg => "avg",
             Self::PreMulSum(factor) => return write!(f, "sum of {factor} times"),
+            Self::PreMulSumAt(factor) => return write!(f, "sum of the factor at {:#x} times", factor.0),
         })
     }
 }

@@ -64,6 +64,8 @@ impl<'a> Batch<'a> {
             recording.call(Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
         };
         let track = &group.counter.track;
+        // Members need not make equally many one-sided calls.
+        let counted = tasks.first.is_none() || tasks.iter().any(|task| !task.operation.is_one_sided());
         let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
         blank.start(stream)?;
         let span = match &tasks {
@@ -84,10 +86,10 @@ impl<'a> Batch<'a> {
                 recording.end(operation)
             }
         };
-        group.mark(blank, operation, stream, span)
+        group.mark(blank, operation, stream, span, counted)
     }
 
-    fn queue(&self, task: Task) -> Result<()> {
+    pub(super) fn queue(&self, task: Task) -> Result<()> {
         self.check(&task)?;
         self.push(task);
         Ok(())
@@ -414,7 +416,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-fn task(operation: Operation, send: Buffer, receive: Buffer, count: usize) -> Task {
+pub(super) fn task(operation: Operation, send: Buffer, receive: Buffer, count: usize) -> Task {
     Task::new(operation, send.ptr, receive.ptr, count, send.dtype)
 }
 

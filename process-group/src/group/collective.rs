@@ -370,7 +370,7 @@ impl ProcessGroup {
 
     /// One operation, or several under one name.
     #[track_caller]
-    fn one(
+    pub(super) fn one(
         &self,
         operation: &'static str,
         stream: &Stream,
@@ -390,8 +390,10 @@ impl ProcessGroup {
         operation: &'static str,
         stream: &Stream,
         span: Span,
+        counted: bool,
     ) -> Result<Work> {
-        let sequence = self.counter.enqueued.fetch_add(1, Ordering::AcqRel) + 1;
+        let one = u64::from(counted);
+        let sequence = self.counter.enqueued.fetch_add(one, Ordering::AcqRel) + one;
         let work = blank.done(operation, sequence, stream, span)?;
         // What is captured is not on the stream; it must not hide what is.
         if !work.is_captured() {

@@ -10,7 +10,7 @@
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
 //! | `plan`, `split` | groups of some of the ranks |
-//! | `buffer`, `collective`, `batch`, `list` | operations: as a user calls them, and what they are made of |
+//! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
 //! | `vigil` | what becomes of a group when a rank is lost |
 //!
@@ -25,6 +25,7 @@ mod environment;
 mod error;
 mod list;
 mod member;
+mod one_sided;
 mod plan;
 mod process_group;
 mod split;

@@ -40,11 +40,17 @@ pub enum Operation {
     ReduceScatterList,
     /// The end of a batch.
     Batch,
+    /// Write into one member's window.
+    PutSignal,
+    /// Signal to one member.
+    Signal,
+    /// Wait for one member's signals.
+    WaitSignals,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::AllReduce,
         Self::Broadcast,
         Self::Reduce,
@@ -61,6 +67,9 @@ impl Operation {
         Self::AllGatherList,
         Self::ReduceScatterList,
         Self::Batch,
+        Self::PutSignal,
+        Self::Signal,
+        Self::WaitSignals,
     ];
 
     /// What its method is called.
@@ -83,6 +92,9 @@ impl Operation {
             Self::AllGatherList => "all_gather_list",
             Self::ReduceScatterList => "reduce_scatter_list",
             Self::Batch => "batch",
+            Self::PutSignal => "put_signal",
+            Self::Signal => "signal",
+            Self::WaitSignals => "wait_signals",
         }
     }
 
@@ -104,7 +116,7 @@ impl Operation {
     /// Whether it is between two members, so that it is counted apart.
     #[must_use]
     pub const fn is_message(self) -> bool {
-        matches!(self, Self::Send | Self::Recv)
+        matches!(self, Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
     /// Whether it says only that a batch ends, whose calls are recorded before.
@@ -152,7 +164,7 @@ pub(crate) struct Call {
     pub(super) peer: Option<u32>,
     /// Elements read.
     pub(super) send: u64,
-    /// Elements written.
+    /// Elements written, or signals waited for.
     pub(super) receive: u64,
 }
 
@@ -211,6 +223,9 @@ impl Call {
             Native::Scatter => (Operation::Scatter, all, one, false, true),
             Native::Send => (Operation::Send, one, 0, false, true),
             Native::Recv => (Operation::Recv, 0, one, false, true),
+            Native::PutSignal => (Operation::PutSignal, one, 0, false, true),
+            Native::Signal => (Operation::Signal, 0, 0, false, true),
+            Native::WaitSignals => (Operation::WaitSignals, 0, one, false, true),
         };
         let reduction = match op {
             _ if !reduces => 0,
@@ -219,7 +234,7 @@ impl Call {
             ReduceOp::Max => 3,
             ReduceOp::Min => 4,
             ReduceOp::Avg => 5,
-            ReduceOp::PreMulSum(_) => 6,
+            ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => 6,
         };
         let peer = u32::try_from(rank).ok().filter(|_| names);
         Self { operation, dtype: dtype as u8, reduction, peer, send, receive }

@@ -186,8 +186,13 @@ impl Track {
 
     /// The count of a message's pair and direction.
     fn pair(&self, call: &Call) -> Option<&AtomicU64> {
-        let peer = call.peer.filter(|_| call.operation.is_message())? as usize;
-        let direction = if call.operation == Operation::Send { 0 } else { self.pairs.len() / 2 };
+        let direction = match call.operation {
+            Operation::Send => 0,
+            Operation::Recv => self.pairs.len() / 2,
+            // A put has no other half.
+            _ => return None,
+        };
+        let peer = call.peer? as usize;
         self.pairs.get(direction + peer).filter(|_| peer < self.pairs.len() / 2)
     }
 

@@ -91,7 +91,9 @@ impl Rank<'_> {
             ReduceOp::Max => plain.fold(f64::MIN, f64::max),
             ReduceOp::Min => plain.fold(f64::MAX, f64::min),
             ReduceOp::Avg => plain.sum::<f64>() / self.size() as f64,
-            ReduceOp::PreMulSum(_) => terms.map(|(rank, term)| factor(rank) * term).sum(),
+            ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => {
+                terms.map(|(rank, term)| factor(rank) * term).sum()
+            }
         };
         number(self.dtype, exact)
     }
@@ -292,8 +294,10 @@ pub(crate) fn every_operation(group: &ProcessGroup, stream: &Stream) {
             assert!(matches!(error, ArgumentError::TypeTooNew { .. }), "{error}");
             continue;
         }
-        let scaled = ReduceOp::PreMulSum(factor(group.rank()));
-        for op in ReduceOp::ALL.into_iter().chain([scaled]).filter(|op| op.allows(dtype)) {
+        let own = factor(group.rank());
+        let on_device = rank.memory(&[own]);
+        let scaled = [ReduceOp::PreMulSum(own), ReduceOp::PreMulSumAt(on_device.device.ptr())];
+        for op in ReduceOp::ALL.into_iter().chain(scaled).filter(|op| op.allows(dtype)) {
             reductions(&rank, op, 3);
         }
     }

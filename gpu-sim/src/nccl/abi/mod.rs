@@ -13,6 +13,7 @@
 mod info;
 mod lifecycle;
 mod memory;
+mod one_sided;
 mod operations;
 
 use std::sync::Arc;
@@ -108,6 +109,7 @@ pub(crate) fn table(release: i32) -> Table {
             ncclGroupStart ncclGroupEnd;
         operations: ncclAllReduce ncclBroadcast ncclBcast ncclAllGather ncclReduceScatter ncclReduce ncclAlltoAll
             ncclGather ncclScatter ncclSend ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy;
+        one_sided: ncclPutSignal ncclSignal ncclWaitSignal;
         memory: ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister ncclCommWindowRegister
             ncclCommWindowDeregister ncclWinGetUserPtr;
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 
 use super::{Out, call, queued};
-use crate::nccl::collective::{Kind, Shape};
+use crate::nccl::collective::{Factor, Kind, Shape};
 use crate::nccl::comm::Comm;
 use crate::nccl::error::{Failure, Result};
 use crate::nccl::group::{self, Operation};
@@ -53,19 +53,19 @@ impl Arguments {
     }
 }
 
-fn usable(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
+pub(super) fn usable(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     let comm = library.comm(handle)?;
     comm.usable()?;
     Ok(comm)
 }
 
-fn element(comm: &Comm, raw: ncclDataType_t) -> Result<Element> {
+pub(super) fn element(comm: &Comm, raw: ncclDataType_t) -> Result<Element> {
     Element::from_raw(raw.0, comm.release)
         .ok_or_else(|| Failure::argument(format!("{raw:?} is no data type of release {}", comm.release)))
 }
 
 /// The reduction of a number, with its factor if the program made it.
-fn reduction(comm: &Comm, raw: ncclRedOp_t, element: Element) -> Result<(Op, Option<u64>)> {
+fn reduction(comm: &Comm, raw: ncclRedOp_t, element: Element) -> Result<(Op, Option<Factor>)> {
     if let Some(op) = Op::from_raw(raw.0) {
         return Ok((op, None));
     }
@@ -78,11 +78,11 @@ fn reduction(comm: &Comm, raw: ncclRedOp_t, element: Element) -> Result<(Op, Opt
     }
 }
 
-fn reductions(comm: &Comm) -> MutexGuard<'_, BTreeMap<u32, (Element, u64)>> {
+fn reductions(comm: &Comm) -> MutexGuard<'_, BTreeMap<u32, (Element, Factor)>> {
     comm.reductions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The factor is copied at once; one on the device is not modelled.
+/// A factor of the host's is copied at once, one on the device read when a call that uses it runs.
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
@@ -95,19 +95,23 @@ pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
         let comm = usable(library, comm)?;
         let element = element(&comm, datatype)?;
         let op = Out::new(op, "the reduction")?;
-        if residence != ncclScalarResidence_t::ncclScalarHostImmediate {
-            return Err(Failure::argument(format!("a factor of {residence:?} is not modelled")));
-        }
         if scalar.is_null() {
             return Err(Failure::argument("the factor is NULL"));
         }
-        let mut factor = [0u8; 8];
-        // SAFETY: not null (checked); holds one element by NCCL's contract, and none is larger than 8 bytes.
-        unsafe { std::ptr::copy_nonoverlapping(scalar.cast(), factor.as_mut_ptr(), element.size()) };
+        let factor = match residence {
+            ncclScalarResidence_t::ncclScalarDevice => Factor::At(scalar as u64),
+            ncclScalarResidence_t::ncclScalarHostImmediate => {
+                let mut factor = [0u8; 8];
+                // SAFETY: not null (checked); holds one element by NCCL's contract, and none is larger than 8 bytes.
+                unsafe { std::ptr::copy_nonoverlapping(scalar.cast(), factor.as_mut_ptr(), element.size()) };
+                Factor::Value(u64::from_ne_bytes(factor))
+            }
+            other => return Err(Failure::argument(format!("a factor that resides in {other:?}"))),
+        };
         let mut reductions = reductions(&comm);
         let free = (Op::ALL.len() as u32..).find(|number| !reductions.contains_key(number));
         let number = free.unwrap_or_else(|| unreachable!("fewer reductions than numbers fit in memory"));
-        reductions.insert(number, (element, u64::from_ne_bytes(factor)));
+        reductions.insert(number, (element, factor));
         op.set(ncclRedOp_t(number));
         Ok(())
     })
@@ -123,14 +127,14 @@ pub(super) unsafe extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm
     })
 }
 
-fn rank(comm: &Comm, raw: c_int, what: &str) -> Result<usize> {
+pub(super) fn rank(comm: &Comm, raw: c_int, what: &str) -> Result<usize> {
     match usize::try_from(raw) {
         Ok(rank) if rank < comm.size => Ok(rank),
         _ => Err(Failure::argument(format!("{what} {raw} is not in {comm}"))),
     }
 }
 
-fn add(
+pub(super) fn add(
     machine: &Arc<Machine>,
     library: &Library,
     comm: &Arc<Comm>,

@@ -97,6 +97,16 @@ impl Layout {
         self.sender(from, to) + 2 * LINE
     }
 
+    /// How many signals the one has sent to the other.
+    pub(crate) fn signals(&self, from: usize, to: usize) -> usize {
+        self.sender(from, to) + LINE
+    }
+
+    /// Whether a captured signal of the one to the other has not been waited for: 1 or 0.
+    pub(crate) fn graph_signals(&self, from: usize, to: usize) -> usize {
+        self.signals(from, to) + 8
+    }
+
     /// A rank's staging chunk for the rounds of a parity.
     pub(crate) fn staging(&self, rank: usize, round: usize) -> usize {
         debug_assert!(rank < self.size);

@@ -15,6 +15,8 @@ use std::sync::Arc;
 pub(crate) use space::Space;
 pub(crate) use task::{Outcome, Registration, deregister};
 
+use super::error::{Failure, Result};
+use super::rma::Place;
 use crate::memory::Physical;
 
 /// Flag of `ncclCommWindowRegister` that collectives look for.
@@ -28,6 +30,8 @@ pub(crate) struct Window {
     pub(crate) base: u64,
     pub(crate) size: u64,
     pub(crate) flags: i32,
+    /// Where the ranks have it.
+    places: Vec<Place>,
     /// The memory, kept as real NCCL keeps it by its handle.
     memory: Vec<Arc<Physical>>,
     /// When the first of it was made, against the others of this rank.
@@ -65,6 +69,29 @@ impl Windows {
         // Of several windows over one place, the one that was registered last.
         let found = self.live.values().filter(inside).max_by_key(|w| w.number);
         found.map_or((0, 0), |w| (w.number + 1, address - w.base))
+    }
+
+    /// Where `bytes` at `offset` of a rank's window begin, for a put. The library does not look where they end.
+    pub(crate) fn place(
+        &self,
+        handle: usize,
+        rank: usize,
+        offset: u64,
+        bytes: u64,
+        strict: bool,
+    ) -> Result<Place> {
+        let window = self.live.get(&handle).filter(|window| window.flags & COLL_SYMMETRIC != 0);
+        let window =
+            window.ok_or_else(|| Failure::argument(format!("{handle:#x} is no symmetric window")))?;
+        if window.memory.len() > 1 {
+            return Err(Failure::argument("a window over several physical segments"));
+        }
+        if strict && offset.checked_add(bytes).is_none_or(|end| end > window.size) {
+            let text = format!("{bytes} bytes at {offset:#x} of a window of {} bytes", window.size);
+            return Err(Failure::usage(text));
+        }
+        let place = window.places.get(rank).copied();
+        place.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))
     }
 
     /// Whether the window of a number from 1 is there.

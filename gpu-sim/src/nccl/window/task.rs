@@ -1,5 +1,6 @@
 //! One call of `ncclCommWindowRegister`, and of `ncclCommWindowDeregister`.
 
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::rules::{Era, Unusual};
@@ -8,6 +9,7 @@ use crate::memory::{Kind, Physical};
 use crate::nccl::comm::Comm;
 use crate::nccl::error::{Failure, Result};
 use crate::nccl::host::{self, Call};
+use crate::nccl::rma::Place;
 use crate::nccl::shm::Card;
 use crate::nccl::transport::odd_one;
 use crate::world::Machine;
@@ -101,9 +103,10 @@ impl Registration {
         let shared = if era.shares() { lock(comm).slot_of(&memory.key()) } else { None };
         if let (Era::V2_27, Some(slot), false) = (era, shared, comm.strict) {
             // 2.27 does not even call the others.
-            return Ok(Outcome::Handle(self.insert(comm, memory, slot)));
+            return Ok(Outcome::Handle(self.insert(comm, memory, slot, Vec::new())));
         }
         let cards = self.meet(comm, era, &memory, shared.is_some())?;
+        let places: Vec<Place> = cards.iter().map(place_of).collect();
         let slot = match shared {
             Some(slot) => Ok(slot),
             None => {
@@ -122,7 +125,7 @@ impl Registration {
             lock(comm).release(slot, true);
             return Err(Failure::remote(format!("rank {rank} of {comm} could not map the window")));
         }
-        Ok(Outcome::Handle(self.insert(comm, memory, slot)))
+        Ok(Outcome::Handle(self.insert(comm, memory, slot, places)))
     }
 
     /// Looks at the memory: what it is, an outcome that needs nobody else, or why it cannot be.
@@ -211,11 +214,20 @@ impl Registration {
         card[BYTES] = memory.bytes;
         card[OFFSET] = self.address - memory.base;
         card[FLAGS] = self.flags as u32 as u64;
+        if let Some(physical) = memory.physical.first() {
+            card[PLACE].copy_from_slice(&[
+                u64::from(std::process::id()),
+                physical.file().as_raw_fd() as u64,
+                physical.offset(),
+                physical.size(),
+            ]);
+        }
         let cards = host::exchange(comm, &card)?;
         let comparable: Vec<Card> = cards
             .iter()
             .map(|card| {
                 let mut card = *card;
+                card[PLACE].fill(0);
                 if unequal {
                     (card[SIZE], card[BYTES]) = (0, 0);
                 }
@@ -232,7 +244,7 @@ impl Registration {
         Ok(cards)
     }
 
-    fn insert(&self, comm: &Comm, memory: Memory, slot: u64) -> usize {
+    fn insert(&self, comm: &Comm, memory: Memory, slot: u64, places: Vec<Place>) -> usize {
         let mut windows = lock(comm);
         let number = windows.registered;
         windows.registered += 1;
@@ -246,6 +258,7 @@ impl Registration {
                 base: self.address,
                 size: self.size,
                 flags: self.flags,
+                places,
                 memory: memory.physical,
                 age: memory.age,
                 slot,
@@ -261,6 +274,14 @@ const BYTES: usize = 3;
 const OFFSET: usize = 4;
 const ORDINAL: usize = 5;
 const FLAGS: usize = 6;
+/// Process, file, offset and size of the first memory: each rank has its own.
+const PLACE: std::ops::Range<usize> = 7..11;
+
+/// What a rank's card says of where others find its window.
+fn place_of(card: &Card) -> Place {
+    let [process, file, offset, size] = [7, 8, 9, 10].map(|word| card[word]);
+    Place { process, file, offset, size, start: card[OFFSET] }
+}
 
 fn difference(comm: &Comm, odd: usize, a: &Card, usual: usize, b: &Card) -> String {
     let says = |rank: usize, card: &Card| {

@@ -40,16 +40,38 @@ pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     next: u64,
-    live: Vec<(u64, DevicePtr, usize)>,
+    live: Vec<Live>,
     /// Every cell that NCCL was ever given.
     cells: Vec<Cell>,
     /// The memory under the windows, for who asked that it be kept.
     pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
+/// A window that is registered.
+#[derive(Debug)]
+struct Live {
+    serial: u64,
+    ptr: DevicePtr,
+    bytes: usize,
+    flags: WindowFlags,
+    cell: Cell,
+}
+
 impl Windows {
     fn ranges(&self) -> Vec<(u64, usize)> {
-        self.live.iter().map(|(_, ptr, bytes)| (ptr.0, *bytes)).collect()
+        self.live.iter().map(|window| (window.ptr.0, window.bytes)).collect()
+    }
+
+    /// The symmetric window that `bytes` bytes at `address` lie in, and where in it they begin; of several the one that
+    /// was registered last.
+    pub(crate) fn handle(&self, address: u64, bytes: usize) -> Option<(ncclWindow_t, usize)> {
+        let offset = |window: &Live| {
+            let offset = usize::try_from(address.checked_sub(window.ptr.0)?).ok()?;
+            let fits = offset.checked_add(bytes)? <= window.bytes;
+            (fits && window.flags.contains(WindowFlags::SYMMETRIC)).then_some(offset)
+        };
+        let find = |window: &Live| Some((window.cell.load(Ordering::Acquire), offset(window)?));
+        self.live.iter().rev().find_map(find)
     }
 }
 
@@ -131,7 +153,7 @@ impl Communicator {
     /// space, which is as large as the largest member's device memory, rounded up to 4 GiB.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
-        self.shared().windows().live.iter().map(|(_, _, bytes)| *bytes as u64).sum()
+        self.shared().windows().live.iter().map(|window| window.bytes as u64).sum()
     }
 
     /// Keeps `memory` until the communicator is gone: for memory that its windows reach, so that no window outlives
@@ -200,7 +222,7 @@ impl Communicator {
                 let done = unsafe {
                     call!(&shared.nccl, shared.name(), ncclCommWindowDeregister(shared.raw(), window.raw()))
                 };
-                shared.windows().live.retain(|(serial, _, _)| *serial != window.serial);
+                shared.windows().live.retain(|live| live.serial != window.serial);
                 done?;
             }
             Ok(())
@@ -293,15 +315,10 @@ fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) 
         }
         let serial = windows.next;
         windows.next += 1;
-        windows.live.push((serial, request.ptr, request.bytes));
+        let WindowRequest { ptr, bytes, flags } = *request;
+        windows.live.push(Live { serial, ptr, bytes, flags, cell: cell.clone() });
         let communicator = Arc::downgrade(shared);
-        WindowOutcome::Registered(Window {
-            communicator,
-            serial,
-            ptr: request.ptr,
-            bytes: request.bytes,
-            cell,
-        })
+        WindowOutcome::Registered(Window { communicator, serial, ptr, bytes, cell })
     };
     requests.iter().zip(cells).map(take).collect()
 }

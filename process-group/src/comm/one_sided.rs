@@ -1,0 +1,165 @@
+//! One-sided operations: a rank writes into a window of another, which does nothing for it but wait for the signal.
+//!
+//! A window has its places on every rank, so a place of a peer's is named by this rank's own place in the same window.
+//! NCCL looks neither where a put ends nor whether a rank that is waited for exists; all that is checked here.
+
+use std::sync::atomic::Ordering;
+
+use cuda_driver::{DevicePtr, Stream, StreamFlags, graph::CaptureStatus, sys};
+use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
+
+use super::{
+    ArgumentError, CommError, Communicator, DataType, Result,
+    call::call,
+    task::{Operation, Task},
+};
+use crate::store::Deadline;
+
+/// The first driver that has what NCCL makes them of.
+const DRIVER: sys::Version = sys::Version::new(12, 5);
+
+/// The signal, the context and the flags that there are: releases that have more take them by their own functions.
+pub(super) const ONLY: i32 = 0;
+
+/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. They take no thread block of the device: on one
+/// host copy engines do the work. Tested on the embedded device; not run on hardware.
+impl Communicator {
+    /// Whether this communicator can have one-sided operations: it can have
+    /// [windows](Self::windows_supported), and the release and this rank's driver have what it takes.
+    ///
+    /// # Errors
+    /// [`CommError::Missing`] below 2.29; [`CommError::Setting`] with the reason.
+    pub fn one_sided_supported(&self) -> Result<()> {
+        let shared = self.shared();
+        self.nccl().api().require(Feature::ONE_SIDED)?;
+        self.windows_supported()?;
+        let found = shared.context.driver().version();
+        if found < DRIVER {
+            let problem = format!("they need a driver of CUDA {DRIVER}, but this rank has {found}");
+            return Err(CommError::Setting { setting: "one-sided operations", problem });
+        }
+        Ok(())
+    }
+
+    /// Prepares one-sided operations. Collective: NCCL's first one of a rank waits until every rank has made one, which
+    /// is done here, with a deadline, and not in whichever comes first. Nothing where that was done before.
+    ///
+    /// # Errors
+    /// Those of [`one_sided_supported`](Self::one_sided_supported), and nothing was done;
+    /// [`DeadlineExceeded`](CommError::DeadlineExceeded) when some rank did not come in time, and
+    /// [`Nccl`](CommError::Nccl): the communicator is poisoned.
+    pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
+        const CALL: &str = "ncclSignal";
+        super::group::refuse_inside(CALL)?;
+        self.one_sided_supported()?;
+        if self.shared().one_sided.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let waiting_for = "the other ranks to prepare one-sided operations".to_owned();
+        self.serve(CALL, waiting_for, deadline, |shared| {
+            let stream = Stream::new(&shared.context, StreamFlags::NON_BLOCKING)?;
+            let (nccl, name, comm, raw) = (&shared.nccl, shared.name(), shared.raw(), stream.raw().cast());
+            // A signal to itself, which is waited for: nobody's count has changed afterwards.
+            let rank = shared.place.rank as i32;
+            let mut own = ncclWaitSignalDesc_t { opCnt: 1, peer: rank, sigIdx: ONLY, ctx: ONLY };
+            // SAFETY: the communicator is alive while this call is inside; the description is read during the call.
+            unsafe {
+                call!(nccl, name, ncclSignal(rank, ONLY, ONLY, ONLY.cast_unsigned(), comm, raw))?;
+                call!(nccl, name, ncclWaitSignal(1, &mut own, comm, raw))?;
+            }
+            stream.synchronize()?;
+            shared.one_sided.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+
+    /// Writes `count` elements from `local` to the place that `peer` has where this rank has `place`, then raises
+    /// `peer`'s count of this rank's signals by one. Both lie in [windows](super::Window) of this communicator. Who has
+    /// [waited](Self::wait_signals) for the signal sees what was written, and by all puts to it before. When the put
+    /// is done, `local` may be written again. Above 1 GiB it is several copies and one signal.
+    ///
+    /// # Errors
+    /// See the head of the section on collectives; [`NotPrepared`](ArgumentError::NotPrepared),
+    /// [`OutsideWindows`](ArgumentError::OutsideWindows), and [`CommError::Missing`] in a captured stream below
+    /// 2.30.3.
+    ///
+    /// # Safety
+    /// `local` holds `count` elements, which nothing writes until the put is done; the window is registered on `peer`
+    /// until then, with as many bytes as here; and nobody reads or writes `peer`'s place until the signal was waited for
+    /// there.
+    #[doc(alias = "ncclPutSignal")]
+    pub unsafe fn put_signal(
+        &self,
+        local: DevicePtr,
+        place: DevicePtr,
+        count: usize,
+        dtype: DataType,
+        peer: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let task = Task::new(Operation::PutSignal, local, place, count, dtype).with(peer);
+        // SAFETY: the caller's contract.
+        unsafe { self.submit(&task, stream) }
+    }
+
+    /// Raises `peer`'s count of this rank's signals by one, after all puts to it before.
+    ///
+    /// # Errors
+    /// As for [`put_signal`](Self::put_signal).
+    #[doc(alias = "ncclSignal")]
+    pub fn signal(&self, peer: usize, stream: &Stream) -> Result<()> {
+        // SAFETY: it touches no memory of the program's.
+        unsafe { self.submit(&Task::signals(Operation::Signal, 1, peer), stream) }
+    }
+
+    /// Has `stream` wait for `count` signals of `peer` beyond those that were waited for before. What a graph captured
+    /// signals to what a graph captured, the others to the others.
+    ///
+    /// # Errors
+    /// As for [`put_signal`](Self::put_signal); [`Signals`](ArgumentError::Signals).
+    #[doc(alias = "ncclWaitSignal")]
+    pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<()> {
+        // SAFETY: it touches no memory of the program's.
+        unsafe { self.submit(&Task::signals(Operation::WaitSignals, count, peer), stream) }
+    }
+
+    /// What of a one-sided task depends on the communicator's state.
+    pub(super) fn check_one_sided(&self, task: &Task, stream: &Stream) -> Result<()> {
+        let shared = self.shared();
+        let call = task.call;
+        if !shared.one_sided.load(Ordering::Acquire) {
+            return Err(ArgumentError::NotPrepared { call }.into());
+        }
+        if task.operation == Operation::PutSignal && task.count > 0 {
+            self.window(call, "send", task.send, task)?;
+        }
+        self.window_of(task)?;
+        if !shared.nccl.has(Feature::CAPTURED_ONE_SIDED) && stream.capture_status()? != CaptureStatus::None {
+            shared.nccl.api().require(Feature::CAPTURED_ONE_SIDED)?;
+        }
+        Ok(())
+    }
+
+    /// The window that a task writes into, if it does, and where in it, in bytes.
+    pub(super) fn window_of(&self, task: &Task) -> Result<Option<(ncclWindow_t, usize)>> {
+        match task.operation {
+            Operation::PutSignal if task.count > 0 => {
+                self.window(task.call, "receive", task.receive, task).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The window that a buffer of a task lies in.
+    fn window(
+        &self,
+        call: &'static str,
+        buffer: &'static str,
+        ptr: DevicePtr,
+        task: &Task,
+    ) -> Result<(ncclWindow_t, usize)> {
+        let (address, bytes) = (ptr.0, task.count * task.dtype.size());
+        let window = self.shared().windows().handle(address, bytes);
+        window.ok_or_else(|| ArgumentError::OutsideWindows { call, buffer, address, bytes }.into())
+    }
+}

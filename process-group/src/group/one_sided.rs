@@ -1,0 +1,118 @@
+//! One-sided operations of a group: as a communicator's, with work and the flight recorder.
+
+use cuda_driver::{DevicePtr, Stream};
+
+use super::{Batch, Buffer, ProcessGroup, Result, Work, batch::task};
+use crate::{
+    comm::{CommError, Operation, Task},
+    profile,
+    store::Deadline,
+};
+
+/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's window, which does
+/// nothing but wait for the signal. They are in no [`sequence`](Self::sequence), since members need not make equally
+/// many; a work of theirs has the number of what was counted before it. Tested on the embedded device; not run on
+/// hardware.
+///
+/// ```no_run
+/// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
+/// # fn halo(group: &ProcessGroup, edge: Buffer, halo: cuda_driver::DevicePtr, stream: &cuda_driver::Stream)
+/// # -> Result<(), GroupError> {
+/// group.prepare_one_sided(group.timeout())?;
+/// let (size, rank) = (group.size(), group.rank());
+/// // `edge` and `halo` lie in windows of the group.
+/// // SAFETY: nobody uses `halo` before it was waited for, and `edge` stays as it is until then.
+/// unsafe { group.put_signal(edge, halo, (rank + 1) % size, stream)? };
+/// group.wait_signals((rank + size - 1) % size, 1, stream)?;
+/// # Ok(()) }
+/// ```
+impl ProcessGroup {
+    /// Prepares one-sided operations: [`Communicator::prepare_one_sided`](crate::comm::Communicator::prepare_one_sided),
+    /// decided on what all members said of themselves. Collective.
+    ///
+    /// # Errors
+    /// [`GroupError::Comm`](super::GroupError::Comm) with the reason why there are none, the same on every member but
+    /// for an environment's; otherwise those of the communicator's; [`GroupError::Lost`](super::GroupError::Lost);
+    /// [`GroupError::Joined`](super::GroupError::Joined).
+    pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
+        let _range = profile::range("prepare_one_sided", &self.name, 0);
+        self.agrees("prepare_one_sided")?;
+        self.counter.vigil.check()?;
+        self.windows_supported().map_err(CommError::from)?;
+        let prepared = self.communicator.prepare_one_sided(deadline);
+        self.counter.vigil.explain(prepared.map_err(Into::into))
+    }
+
+    /// Writes `local` to the place that member `peer` has where this rank has `place`, and then raises its count of
+    /// this rank's signals: [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
+    ///
+    /// # Errors
+    /// [`GroupError::Comm`](super::GroupError::Comm), [`GroupError::Driver`](super::GroupError::Driver),
+    /// [`GroupError::Lost`](super::GroupError::Lost).
+    ///
+    /// # Safety
+    /// As there.
+    #[track_caller]
+    pub unsafe fn put_signal(
+        &self,
+        local: Buffer,
+        place: DevicePtr,
+        peer: usize,
+        stream: &Stream,
+    ) -> Result<Work> {
+        self.one("put_signal", stream, |batch| {
+            // SAFETY: the caller's contract.
+            unsafe { batch.put_signal(local, place, peer) }
+        })
+    }
+
+    /// Raises member `peer`'s count of this rank's signals, after all puts to it before.
+    ///
+    /// # Errors
+    /// As for [`put_signal`](Self::put_signal).
+    #[track_caller]
+    pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
+        self.one("signal", stream, |batch| batch.signal(peer))
+    }
+
+    /// Has `stream` wait for `count` signals of member `peer` beyond those that were waited for before.
+    ///
+    /// # Errors
+    /// As for [`put_signal`](Self::put_signal).
+    #[track_caller]
+    pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
+        self.one("wait_signals", stream, |batch| batch.wait_signals(peer, count))
+    }
+}
+
+/// One-sided operations of a batch run in their order, before its others: what waits for a member that waits for this
+/// rank belongs into a later batch.
+impl Batch<'_> {
+    /// [`ProcessGroup::put_signal`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Result<()> {
+        let place = Buffer { ptr: place, ..local };
+        self.queue(task(Operation::PutSignal, local, place, local.elements).with(peer))
+    }
+
+    /// [`ProcessGroup::signal`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn signal(&self, peer: usize) -> Result<()> {
+        self.queue(Task::signals(Operation::Signal, 1, peer))
+    }
+
+    /// [`ProcessGroup::wait_signals`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_signals(&self, peer: usize, count: usize) -> Result<()> {
+        self.queue(Task::signals(Operation::WaitSignals, count, peer))
+    }
+}
