@@ -18,7 +18,7 @@ use super::{
     builder::{FOLDER, Ready, Seat, own_part},
 };
 use crate::{
-    comm::{Communicator, Config, Nccl, UniqueId, WindowFacts},
+    comm::{Communicator, Config, Nccl, UniqueId},
     peers::Peers,
     record::{Desk, Recorder},
     store::{Deadline, PrefixStore, Store},
@@ -114,11 +114,7 @@ impl Builder {
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
 
         let name: Arc<str> = "default_pg".into();
-        let config = Config {
-            name: Some(name.to_string()),
-            window_facts: WindowFacts::from_environment(),
-            ..self.config
-        };
+        let config = Config { name: Some(name.to_string()), ..self.config };
         let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
 
         let root = PrefixStore::new(FOLDER, store);
