@@ -28,6 +28,7 @@ pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
 pub mod store;
+mod watch;
 
 pub use group::ProcessGroup;
 

@@ -5,6 +5,7 @@
     reason = "one promise for all: buffers are as long as said, and each test waits before it frees them"
 )]
 
+mod checked;
 mod common;
 
 mod abort;
@@ -25,4 +26,5 @@ mod record;
 #[cfg(feature = "registration")]
 mod registration;
 mod torch;
+mod watch;
 mod window;

@@ -60,12 +60,12 @@ impl Operation {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
-    const fn reduces(self) -> bool {
+    pub(crate) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
     /// What the other rank is that the operation names, if it names one.
-    const fn role(self) -> Option<&'static str> {
+    pub(crate) const fn role(self) -> Option<&'static str> {
         match self {
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => Some("root"),
             Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals => Some("peer"),

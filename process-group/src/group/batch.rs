@@ -55,6 +55,9 @@ impl<'a> Batch<'a> {
         let Self { group, stream, tasks, site } = self;
         let tasks = tasks.into_inner();
         to_oneself(group, &tasks)?;
+        if let Some(checked) = &group.checked {
+            checked.compare(group, tasks.iter().copied().collect())?;
+        }
         let bytes = |task: &Task| (task.count as u64).saturating_mul(task.dtype.size() as u64);
         let bytes = tasks.iter().map(bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation, &group.name, bytes);

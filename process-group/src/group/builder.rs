@@ -11,7 +11,10 @@ use std::{
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, Member, ProcessGroup, Result, member,
+    Environment, GroupError, GroupId, Member, ProcessGroup, Result, Witnesses,
+    checked::Checked,
+    duty::Duty,
+    member,
     process_group::{Counter, SharedStore, explain},
     vigil::{NO, Vigil},
     work::{Marks, Outstanding},
@@ -21,6 +24,7 @@ use crate::{
     peers::Peers,
     record::{self, Desk, DumpError, GroupEntry, Progress, Recorder, Track},
     store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
+    watch::{Watch, Watchdog},
 };
 
 /// What makes a [`ProcessGroup`]. What it is not told comes from the [environment](Environment).
@@ -46,7 +50,10 @@ pub struct Builder {
     nccl: Option<Nccl>,
     pub(super) config: Config,
     pub(super) timeout: Duration,
+    work_timeout: Option<Duration>,
     pub(super) heartbeat: Duration,
+    witnesses: Witnesses,
+    checked: bool,
     dump_folder: Option<PathBuf>,
     timing: bool,
 }
@@ -73,7 +80,10 @@ impl Builder {
             nccl: None,
             config: Config::new(),
             timeout: Duration::from_secs(600),
+            work_timeout: None,
             heartbeat: Duration::from_secs(1),
+            witnesses: Witnesses::default(),
+            checked: false,
             dump_folder: None,
             timing: false,
         }
@@ -126,11 +136,36 @@ impl Builder {
         Self { timeout, ..self }
     }
 
+    /// How long work may take once it is the oldest of its stream (default: the [timeout](Self::timeout)), whether or not
+    /// anybody waits for it. Past that the group is over on every member, with [`GroupError::Overdue`], which says who has
+    /// not joined; the flight recorders have written their dumps. What a graph captured is not seen, unless
+    /// [`launched`](ProcessGroup::launched) marks its runs.
+    pub fn work_timeout(self, timeout: Duration) -> Self {
+        Self { work_timeout: Some(timeout), ..self }
+    }
+
     /// How often this process says that it is running (default 1 s). The ranks of its host know of its death within
-    /// milliseconds, and take it for [silent](crate::peers::Loss::Silent) when it has not run for up to twice that;
-    /// either ends the group on every rank that notices, with [`GroupError::Lost`]. All ranks should be told the same.
+    /// milliseconds, and take it for [silent](crate::peers::Loss::Silent) when it has not run for up to twice that; those
+    /// of other hosts know of neither in another way, through the store, in which they look four times a heartbeat.
+    /// Either ends the group on every rank, with [`GroupError::Lost`]. All ranks should be told the same.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
+    }
+
+    /// What tells the ranks of one host of each other's end (default: the kernel). All ranks must be told the same.
+    pub fn witnesses(self, witnesses: Witnesses) -> Self {
+        Self { witnesses, ..self }
+    }
+
+    /// Has every call compared with those of the other members before it is launched (default: not, unless
+    /// `PROCESS_GROUP_CHECKED` is 1): collectives on all members, messages on both ends, with types, counts, roots,
+    /// reductions and shares. Calls that do not fit are [`GroupError::CallsDiffer`] on every member that compared, and a
+    /// member that does not come within the [timeout](Self::timeout) is [`GroupError::Absent`]; nothing is launched
+    /// then, and the group goes on. A call costs about ten requests of the store, and waits for the other members:
+    /// messages in both directions belong in one [batch](ProcessGroup::batch), as on the device. All ranks must be told
+    /// the same. Without it, calls that differ are found [later](GroupError::CollectiveDiverged).
+    pub fn checked(self, checked: bool) -> Self {
+        Self { checked, ..self }
     }
 
     /// Where the flight recorder writes its dump when work is not done by a deadline or NCCL reports an error, on this
@@ -161,12 +196,15 @@ impl Builder {
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
-        let Ready { rank, size, store, host, nccl, context, folder, timing } = self.ready(false, deadline)?;
+        let Ready { rank, size, store, host, nccl, context, folder, timing, checked } =
+            self.ready(false, deadline)?;
+        let terms = self.terms(timing, checked);
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
 
-        let card = Member::here(rank, size, &nccl, &context)?.encode();
+        Watch::announce(&store, rank)?;
+        let card = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses).encode();
         let ranks: Arc<[usize]> = (0..size).collect();
         let cards = rendezvous(&store, "join", rank, size, card.as_bytes(), deadline)
             .map_err(|error| explain(&name, &ranks, error, "the start of the group"))?;
@@ -174,20 +212,25 @@ impl Builder {
             .map_err(|source| GroupError::Disagreement { group: name.to_string(), source })?
             .into();
 
-        let peers = Arc::new(Peers::meet(&store, rank, &members, self.heartbeat, deadline)?);
+        let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
+        let watch = Arc::new(Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers));
         // From now on a loss ends whatever this rank waits in.
-        let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, &peers);
+        let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
         let start = Start { vigil: &vigil, name: &name, nccl: &nccl, leader: 0 };
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
         let id = (GroupId { uid, epoch: self.epoch }, id);
-        let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
-        let timeout = self.timeout;
-        let seat =
-            Seat { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers };
+        let desk = Arc::new(Desk::open(&store, size)?);
+        let seat = Seat { name, rank, ranks, members, numbers, store, terms, recorder, desk, watch };
         let group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
         Ok(ProcessGroup { host, ..group })
+    }
+
+    /// What the group is held to.
+    pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
+        let Self { timeout, work_timeout, heartbeat, .. } = *self;
+        Terms { timeout, work_timeout: work_timeout.unwrap_or(timeout), heartbeat, timing, checked }
     }
 
     /// Finds out where this rank stands, and what it finds wrong on its own, before the others are met. `counted` says
@@ -228,7 +271,8 @@ impl Builder {
             fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
         }
         let timing = self.timing || environment.timing;
-        Ok(Ready { rank, size, store, host, nccl, context, folder, timing })
+        let checked = self.checked || environment.checked;
+        Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked })
     }
 }
 
@@ -244,6 +288,7 @@ pub(super) struct Ready {
     /// Where dumps go.
     pub(super) folder: Option<PathBuf>,
     pub(super) timing: bool,
+    pub(super) checked: bool,
 }
 
 /// What the leader of a new group gives its members: a number, and a unique id.
@@ -309,12 +354,24 @@ pub(super) struct Seat {
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
     pub(super) store: PrefixStore,
-    pub(super) timeout: Duration,
-    /// Whether operations are timed.
-    pub(super) timing: bool,
+    pub(super) terms: Terms,
     pub(super) recorder: Arc<Recorder>,
     pub(super) desk: Arc<Desk>,
-    pub(super) peers: Arc<Peers>,
+    pub(super) watch: Arc<Watch>,
+}
+
+/// What a group is held to, and those that are split from it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// A wait for the members.
+    pub(super) timeout: Duration,
+    /// Work that is the oldest of its stream.
+    pub(super) work_timeout: Duration,
+    pub(super) heartbeat: Duration,
+    /// Whether operations are timed.
+    pub(super) timing: bool,
+    /// Whether calls are compared before they are launched.
+    pub(super) checked: bool,
 }
 
 impl Seat {
@@ -326,7 +383,8 @@ impl Seat {
 
     /// Begins to wait for losses among the members.
     pub(super) fn vigil(&self) -> Arc<Vigil> {
-        Vigil::begin(&self.name, &self.ranks, self.rank, &self.store, &self.recorder, &self.peers)
+        let Self { name, ranks, rank, store, recorder, terms, watch, .. } = self;
+        Vigil::begin(name, ranks, *rank, store, recorder, terms.heartbeat, watch)
     }
 
     /// Joins with a unique id.
@@ -353,15 +411,18 @@ impl Seat {
 
     /// The group, with a communicator that the vigil guards.
     fn group(self, vigil: Arc<Vigil>, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, ranks, members, numbers, store, timeout, timing, recorder, desk, peers } =
-            self;
-        let context = communicator.context();
+        let Self { name, rank, ranks, members, numbers, store, terms, recorder, desk, watch } = self;
+        let (context, size) = (communicator.context(), ranks.len());
         let outstanding = Arc::new(Outstanding::default());
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let entry =
-            GroupEntry { id: id.to_string(), name: name.clone(), ranks: ranks.to_vec(), timeout, look };
-        let counter = Counter::new(id, name.clone(), Track::new(&recorder, entry), vigil, context.device());
-        let marks = Marks::new(context, timing);
+        let duty = Duty::new(id.to_string(), &desk, &outstanding, terms.work_timeout);
+        let duty = vigil.duty.get_or_init(|| duty);
+        let (id_text, timeout) = (id.to_string(), terms.timeout);
+        let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
+        let track = Track::new(&recorder, entry, duty.rolling());
+        let guard = Watchdog::add(&vigil);
+        let counter = Counter::new(id, name.clone(), track, vigil, context.device());
+        let marks = Marks::new(context, terms.timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
         ProcessGroup {
             name,
@@ -372,14 +433,16 @@ impl Seat {
             numbers,
             store,
             host: None,
-            timeout,
+            terms,
             counter,
             splits,
             barriers,
             marks,
             outstanding,
             desk,
-            peers,
+            watch,
+            _guard: guard,
+            checked: terms.checked.then(|| Checked::new(size)),
         }
     }
 }

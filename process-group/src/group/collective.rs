@@ -383,6 +383,19 @@ impl ProcessGroup {
         batch.launch(operation)
     }
 
+    /// Marks the place on `stream` after a launch of a graph that captured operations of the group. A run is not seen by
+    /// itself: with the mark it can be waited for with a deadline, the watchdog gives it the
+    /// [time](super::Builder::work_timeout) that work has, and it counts as an operation. One event a run, none a call.
+    ///
+    /// # Errors
+    /// What ended the group; [`GroupError::Driver`](super::GroupError::Driver).
+    pub fn launched(&self, stream: &Stream) -> Result<Work> {
+        let vigil = &self.counter.vigil;
+        vigil.check()?;
+        let blank = self.outstanding.blank(&self.marks, &self.counter, &self.communicator)?;
+        vigil.explain(self.mark(blank, "graph", stream, Span::default(), true))
+    }
+
     /// Counts what was enqueued and marks its place on the stream.
     pub(super) fn mark(
         &self,

@@ -17,6 +17,7 @@ use crate::store::Secret;
 /// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), 16 bytes at least |
 /// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
+/// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
 ///
 /// Where one of the first four is not set, what MPI's or Slurm's launcher has set stands for it: Open MPI's
 /// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`), or
@@ -45,6 +46,8 @@ pub struct Environment {
     pub dump_folder: Option<PathBuf>,
     /// Whether the device times every operation.
     pub timing: bool,
+    /// Whether calls are compared before they are launched.
+    pub checked: bool,
 }
 
 /// The names that a launcher has for what we look for.
@@ -136,6 +139,7 @@ impl Environment {
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
             timing: variable("PROCESS_GROUP_TIMING").as_deref() == Some("1"),
+            checked: variable("PROCESS_GROUP_CHECKED").as_deref() == Some("1"),
         };
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
             && rank >= size

@@ -8,6 +8,7 @@ use crate::{
     peers::{Loss, PeerError},
     record::{DumpError, Progress},
     store::StoreError,
+    watch::Divergence,
 };
 
 /// The result of the calls of this module.
@@ -201,6 +202,66 @@ pub enum GroupError {
         operation: &'static str,
         /// The group's name.
         group: String,
+    },
+
+    /// Work of a member was not done in the [time](super::Builder::work_timeout) that it has: the group is over on every
+    /// member, with the same reason.
+    #[error(
+        "{group}: {operation} (number {sequence}) of rank {rank} was not done after {waited:.1?}, and the group was \
+         aborted: {progress}"
+    )]
+    Overdue {
+        /// The group's name.
+        group: String,
+        /// The rank of the job whose work it is.
+        rank: usize,
+        /// The operation.
+        operation: String,
+        /// Its number in the group.
+        sequence: u64,
+        /// How long it was the oldest of its stream.
+        waited: Duration,
+        /// How far each member was; empty if nobody could be asked.
+        progress: Box<Progress>,
+    },
+
+    /// Members have called different collectives: the group is over on every member, with the same reason. What was
+    /// computed since may be wrong.
+    #[error(
+        "{group}: its members have called different collectives, and the group was aborted: {divergence}"
+    )]
+    CollectiveDiverged {
+        /// The group's name.
+        group: String,
+        /// Who, where, and what they called.
+        divergence: Box<Divergence>,
+    },
+
+    /// Members are about to call what does not fit together, as [checked mode](super::Builder::checked) finds: the same
+    /// error on all that compared, and nothing was launched.
+    #[error("{group}: rank {rank} {call}, but rank {other} {other_call}; nothing was launched")]
+    CallsDiffer {
+        /// The group's name.
+        group: String,
+        /// The rank of the job that differs from most, or that sends.
+        rank: usize,
+        /// What it was about to do.
+        call: String,
+        /// Another rank of the job.
+        other: usize,
+        /// What that one was about to do.
+        other_call: String,
+    },
+
+    /// A member met what leaves the group useless: the group is over on every member, with the same reason.
+    #[error("{group}: rank {rank} has failed, and the group was aborted: {reason}")]
+    MemberFailed {
+        /// The group's name.
+        group: String,
+        /// The rank of the job.
+        rank: usize,
+        /// What it met.
+        reason: String,
     },
 
     /// The processes of this host cannot watch each other.

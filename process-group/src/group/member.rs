@@ -31,12 +31,27 @@ pub struct Member {
     pub nccl: Version,
     /// The driver's version there.
     pub driver: sys::Version,
+    /// Whether it compares calls before it launches them.
+    pub checked: bool,
+    /// What tells it of the other members of its host.
+    pub witnesses: Witnesses,
     /// Whether `NCCL_WIN_ENABLE` leaves windows on.
     pub window_enable: bool,
     /// Whether `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory on.
     pub cumem_enable: bool,
     /// The other devices that it sees, and whether its own can reach their memory.
     pub sees: Vec<([u8; 16], bool)>,
+}
+
+/// What tells the processes of one host of each other's end. Those of different hosts have the store alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Witnesses {
+    /// Locks in shared memory, sockets and process descriptors: of a death within milliseconds.
+    #[default]
+    Kernel,
+    /// Heartbeats in the store: within twice the heartbeat. For processes that share a kernel and no folder for sockets,
+    /// as in containers.
+    Store,
 }
 
 /// What keeps ranks from being a group.
@@ -80,6 +95,31 @@ pub enum Disagreement {
         /// That one's release.
         other_release: Version,
     },
+    /// Two ranks were told differently whether calls are compared before they are launched.
+    #[error(
+        "rank {rank} was told that calls are checked before they are launched, but rank {other} that they are not; \
+         tell all the same (PROCESS_GROUP_CHECKED)"
+    )]
+    Checked {
+        /// A rank that checks.
+        rank: usize,
+        /// A rank that does not.
+        other: usize,
+    },
+    /// Two ranks were told different witnesses.
+    #[error(
+        "rank {rank} was told to watch by {witnesses:?}, but rank {other} by {other_witnesses:?}; tell all the same"
+    )]
+    Witnesses {
+        /// One rank.
+        rank: usize,
+        /// What it was told.
+        witnesses: Witnesses,
+        /// The other.
+        other: usize,
+        /// What that one was told.
+        other_witnesses: Witnesses,
+    },
     /// Two ranks use one device, which NCCL refuses.
     #[error("ranks {rank} and {other} use the same device {}; give each its own (LOCAL_RANK)", hex(.device))]
     SameDevice {
@@ -92,7 +132,7 @@ pub enum Disagreement {
     },
 }
 
-const FORMAT: &str = "member1";
+const FORMAT: &str = "member2";
 
 impl Member {
     /// This rank, with its device and its libraries as they are.
@@ -114,6 +154,8 @@ impl Member {
             device: device.uuid()?,
             nccl: nccl.release(),
             driver: context.driver().version(),
+            checked: false,
+            witnesses: Witnesses::default(),
             window_enable: environment.window_enable.unwrap_or(true),
             cumem_enable: environment.cumem_enable.unwrap_or(true),
             sees: others
@@ -124,10 +166,21 @@ impl Member {
         })
     }
 
+    /// As its builder was told.
+    pub(super) fn told(self, checked: bool, witnesses: Witnesses) -> Self {
+        Self { checked, witnesses, ..self }
+    }
+
+    /// Whether it is another process of the same host, and the kernel tells each of the other.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        let by_kernel = |member: &Self| member.witnesses == Witnesses::Kernel;
+        self.host == other.host && self.process != other.process && by_kernel(self) && by_kernel(other)
+    }
+
     /// As text, for the store.
     pub(super) fn encode(&self) -> String {
         let mut text = format!(
-            "{FORMAT} {} {} {:x} {} {} {} {} {} {}",
+            "{FORMAT} {} {} {:x} {} {} {} {} {} {} {} {}",
             self.rank,
             self.world_size,
             self.host,
@@ -135,6 +188,8 @@ impl Member {
             hex(&self.device),
             self.nccl.code(),
             self.driver.code(),
+            u8::from(self.checked),
+            u8::from(self.witnesses == Witnesses::Store),
             u8::from(self.window_enable),
             u8::from(self.cumem_enable),
         );
@@ -175,6 +230,11 @@ impl Member {
             device: field!("the device", unhex),
             nccl: Version::from_code(field!("NCCL's release", parse)),
             driver: sys::Version::from_code(field!("the driver's version", parse)),
+            checked: field!("whether calls are checked", flag),
+            witnesses: match field!("what it is watched by", flag) {
+                false => Witnesses::Kernel,
+                true => Witnesses::Store,
+            },
             window_enable: field!("NCCL_WIN_ENABLE", flag),
             cumem_enable: field!("NCCL_CUMEM_ENABLE", flag),
             sees: fields
@@ -215,6 +275,14 @@ pub(super) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
         if member.nccl != first.nccl {
             let (release, other_release) = (member.nccl, first.nccl);
             return Err(Disagreement::Release { rank, release, other, other_release });
+        }
+        if member.checked != first.checked {
+            let (rank, other) = if member.checked { (rank, other) } else { (other, rank) };
+            return Err(Disagreement::Checked { rank, other });
+        }
+        if member.witnesses != first.witnesses {
+            let (witnesses, other_witnesses) = (member.witnesses, first.witnesses);
+            return Err(Disagreement::Witnesses { rank, witnesses, other, other_witnesses });
         }
         if let Some(other) = devices.insert((member.host, member.device), rank) {
             return Err(Disagreement::SameDevice { rank, other, device: member.device });
@@ -276,23 +344,50 @@ fn unhex(text: &str) -> Option<Uuid> {
 }
 
 #[cfg(test)]
+impl Member {
+    /// A member of a host.
+    pub(crate) fn example(rank: usize, host: u64) -> Self {
+        let (nccl, driver) = (Version::new(2, 28, 9), sys::Version::new(12, 4));
+        let (process, device) = (100 + rank as u32, [rank as u8; 16]);
+        Self {
+            rank,
+            world_size: 4,
+            host,
+            process,
+            device,
+            nccl,
+            driver,
+            checked: false,
+            witnesses: Witnesses::Kernel,
+            window_enable: true,
+            cumem_enable: true,
+            sees: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn member(rank: usize) -> impl Strategy<Value = Member> {
         let sees = prop::collection::vec((any::<Uuid>(), any::<bool>()), 0..4);
-        (any::<(usize, u64, u32, Uuid, bool, bool)>(), sees).prop_map(move |(parts, sees)| Member {
-            rank,
-            world_size: parts.0,
-            host: parts.1,
-            process: parts.2,
-            device: parts.3,
-            nccl: Version::new(2, 28, 9),
-            driver: sys::Version::new(12, 4),
-            window_enable: parts.4,
-            cumem_enable: parts.5,
-            sees,
+        (any::<(usize, u64, u32, Uuid, bool, bool, bool, bool)>(), sees).prop_map(move |(parts, sees)| {
+            Member {
+                rank,
+                world_size: parts.0,
+                host: parts.1,
+                process: parts.2,
+                device: parts.3,
+                nccl: Version::new(2, 28, 9),
+                driver: sys::Version::new(12, 4),
+                window_enable: parts.4,
+                cumem_enable: parts.5,
+                checked: parts.6,
+                witnesses: if parts.7 { Witnesses::Store } else { Witnesses::Kernel },
+                sees,
+            }
         })
     }
 
@@ -304,7 +399,7 @@ mod tests {
 
         #[test]
         fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let text = [b"member1 ".to_vec(), bytes.clone()].concat();
+            let text = [b"member2 ".to_vec(), bytes.clone()].concat();
             prop_assert!(Member::decode(0, &bytes).is_err());
             if let Ok(member) = Member::decode(0, &text) {
                 prop_assert_eq!(member.encode().into_bytes(), text);
@@ -315,18 +410,8 @@ mod tests {
     fn four(change: impl Fn(&mut Member)) -> Vec<Vec<u8>> {
         let device = |rank: usize| [rank as u8; 16];
         let record = |rank: usize| {
-            let mut member = Member {
-                rank,
-                world_size: 4,
-                host: 7,
-                process: 100 + rank as u32,
-                device: device(rank),
-                nccl: Version::new(2, 28, 9),
-                driver: sys::Version::new(12, 4),
-                window_enable: true,
-                cumem_enable: true,
-                sees: (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect(),
-            };
+            let sees = (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect();
+            let mut member = Member { sees, ..Member::example(rank, 7) };
             change(&mut member);
             member.encode().into_bytes()
         };
@@ -357,6 +442,15 @@ mod tests {
         }))
         .unwrap_err();
         assert!(error.to_string().contains("rank 3 was told that there are 8"), "{error}");
+        let error = agree(&four(|m| m.checked = m.rank == 2)).unwrap_err();
+        assert_eq!(error, Disagreement::Checked { rank: 2, other: 0 });
+        let error = agree(&four(|m| {
+            if m.rank == 1 {
+                m.witnesses = Witnesses::Store
+            }
+        }))
+        .unwrap_err();
+        assert!(matches!(error, Disagreement::Witnesses { rank: 1, other: 0, .. }), "{error}");
         let error = agree(&four(|m| {
             if m.rank == 3 {
                 m.device = [1; 16]

@@ -12,7 +12,8 @@
 //! | `plan`, `split` | groups of some of the ranks |
 //! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
-//! | `vigil` | what becomes of a group when a rank is lost |
+//! | `checked` | calls that are compared before they are launched |
+//! | `vigil`, `duty` | what becomes of a group when a member is in trouble, and how that is found |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
@@ -20,7 +21,9 @@
 mod batch;
 mod buffer;
 mod builder;
+mod checked;
 mod collective;
+mod duty;
 mod environment;
 mod error;
 mod list;
@@ -38,8 +41,13 @@ pub use buffer::Buffer;
 pub use builder::Builder;
 pub use environment::Environment;
 pub use error::{GroupError, Result};
-pub use member::{Disagreement, Member};
+pub use member::{Disagreement, Member, Witnesses};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
 pub use torch::TorchError;
 pub use work::Work;
+
+pub use crate::watch::{Divergence, DivergentCall};
+
+pub(crate) use duty::Duty;
+pub(crate) use vigil::Vigil;

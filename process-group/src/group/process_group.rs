@@ -12,16 +12,19 @@ use std::{
 use cuda_driver::{Context, Device};
 
 use super::{
-    Builder, GroupError, Member, Result, Work, member,
+    Builder, GroupError, Member, Result, Work,
+    builder::Terms,
+    checked::Checked,
+    member,
     vigil::Vigil,
     work::{Marks, Outstanding},
 };
 use crate::{
     comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
-    peers::Peers,
     profile,
     record::{Desk, Dump, Look as _, Progress, Track},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
+    watch::{Guard, Watch},
 };
 
 /// What a group is known by: equal on all its members, and never given to another group of the store.
@@ -70,14 +73,18 @@ pub struct ProcessGroup {
     pub(super) store: PrefixStore,
     /// The store under them, if this rank hosts it for the group.
     pub(super) host: Option<TcpStore>,
-    pub(super) timeout: Duration,
+    pub(super) terms: Terms,
     pub(super) counter: Arc<Counter>,
     pub(super) splits: AtomicU64,
     pub(super) barriers: AtomicU64,
     pub(super) marks: Arc<Marks>,
     pub(super) outstanding: Arc<Outstanding>,
     pub(super) desk: Arc<Desk>,
-    pub(super) peers: Arc<Peers>,
+    pub(super) watch: Arc<Watch>,
+    /// The watchdog looks after the group as long as it is there.
+    pub(super) _guard: Guard,
+    /// There if calls are compared before they are launched.
+    pub(super) checked: Option<Checked>,
 }
 
 impl ProcessGroup {
@@ -157,7 +164,7 @@ impl ProcessGroup {
     /// How long the group waits for its members where no deadline is given.
     #[must_use]
     pub fn timeout(&self) -> Deadline {
-        Deadline::after(self.timeout)
+        Deadline::after(self.terms.timeout)
     }
 
     /// How many collectives and messages were enqueued on this rank: equal on all members whenever none has
@@ -185,11 +192,11 @@ impl ProcessGroup {
     /// Whether the group goes on, without waiting: for a program that is in none of its calls.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]; [`GroupError::Comm`] for what went wrong in the background.
+    /// What ended the group: [`GroupError::Lost`], [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`],
+    /// [`GroupError::MemberFailed`]; [`GroupError::Comm`] for what went wrong in the background here, which ends it.
     pub fn check(&self) -> Result<()> {
         self.counter.vigil.check()?;
-        let found = self.communicator.async_error().map_err(GroupError::from);
-        self.counter.vigil.explain(found)
+        self.counter.vigil.judge(self.communicator.async_error())
     }
 
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
@@ -265,13 +272,13 @@ impl ProcessGroup {
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
-        let Self { communicator, outstanding, counter, host, desk, .. } = self;
+        let Self { communicator, outstanding, counter, host, watch, .. } = self;
         counter.vigil.check()?;
         counter.vigil.explain(communicator.destroy(deadline).map_err(GroupError::from))?;
         // What is done now is not asked again.
         outstanding.look();
         if let Some(host) = &host {
-            desk.close();
+            watch.close();
             host.drain(deadline.at_most(FAREWELL));
         }
         Ok(())

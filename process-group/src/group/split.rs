@@ -130,11 +130,10 @@ impl ProcessGroup {
             members,
             numbers: self.numbers.clone(),
             store,
-            timeout: self.timeout,
-            timing: self.marks.timing(),
+            terms: self.terms,
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
-            peers: self.peers.clone(),
+            watch: self.watch.clone(),
         }
     }
 }

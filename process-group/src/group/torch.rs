@@ -22,6 +22,7 @@ use crate::{
     peers::Peers,
     record::{Desk, Recorder},
     store::{Deadline, PrefixStore, Store},
+    watch::Watch,
 };
 
 /// Where the ranks of the default group meet: its prefix, its name with a slash, the device's type with a slash.
@@ -85,7 +86,8 @@ impl Builder {
     ///   [`GroupError::Joined`](super::GroupError::Joined), [windows](ProcessGroup::windows_supported) unsupported;
     ///   [`members`](ProcessGroup::members) is this rank alone. All-reduce one element in place of a barrier;
     /// - nobody is watched: a rank that dies is noticed by a deadline, or by NCCL. In
-    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks are silent.
+    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks are silent;
+    /// - calls are not [compared](Self::checked), neither before nor after.
     ///
     /// And of PyTorch's ranks it asks for what follows:
     /// - `init_process_group` names the backend `nccl`; without one it makes a group of `gloo` too, which waits for
@@ -108,7 +110,9 @@ impl Builder {
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
-        let Ready { rank, size, store, host, nccl, context, folder, timing } = self.ready(true, deadline)?;
+        let Ready { rank, size, store, host, nccl, context, folder, timing, .. } =
+            self.ready(true, deadline)?;
+        let terms = self.terms(timing, false);
         one_root(size)?;
         arrive(&*store, size)?;
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
@@ -120,9 +124,12 @@ impl Builder {
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
         let me = Member::here(rank, size, &nccl, &context)?;
-        let peers = Arc::new(Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?);
+        let peers = Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?;
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
-        let desk = Arc::new(Desk::open(store.clone(), size, &recorder)?);
+        let desk = Arc::new(Desk::open(&store, size)?);
+        Watch::announce(&store, rank)?;
+        let alone = slice::from_ref(&me);
+        let watch = Arc::new(Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers));
         let seat = Seat {
             name,
             rank,
@@ -130,11 +137,10 @@ impl Builder {
             members: [me].into(),
             numbers: PrefixStore::new("numbers", Arc::new(root)),
             store,
-            timeout: self.timeout,
-            timing,
+            terms,
             recorder,
             desk,
-            peers,
+            watch,
         };
         // PyTorch's number for its default group.
         let group = seat.take(GroupId { uid: 0, epoch: self.epoch }, communicator);

@@ -1,35 +1,43 @@
-//! What becomes of a group when one of its ranks is lost, or when it is aborted.
+//! What becomes of a group when one of its members is in trouble, or when it is aborted.
 
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread,
+    time::Duration,
 };
 
 use cuda_driver::Context;
 
-use super::{GroupError, Result};
+use super::{GroupError, Result, duty::Duty};
 use crate::{
     comm::{
         self, AbortHandle, CommError, Communicator, Config, Force, Forming, Nccl, PATIENCE, Seat, UniqueId,
     },
-    peers::{self, Loss, Peers},
+    peers,
     record::Recorder,
     store::{Deadline, PrefixStore, Store, StoreError, give_up},
+    watch::{Bell, Trouble, Watch},
 };
 
-/// Waits for losses among a group's ranks, from before the group has a communicator. With the first loss, or abort,
+/// Waits for trouble among a group's members, from before the group has a communicator. With the first, or an abort,
 /// everything that waits in the group ends: its communicators are aborted, and waits at the store that are open have
 /// failed.
-pub(super) struct Vigil {
-    name: Arc<str>,
+pub(crate) struct Vigil {
+    pub(super) name: Arc<str>,
     /// The ranks of the job that are members.
     ranks: Arc<[usize]>,
     /// This rank's place among them.
     place: usize,
-    store: PrefixStore,
+    pub(super) store: PrefixStore,
     communicators: Mutex<Vec<AbortHandle>>,
-    recorder: Arc<Recorder>,
+    pub(super) recorder: Arc<Recorder>,
+    /// Tells the other members.
+    pub(super) bell: Arc<Bell>,
+    /// How soon what another member has told is known here.
+    pub(super) heartbeat: Duration,
+    /// What is watched from when the group is made.
+    pub(super) duty: OnceLock<Duty>,
     end: OnceLock<End>,
     /// Where this rank waits for the others.
     waits: Mutex<Vec<Wait>>,
@@ -38,9 +46,9 @@ pub(super) struct Vigil {
 }
 
 /// Why a group is over.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 enum End {
-    Lost(usize, Loss),
+    Trouble(Trouble),
     Force(Force),
 }
 
@@ -63,7 +71,8 @@ impl Vigil {
         place: usize,
         store: &PrefixStore,
         recorder: &Arc<Recorder>,
-        peers: &Peers,
+        heartbeat: Duration,
+        watch: &Watch,
     ) -> Arc<Self> {
         let vigil = Arc::new(Self {
             name: name.clone(),
@@ -72,6 +81,9 @@ impl Vigil {
             store: store.clone(),
             communicators: Mutex::default(),
             recorder: recorder.clone(),
+            bell: watch.bell().clone(),
+            heartbeat,
+            duty: OnceLock::new(),
             end: OnceLock::new(),
             waits: Mutex::default(),
             listeners: OnceLock::new(),
@@ -81,7 +93,7 @@ impl Vigil {
             let weak = weak.clone();
             Arc::new(move |rank, loss| {
                 if let Some(vigil) = weak.upgrade().filter(|vigil| vigil.ranks.contains(&rank)) {
-                    vigil.end(End::Lost(rank, loss));
+                    vigil.trouble(Trouble::Lost { rank, loss });
                 }
             })
         };
@@ -91,8 +103,42 @@ impl Vigil {
             }
         });
         let (lost, _) = vigil.listeners.get_or_init(|| (lost, forced));
-        peers.tell(lost);
+        watch.peers().tell(lost);
+        watch.add(&vigil);
         vigil
+    }
+
+    /// The ranks of the job that are members.
+    pub(crate) fn ranks(&self) -> &[usize] {
+        &self.ranks
+    }
+
+    /// This rank of the job.
+    pub(super) fn rank(&self) -> usize {
+        self.ranks[self.place]
+    }
+
+    /// What is watched, once the group is made.
+    pub(crate) fn duty(&self) -> Option<&Duty> {
+        self.duty.get()
+    }
+
+    /// Whether a trouble ends this group.
+    pub(crate) fn is_about(&self, trouble: &Trouble) -> bool {
+        match (trouble, self.duty()) {
+            (Trouble::Lost { rank, .. }, _) => self.ranks.contains(rank),
+            (other, duty) => duty.is_some_and(|duty| other.group() == Some(duty.id())),
+        }
+    }
+
+    /// Whether the group is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.end.get().is_some()
+    }
+
+    /// The communicators that end with the group.
+    pub(super) fn communicators(&self) -> Vec<AbortHandle> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Has a communicator of the group end with it, and the group with the communicator.
@@ -151,31 +197,31 @@ impl Vigil {
         Ok(communicator)
     }
 
-    /// The group goes on only if none of its ranks is lost, and nobody has aborted it here.
+    /// The group goes on only if none of its members is in trouble, and nobody has aborted it here.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]; [`CommError::Closed`].
+    /// What the trouble is; [`CommError::Closed`].
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         match self.end.get() {
             None => Ok(()),
-            Some(end) => Err(self.error(*end)),
+            Some(end) => Err(self.error(end)),
         }
     }
 
-    /// What an error means: after a loss, or an abort, whatever else failed did so for that. A communicator is dropped
+    /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped
     /// for another reason, which is the error.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
-            Some(end) => self.error(*end),
+            Some(end) => self.error(end),
         })
     }
 
     #[cold]
-    fn error(&self, end: End) -> GroupError {
+    fn error(&self, end: &End) -> GroupError {
         match end {
-            End::Lost(rank, loss) => GroupError::Lost { group: self.name.to_string(), rank, loss },
+            End::Trouble(trouble) => trouble.error(&self.name),
             End::Force(force) => {
                 let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
                 CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()
@@ -221,27 +267,39 @@ impl Vigil {
         let _open = Open::new(self, wait);
         // Between the two: an end that came before finds no wait to end.
         self.check()?;
-        self.explain(waiting())
+        let waited = waiting();
+        if let Err(GroupError::Store(StoreError::GivenUp { .. })) = &waited {
+            // Another member knows why, and has told.
+            self.bell.hurry();
+            let patience = Deadline::after(self.heartbeat * 2);
+            while !self.is_over() && !patience.expired() {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.explain(waited)
     }
 
     fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the group here. Waits for nobody: also on threads of the watch, which are not held up.
+    pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
+        self.end(End::Trouble(trouble));
+    }
+
     /// On a thread of the watch, or of who aborts: neither is held up.
     fn end(self: &Arc<Self>, end: End) {
+        let (culprit, no) = match &end {
+            End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
+            End::Force(force) => (None, format!("rank {} has {} the group", self.rank(), force.how())),
+        };
+        let is_dropped = matches!(end, End::Force(Force::Dropped));
         if self.end.set(end).is_err() {
             return;
         }
         self.abort();
-        let place = match end {
-            End::Lost(rank, _) => self.ranks.iter().position(|member| *member == rank).unwrap_or(self.place),
-            End::Force(_) => self.place,
-        };
-        let no = match end {
-            End::Lost(rank, loss) => format!("rank {rank} {loss}"),
-            End::Force(force) => format!("rank {} has {} the group", self.ranks[self.place], force.how()),
-        };
+        let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
         let vigil = self.clone();
         let farewell = move || {
             let open = vigil.waits().clone();
@@ -254,7 +312,7 @@ impl Vigil {
                     }
                 };
             }
-            if !matches!(end, End::Force(Force::Dropped)) {
+            if !is_dropped {
                 vigil.recorder.trouble();
             }
         };

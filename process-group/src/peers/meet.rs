@@ -56,8 +56,7 @@ const STRANGERS: usize = 64;
 /// The places of members that are other processes of this host.
 pub(super) fn others(place: usize, members: &[Member]) -> impl Iterator<Item = usize> {
     let me = &members[place];
-    let is_other = move |other: &Member| other.host == me.host && other.process != me.process;
-    (0..members.len()).filter(move |other| is_other(&members[*other]))
+    (0..members.len()).filter(move |other| me.is_beside(&members[*other]))
 }
 
 /// Meets the processes of this host that are members; `own` is the memory of this one's locks.

@@ -1,6 +1,9 @@
 //! What is recorded of a call.
 
-use crate::comm::{self, DataType, ReduceOp, Task};
+use crate::{
+    comm::{self, DataType, ReduceOp, Task},
+    watch::Fold,
+};
 use comm::Operation as Native;
 
 /// What was called.
@@ -190,6 +193,21 @@ impl Call {
             [task] if list_of(task).is_none() => Self::of_one(task, size),
             _ => Self::of_list(tasks),
         }
+    }
+
+    /// Adds to a batch's hash what all members of a collective say alike: no message, and not the lengths of a list's
+    /// shares.
+    #[inline]
+    pub(super) fn fold(&self, batch: Fold) -> Fold {
+        let length = match self.operation {
+            message if message.is_message() => return batch,
+            Operation::AllToAllList | Operation::GatherList | Operation::ScatterList => 0,
+            _ => self.send,
+        };
+        let root = u64::from(self.peer.map_or(0, |root| root + 1));
+        let kind =
+            u64::from(self.operation as u8) << 16 | u64::from(self.dtype) << 8 | u64::from(self.reduction);
+        batch.with(root << 24 | kind, length)
     }
 
     fn of_list(tasks: &[Task]) -> Self {

@@ -1,6 +1,9 @@
 //! How far every member is: what they answer when they are asked.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt::{self, Write as _},
+    time::Duration,
+};
 
 use super::{DumpedGroup, Entry, Operation, recorder::Recorder};
 
@@ -125,6 +128,32 @@ impl Entry {
             _ => name.to_owned(),
         }
     }
+
+    /// What was called, with all that members must agree on.
+    pub(crate) fn description(&self) -> String {
+        let mut words = self.operation.name().to_owned();
+        let count = match self.operation {
+            // Shares may be of any length.
+            Operation::AllToAllList | Operation::GatherList | Operation::ScatterList => None,
+            Operation::ReduceScatter | Operation::AllToAll | Operation::Scatter => {
+                Some(self.send.max(self.receive))
+            }
+            _ => Some(self.send),
+        };
+        if let Some(count) = count {
+            let _ = write!(words, " of {count}");
+        }
+        if let Some(dtype) = self.dtype {
+            let _ = write!(words, " {dtype}");
+        }
+        if let Some(reduction) = self.reduction {
+            let _ = write!(words, " by {reduction}");
+        }
+        if let Some(root) = self.peer {
+            let _ = write!(words, " with root {root}");
+        }
+        words
+    }
 }
 
 /// What one rank answers of one group.
@@ -165,16 +194,65 @@ impl Answer {
     }
 }
 
+/// Text in a line that has fields.
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
+impl LastCall {
+    /// As fields between tabs.
+    fn encode(&self) -> String {
+        let Self { collectives, messages, operation, is_completed, age, site } = self;
+        let (operation, done) = (operation.as_deref().unwrap_or(""), u8::from(*is_completed));
+        let (age, operation, site) = (age.as_micros(), plain(operation), plain(site));
+        format!("{collectives}\t{messages}\t{operation}\t{done}\t{age}\t{site}")
+    }
+
+    /// From such fields.
+    fn decode<'a>(fields: &mut impl Iterator<Item = &'a str>) -> Option<Self> {
+        Some(Self {
+            collectives: fields.next()?.parse().ok()?,
+            messages: fields.next()?.parse().ok()?,
+            operation: Some(fields.next()?.to_owned()).filter(|operation| !operation.is_empty()),
+            is_completed: fields.next()? == "1",
+            age: Duration::from_micros(fields.next()?.parse().ok()?),
+            site: fields.next()?.to_owned(),
+        })
+    }
+}
+
+impl Progress {
+    /// As text: the group's name, and a line for each member.
+    pub(crate) fn encode(&self) -> String {
+        let member = |MemberProgress { rank, last }: &MemberProgress| match last {
+            None => format!("\n{rank}"),
+            Some(last) => format!("\n{rank}\t{}", last.encode()),
+        };
+        self.members.iter().map(member).fold(plain(&self.group), |text, line| text + &line)
+    }
+
+    /// From such text.
+    pub(crate) fn decode(text: &str) -> Option<Self> {
+        let mut lines = text.split('\n');
+        let group = lines.next()?.to_owned();
+        let member = |line: &str| {
+            let mut fields = line.split('\t').peekable();
+            let rank = fields.next()?.parse().ok()?;
+            let last = match fields.peek() {
+                None => None,
+                Some(_) => Some(LastCall::decode(&mut fields)?),
+            };
+            Some(MemberProgress { rank, last })
+        };
+        Some(Self { group, members: lines.map(member).collect::<Option<_>>()? })
+    }
+}
+
 /// Answers as they lie in the store: a line each, of fields between tabs.
 pub(super) fn encode(answers: &[Answer]) -> String {
-    let plain = |text: &str| text.replace(char::is_control, " ");
     let line = |Answer { id, name, ranks, last }: &Answer| {
-        let LastCall { collectives, messages, operation, is_completed, age, site } = last;
         let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let (operation, done, age) =
-            (operation.as_deref().unwrap_or(""), u8::from(*is_completed), age.as_micros());
-        let (name, site) = (plain(name), plain(site));
-        format!("{id}\t{name}\t{ranks}\t{collectives}\t{messages}\t{operation}\t{done}\t{age}\t{site}")
+        format!("{id}\t{}\t{ranks}\t{}", plain(name), last.encode())
     };
     answers.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -183,19 +261,11 @@ pub(super) fn encode(answers: &[Answer]) -> String {
 pub(super) fn decode(bytes: &[u8]) -> Vec<Answer> {
     let line = |line: &str| {
         let mut fields = line.split('\t');
-        let mut field = || fields.next();
         Some(Answer {
-            id: field()?.to_owned(),
-            name: field()?.to_owned(),
-            ranks: field()?.split(',').map(|rank| rank.parse().ok()).collect::<Option<_>>()?,
-            last: LastCall {
-                collectives: field()?.parse().ok()?,
-                messages: field()?.parse().ok()?,
-                operation: Some(field()?.to_owned()).filter(|operation| !operation.is_empty()),
-                is_completed: field()? == "1",
-                age: Duration::from_micros(field()?.parse().ok()?),
-                site: field()?.to_owned(),
-            },
+            id: fields.next()?.to_owned(),
+            name: fields.next()?.to_owned(),
+            ranks: fields.next()?.split(',').map(|rank| rank.parse().ok()).collect::<Option<_>>()?,
+            last: LastCall::decode(&mut fields)?,
         })
     };
     String::from_utf8_lossy(bytes).lines().filter_map(line).collect()

@@ -15,9 +15,9 @@ use super::{
     Dump, DumpError,
     call::{Call, Operation},
     clock::{Clock, ticks},
-    desk::Bell,
     ring::{Position, Ring, Span},
 };
+use crate::watch::{Bell, Fold, Rolling};
 
 /// What can look which operations of a group are done, and says so by [`Track::completed`].
 pub(crate) trait Look: Send + Sync {
@@ -49,7 +49,7 @@ pub(crate) struct Recorder {
     /// Where dumps go when something goes wrong.
     folder: Option<PathBuf>,
     dumped: Mutex<Option<Instant>>,
-    pub(super) bell: Arc<Bell>,
+    bell: Arc<Bell>,
 }
 
 /// Groups by their numbers, which no other ever has.
@@ -86,6 +86,11 @@ impl Recorder {
             dumped: Mutex::default(),
             bell: Arc::default(),
         })
+    }
+
+    /// What the other ranks are told by.
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
     }
 
     pub(super) fn groups(&self) -> MutexGuard<'_, Groups> {
@@ -130,7 +135,7 @@ impl Recorder {
             drop(dumped);
             // The folder was there when the group was made; what failed meanwhile must not hide the trouble itself.
             let _ = self.last_words();
-            self.bell.change(|state| state.alarm = true);
+            self.bell.alarm();
         }
     }
 
@@ -148,6 +153,8 @@ pub(crate) struct Track {
     counts: Arc<Counts>,
     /// Messages to every member, then messages from every member.
     pairs: Box<[AtomicU64]>,
+    /// What members compare.
+    rolling: Arc<Rolling>,
 }
 
 impl std::fmt::Debug for Track {
@@ -173,11 +180,12 @@ struct Batched {
 }
 
 impl Track {
-    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupEntry) -> Self {
+    pub(crate) fn new(recorder: &Arc<Recorder>, group: GroupEntry, rolling: &Arc<Rolling>) -> Self {
+        let rolling = rolling.clone();
         let counts = Arc::new(Counts::default());
         let pairs = (0..2 * group.ranks.len()).map(|_| AtomicU64::new(0)).collect();
         let group = recorder.add(group, counts.clone());
-        Self { recorder: recorder.clone(), group, counts, pairs }
+        Self { recorder: recorder.clone(), group, counts, pairs, rolling }
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
@@ -283,12 +291,19 @@ pub(crate) struct Recording<'a> {
     site: &'static Location<'static>,
     batch: Option<Batched>,
     span: Span,
+    fold: Fold,
 }
 
 impl<'a> Recording<'a> {
     /// One call from `site`, or those of a batch.
     pub(crate) fn new(track: &'a Track, site: &'static Location<'static>, batch: bool) -> Self {
-        Self { track, site, batch: batch.then(Batched::default), span: Span::default() }
+        Self {
+            track,
+            site,
+            batch: batch.then(Batched::default),
+            span: Span::default(),
+            fold: Fold::default(),
+        }
     }
 
     /// Launches a call, which is recorded before and taken back if it is refused.
@@ -296,7 +311,10 @@ impl<'a> Recording<'a> {
         let begun = self.track.begin(call, self.batch.as_mut(), self.site);
         let launched = launch();
         match launched {
-            Ok(_) => self.span = self.span.with(begun.record),
+            Ok(_) => {
+                self.span = self.span.with(begun.record);
+                self.fold = call.fold(self.fold);
+            }
             Err(_) => self.track.refuse(begun, self.batch.as_mut()),
         }
         launched
@@ -304,6 +322,7 @@ impl<'a> Recording<'a> {
 
     /// All that `name` is made of are launched: their records.
     pub(crate) fn end(self, name: &str) -> Span {
+        self.track.rolling.step(self.fold);
         let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }

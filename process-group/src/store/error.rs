@@ -179,6 +179,14 @@ pub enum StoreError {
         /// How long.
         waited: Duration,
     },
+    /// A rank will not come any more: another of a meeting knows that.
+    #[error("rank {rank} is gone, and with it the meeting at {at:?}")]
+    GivenUp {
+        /// The rank.
+        rank: usize,
+        /// The name of the meeting.
+        at: String,
+    },
     /// Two processes have come under one rank, or a name was used for a second meeting.
     #[error(
         "rank {rank} has come to {at:?} already; does another process run with this rank, or is the name used twice?"

@@ -27,7 +27,8 @@ use super::{Deadline, Result, Store, StoreError};
 ///
 /// # Errors
 /// [`StoreError::Absent`] on every rank that came, with the same list, also on one that came too late and stands
-/// in it; [`StoreError::RankTaken`] when another process has come under this rank.
+/// in it; [`StoreError::GivenUp`] when one of them knows that a rank will not come any more;
+/// [`StoreError::RankTaken`] when another process has come under this rank.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -113,10 +114,11 @@ impl Meeting<'_> {
             return Ok(());
         }
         let ranks = self.absent(&outcome)?;
-        let waited = self.deadline.waited();
-        if !outcome.starts_with(LOST.as_bytes()) {
-            self.part(self.world - ranks.len());
+        if let (true, [rank]) = (outcome.starts_with(LOST.as_bytes()), &ranks[..]) {
+            return Err(StoreError::GivenUp { rank: *rank, at: self.name.to_owned() });
         }
+        let waited = self.deadline.waited();
+        self.part(self.world - ranks.len());
         Err(StoreError::Absent { ranks, world: self.world, at: self.name.to_owned(), waited })
     }
 

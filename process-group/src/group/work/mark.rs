@@ -21,6 +21,8 @@ use crate::{comm::AbortHandle, record::Span};
 pub(super) struct Mark {
     pub(super) operation: &'static str,
     pub(super) sequence: u64,
+    /// How often it was used.
+    pub(super) uses: u64,
     pub(super) stream: StreamKey,
     /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
     /// capture ends the capture in vain (measured), so it is never asked.
@@ -54,6 +56,7 @@ impl Blank {
         Ok(Self(Arc::new(Mark {
             operation: "",
             sequence: 0,
+            uses: 0,
             stream: StreamKey(std::ptr::null_mut()),
             captured: false,
             span: Span::default(),
@@ -94,6 +97,7 @@ impl Blank {
         self.0.counter.track.enqueued(span, key.0.addr() as u64, captured);
         let Some(mark) = Arc::get_mut(&mut self.0) else { unreachable!("a blank has one holder") };
         (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
+        mark.uses += 1;
         (mark.stream, mark.captured) = (key, captured);
         Ok(Work { mark: self.0 })
     }
@@ -122,10 +126,6 @@ impl Marks {
 
     pub(in crate::group) fn new(context: &Context, timing: bool) -> Arc<Self> {
         Arc::new(Self { context: context.clone(), timing, free: Mutex::default() })
-    }
-
-    pub(in crate::group) fn timing(&self) -> bool {
-        self.timing
     }
 
     fn lease(self: &Arc<Self>) -> Result<Lease> {

@@ -42,6 +42,11 @@ impl Work {
         self.mark.operation
     }
 
+    /// What it alone has: which mark, in which use.
+    pub(super) fn key(&self) -> (usize, u64) {
+        (Arc::as_ptr(&self.mark).addr(), self.mark.uses)
+    }
+
     /// Whether a graph captured it, so that it was not enqueued itself.
     pub(super) fn is_captured(&self) -> bool {
         self.mark.captured
@@ -86,7 +91,8 @@ impl Work {
                 return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                self.mark.communicator.async_error().map_err(|error| self.trouble(error.into()))?;
+                let found = self.mark.communicator.async_error();
+                self.mark.counter.vigil.judge(found).map_err(|error| self.trouble(error))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);

@@ -75,6 +75,28 @@ impl Outstanding {
         line.works.push_back(work.clone());
     }
 
+    /// The oldest work of every stream.
+    pub(in crate::group) fn oldest(&self) -> Vec<Work> {
+        self.kept().streams.iter().filter_map(|line| line.works.front().cloned()).collect()
+    }
+
+    /// The oldest work of every stream that is not done. Who enqueues meanwhile does not wait for the driver's answers,
+    /// unless some are done.
+    pub(in crate::group) fn settle(&self) -> Vec<Work> {
+        let (done, mut open): (Vec<_>, Vec<_>) =
+            self.oldest().into_iter().partition(|work| work.is_done().unwrap_or(false));
+        let is_done = |front: &Work| done.iter().any(|work| work.key() == front.key());
+        let Kept { streams, blanks } = &mut *self.kept();
+        // Of one work that is done there is no more to say.
+        for line in
+            streams.iter_mut().filter(|line| line.works.len() > 1 && line.works.front().is_some_and(is_done))
+        {
+            line.drop_done(blanks);
+            open.extend(line.works.front().filter(|front| !front.is_done().unwrap_or(false)).cloned());
+        }
+        open
+    }
+
     /// The last work of every stream.
     pub(in crate::group) fn all(&self) -> Vec<Work> {
         self.kept().streams.iter().filter_map(|line| line.works.back().cloned()).collect()

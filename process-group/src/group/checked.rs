@@ -1,0 +1,305 @@
+//! Checked mode: before anything is launched, the members of a call compare what they are about to call.
+//!
+//! Collectives are compared among all members, messages between the two that they are between. What is compared is the
+//! same on all that compare, and so is the answer; nothing was launched then, and the group goes on.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::{GroupError, ProcessGroup, Result};
+use crate::{
+    comm::{Operation, ReduceOp, Task},
+    store::{Store, rendezvous},
+};
+
+/// How far a rank is in comparing.
+#[derive(Debug)]
+pub(super) struct Checked {
+    calls: AtomicU64,
+    /// With each member, of messages.
+    pairs: Box<[AtomicU64]>,
+}
+
+/// What one rank is about to call.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Card {
+    /// What all members call alike, in order.
+    collectives: Vec<String>,
+    /// What one sends and the other receives, by the other's place: to it, and from it.
+    messages: BTreeMap<usize, [Vec<String>; 2]>,
+}
+
+/// Two ranks whose calls do not fit, by their places on the cards, and what they were about to call.
+type Difference = ((usize, String), (usize, String));
+
+fn is_message(task: &Task) -> bool {
+    task.call == Operation::Send.name() || task.call == Operation::Recv.name()
+}
+
+impl Card {
+    /// Of these tasks; of those that are messages by themselves, only those with `peer`.
+    fn of(tasks: &[Task], peer: Option<usize>) -> Self {
+        let mut card = Self::default();
+        for task in tasks.iter().filter(|task| is_message(task) == peer.is_some()) {
+            let Task { operation, call, count, dtype, op, rank, .. } = *task;
+            if let Operation::Send | Operation::Recv = operation {
+                if peer.is_none_or(|peer| peer == rank) {
+                    let to_and_from = card.messages.entry(rank).or_default();
+                    let direction = usize::from(operation == Operation::Recv);
+                    to_and_from[direction].push(format!("{count} {dtype}"));
+                }
+                // What a list is made of is no call of its own.
+                let list = format!("{call} of {dtype}");
+                if peer.is_none() && card.collectives.last() != Some(&list) {
+                    card.collectives.push(list);
+                }
+                continue;
+            }
+            let mut words = format!("{call} of {count} {dtype}");
+            match op {
+                _ if !operation.reduces() => {}
+                // Each member has a factor of its own.
+                ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => words += " by premul_sum",
+                op => words += &format!(" by {op}"),
+            }
+            if let Some(role) = operation.role() {
+                words += &format!(" with {role} {rank}");
+            }
+            card.collectives.push(words);
+        }
+        card
+    }
+
+    fn encode(&self) -> String {
+        let collectives = self.collectives.iter().map(|words| format!("call\t{words}\n"));
+        let messages = self.messages.iter().flat_map(|(peer, [to, from])| {
+            let line = move |direction: &'static str| {
+                move |words: &String| format!("{direction}\t{peer}\t{words}\n")
+            };
+            to.iter().map(line("to")).chain(from.iter().map(line("from"))).collect::<Vec<_>>()
+        });
+        collectives.chain(messages).collect()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut card = Self::default();
+        for line in std::str::from_utf8(bytes).ok()?.lines() {
+            let (kind, rest) = line.split_once('\t')?;
+            let direction = match kind {
+                "call" => {
+                    card.collectives.push(rest.to_owned());
+                    continue;
+                }
+                "to" => 0,
+                "from" => 1,
+                _ => return None,
+            };
+            let (peer, words) = rest.split_once('\t')?;
+            card.messages.entry(peer.parse().ok()?).or_default()[direction].push(words.to_owned());
+        }
+        Some(card)
+    }
+
+    fn words(&self) -> String {
+        let calls =
+            if self.collectives.is_empty() { "nothing".to_owned() } else { self.collectives.join(", ") };
+        format!("calls {calls}")
+    }
+
+    fn to(&self, peer: usize, direction: usize) -> &[String] {
+        self.messages.get(&peer).map_or(&[], |both| &both[direction])
+    }
+}
+
+/// The first ranks whose cards do not fit: who calls something else than most, or sends what the other does not receive.
+fn compare(cards: &[Card], places: &[usize]) -> Result<(), Difference> {
+    let count = |card: &Card| cards.iter().filter(|other| other.collectives == card.collectives).count();
+    // Of several that are equally many, the one of the lowest rank.
+    let most = cards.iter().rev().max_by_key(|card| count(card));
+    let of = |wanted: &Card| cards.iter().position(|card| card.collectives == wanted.collectives);
+    if let Some(usual) = most.and_then(of)
+        && let Some(odd) = cards.iter().position(|card| card.collectives != cards[usual].collectives)
+    {
+        return Err(((places[odd], cards[odd].words()), (places[usual], cards[usual].words())));
+    }
+    for (from, to) in
+        places.iter().enumerate().flat_map(|(from, _)| (0..places.len()).map(move |to| (from, to)))
+    {
+        let (sent, received) = (cards[from].to(places[to], 0), cards[to].to(places[from], 1));
+        if sent != received && from != to {
+            let words = |verb: &str, what: &[String], other: usize| match what {
+                [] => format!("{verb} rank {other} nothing"),
+                what => format!("{verb} rank {other} {}", what.join(", ")),
+            };
+            return Err((
+                (places[from], words("sends to", sent, places[to])),
+                (places[to], words("receives from", received, places[from])),
+            ));
+        }
+    }
+    Ok(())
+}
+
+impl Checked {
+    pub(super) fn new(size: usize) -> Self {
+        Self { calls: AtomicU64::new(0), pairs: (0..size).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Compares what is about to be launched with what its other members are about to launch.
+    ///
+    /// # Errors
+    /// [`GroupError::CallsDiffer`], the same on all that compared; [`GroupError::Absent`] with who did not come; what
+    /// ended the group.
+    pub(super) fn compare(&self, group: &ProcessGroup, mut tasks: Vec<Task>) -> Result<()> {
+        // What the other end takes no part in has nothing to be compared with.
+        tasks.retain(|task| !task.operation.is_one_sided());
+        if tasks.iter().any(|task| !is_message(task)) {
+            let number = self.calls.fetch_add(1, Ordering::AcqRel);
+            let all: Vec<_> = (0..group.size()).collect();
+            self.meet(group, &all, "all", number, &Card::of(&tasks, None))?;
+        }
+        // In ascending order: of ranks that wait for each other in a circle one would wait for a lower one than before.
+        let mut peers: Vec<_> = tasks
+            .iter()
+            .filter(|task| is_message(task))
+            .map(|task| task.rank)
+            .filter(|peer| *peer != group.rank)
+            .collect();
+        peers.sort_unstable();
+        peers.dedup();
+        for peer in peers {
+            let number = self.pairs[peer].fetch_add(1, Ordering::AcqRel);
+            let pair = [group.rank.min(peer), group.rank.max(peer)];
+            let name = format!("{}-{}", pair[0], pair[1]);
+            self.meet(group, &pair, &name, number, &Card::of(&tasks, Some(peer)))?;
+        }
+        Ok(())
+    }
+
+    /// Meets the members at `places` for the time of this number.
+    fn meet(
+        &self,
+        group: &ProcessGroup,
+        places: &[usize],
+        name: &str,
+        number: u64,
+        card: &Card,
+    ) -> Result<()> {
+        let key = |number: u64| format!("checked/{name}/{number}");
+        let place = places.iter().position(|place| *place == group.rank).unwrap_or_default();
+        let (meeting, deadline, text) = (key(number), group.timeout(), card.encode());
+        let ranks: Vec<_> = places.iter().map(|place| group.ranks[*place]).collect();
+        let cards = group.counter.vigil.attend(&meeting, || {
+            rendezvous(&group.store, &meeting, place, places.len(), text.as_bytes(), deadline)
+                .map_err(|error| super::process_group::explain(&group.name, &ranks, error, "a checked call"))
+        })?;
+        // All are here, so all have read what was said before.
+        if let Some(former) = number.checked_sub(1).map(key) {
+            for what in [format!("rank/{place}"), format!("card/{place}")] {
+                group.store.delete(&format!("{former}/{what}"))?;
+            }
+            if place == 0 {
+                group.store.delete(&format!("{former}/arrived"))?;
+                group.store.delete(&format!("{former}/outcome"))?;
+            }
+        }
+        let unreadable = || Card { collectives: vec!["what cannot be read".to_owned()], ..Card::default() };
+        let cards: Vec<_> = cards.iter().map(|card| Card::decode(card).unwrap_or_else(unreadable)).collect();
+        compare(&cards, places).map_err(|((rank, call), (other, other_call))| GroupError::CallsDiffer {
+            group: group.name.to_string(),
+            rank: group.ranks[rank],
+            call,
+            other: group.ranks[other],
+            other_call,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::DataType;
+    use cuda_driver::DevicePtr;
+    use proptest::prelude::*;
+
+    fn task(operation: Operation, count: usize, rank: usize) -> Task {
+        Task::new(operation, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
+    }
+
+    /// The tasks of an all-to-all of these counts, on one rank.
+    fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Task> {
+        let pair = |peer: usize| {
+            let message = |operation, count| task(operation, count, peer).within("all_to_all_list");
+            [message(Operation::Send, counts[own][peer]), message(Operation::Recv, counts[peer][own])]
+        };
+        (0..counts.len()).flat_map(pair).collect()
+    }
+
+    proptest! {
+        /// What one sends is what the other receives, or both are named.
+        #[test]
+        fn splits_fit_or_are_named(
+            size in 2usize..5, counts in prop::collection::vec(0usize..9, 25), odd in any::<[prop::sample::Index; 2]>(), more in 0usize..2,
+        ) {
+            let counts: Vec<Vec<usize>> = (0..size).map(|from| counts[from * 5..from * 5 + size].to_vec()).collect();
+            let (from, to) = (odd[0].index(size), odd[1].index(size));
+            let mut wrong = counts.clone();
+            wrong[from][to] += more;
+            let cards: Vec<_> = (0..size).map(|own| {
+                // The receiver alone is mistaken.
+                let counts = if own == to { &wrong } else { &counts };
+                let card = Card::of(&all_to_all(counts, own), None);
+                prop_assert_eq!(Card::decode(card.encode().as_bytes()), Some(card.clone()));
+                Ok(card)
+            }).collect::<Result<_, _>>()?;
+            let places: Vec<_> = (0..size).collect();
+            match compare(&cards, &places) {
+                Ok(()) => prop_assert!(more == 0 || from == to),
+                Err(((rank, sent), (other, received))) => {
+                    prop_assert_eq!((rank, other), (from, to));
+                    prop_assert!(sent.contains(&format!("{} f32", counts[from][to])), "{}", sent);
+                    prop_assert!(received.contains(&format!("{} f32", counts[from][to] + more)), "{}", received);
+                }
+            }
+        }
+
+        /// Who calls something else than most is the one that is named.
+        #[test]
+        fn the_odd_call_is_named(size in 3usize..7, odd in any::<prop::sample::Index>(), count in 1usize..9, root in 0usize..3) {
+            let odd = odd.index(size);
+            let call = |rank: usize| match rank == odd {
+                true => task(Operation::Broadcast, count, root + 1),
+                false => task(Operation::Broadcast, count, root),
+            };
+            let cards: Vec<_> = (0..size).map(|rank| Card::of(&[call(rank)], None)).collect();
+            let places: Vec<_> = (0..size).collect();
+            let ((rank, call), (other, other_call)) = compare(&cards, &places).unwrap_err();
+            prop_assert_eq!(rank, odd);
+            prop_assert_ne!(other, odd);
+            prop_assert_eq!(call, format!("calls broadcast of {count} f32 with root {}", root + 1));
+            prop_assert_eq!(other_call, format!("calls broadcast of {count} f32 with root {root}"));
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 1..60)) {
+            if let Some(card) = Card::decode(&bytes) {
+                prop_assert_eq!(Card::decode(card.encode().as_bytes()), Some(card));
+            }
+        }
+    }
+
+    #[test]
+    fn messages_are_compared_by_the_two() {
+        let sends = Card::of(&[task(Operation::Send, 3, 5), task(Operation::Send, 9, 7)], Some(5));
+        let fits = Card::of(&[task(Operation::Recv, 3, 2)], Some(2));
+        let other = Card::of(&[task(Operation::Recv, 4, 2)], Some(2));
+        assert_eq!(compare(&[sends.clone(), fits], &[2, 5]), Ok(()));
+        let ((rank, sent), (peer, received)) = compare(&[sends, other], &[2, 5]).unwrap_err();
+        assert_eq!(
+            (rank, &sent[..], peer, &received[..]),
+            (2, "sends to rank 5 3 f32", 5, "receives from rank 2 4 f32")
+        );
+    }
+}

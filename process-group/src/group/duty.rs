@@ -1,0 +1,159 @@
+//! What the watchdog looks at in a group, and what it does when something is wrong there.
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nccl_sys::ncclResult_t;
+
+use super::{
+    GroupError, Result,
+    vigil::Vigil,
+    work::{Outstanding, Work},
+};
+use crate::{
+    comm::{AbortHandle, CommError},
+    record::{Desk, Progress},
+    store::{Deadline, Store},
+    watch::{Rolling, Trouble},
+};
+
+/// A group's part of the watch, from when it is made.
+pub(crate) struct Duty {
+    /// What the group is known by, as members tell each other of it.
+    id: String,
+    desk: Arc<Desk>,
+    rolling: Arc<Rolling>,
+    outstanding: Weak<Outstanding>,
+    work_timeout: Duration,
+    /// The streams' oldest works, and since when they are that.
+    oldest: Mutex<Vec<((usize, u64), Instant)>>,
+    /// When work was found that was not done in time.
+    overdue: OnceLock<Instant>,
+}
+
+impl Duty {
+    pub(super) fn new(
+        id: String,
+        desk: &Arc<Desk>,
+        outstanding: &Arc<Outstanding>,
+        work_timeout: Duration,
+    ) -> Self {
+        let (desk, outstanding) = (desk.clone(), Arc::downgrade(outstanding));
+        let (rolling, oldest, overdue) = (Arc::new(Rolling::new()), Mutex::default(), OnceLock::new());
+        Self { id, desk, rolling, outstanding, work_timeout, oldest, overdue }
+    }
+
+    /// The group's id.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What was called.
+    pub(crate) fn rolling(&self) -> &Arc<Rolling> {
+        &self.rolling
+    }
+
+    /// How long work may take once it is the oldest of its stream.
+    pub(crate) fn work_timeout(&self) -> Duration {
+        self.work_timeout
+    }
+
+    fn outstanding(&self) -> Arc<Outstanding> {
+        self.outstanding.upgrade().unwrap_or_default()
+    }
+}
+
+/// Whether the background has failed. Who closed a communicator knows; one in the making is not done.
+fn is_failure(error: &CommError) -> bool {
+    matches!(error, CommError::Nccl { code, .. } if *code != ncclResult_t::ncclInProgress)
+}
+
+impl Vigil {
+    /// What a communicator says of the background: what failed there ends the group on all members.
+    pub(super) fn judge(self: &Arc<Self>, found: Result<(), CommError>) -> Result<()> {
+        if let Some(error) = found.as_ref().err().filter(|error| is_failure(error)) {
+            self.fail(error.to_string());
+            return found.map_err(GroupError::from);
+        }
+        self.explain(found.map_err(GroupError::from))
+    }
+
+    /// Something has failed here that leaves the group useless: it ends on all members, with this reason. Waits for
+    /// nobody.
+    pub(crate) fn fail(self: &Arc<Self>, reason: String) {
+        let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
+        let trouble = Trouble::Failed { group, rank: self.rank(), reason };
+        self.bell.tell(trouble.clone());
+        self.trouble(trouble);
+    }
+
+    /// One look of the watchdog.
+    pub(crate) fn look(self: &Arc<Self>, now: Instant) {
+        let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return };
+        let failed = |handle: &AbortHandle| handle.async_error().err().filter(is_failure);
+        if let Some(error) = self.communicators().iter().find_map(failed) {
+            return self.fail(error.to_string());
+        }
+        match duty.overdue.get() {
+            None => self.look_at_works(duty, now),
+            // The thread that asks the others is stuck, or could not be had.
+            Some(since) if now.saturating_duration_since(*since) > self.patience() * 2 => {
+                let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
+                if let Some(work) = duty.outstanding().oldest().first() {
+                    self.trouble(self.late(duty, work, *since, now, nobody));
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// How long others are given to say how far they are.
+    fn patience(&self) -> Duration {
+        const ANSWER: Duration = Duration::from_secs(2);
+        ANSWER + self.heartbeat
+    }
+
+    fn look_at_works(self: &Arc<Self>, duty: &Duty, now: Instant) {
+        let mut oldest = duty.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        let former = std::mem::take(&mut *oldest);
+        for work in duty.outstanding().settle() {
+            let since =
+                former.iter().find(|(other, _)| *other == work.key()).map_or(now, |(_, since)| *since);
+            oldest.push((work.key(), since));
+            if now.saturating_duration_since(since) >= duty.work_timeout && duty.overdue.set(now).is_ok() {
+                let vigil = self.clone();
+                let ask = move || vigil.accuse(&work, since);
+                let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
+            }
+        }
+    }
+
+    fn late(&self, duty: &Duty, work: &Work, since: Instant, now: Instant, progress: Progress) -> Trouble {
+        Trouble::Overdue {
+            group: duty.id.clone(),
+            rank: self.rank(),
+            operation: work.operation().to_owned(),
+            sequence: work.sequence(),
+            waited: now.saturating_duration_since(since),
+            progress,
+        }
+    }
+
+    /// Asks all members how far they are, and tells all who has not joined. One member does that for all.
+    fn accuse(&self, work: &Work, since: Instant) {
+        let Some(duty) = self.duty() else { return };
+        self.recorder.trouble();
+        let own = self.rank().to_string();
+        let claim = self.store.compare_set("overdue", b"", own.as_bytes());
+        if claim.is_ok_and(|claimed| claimed != own.as_bytes()) {
+            return;
+        }
+        let deadline = Deadline::after(self.patience());
+        if let Ok(progress) = duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
+            self.bell.tell(self.late(duty, work, since, Instant::now(), progress));
+        }
+    }
+}

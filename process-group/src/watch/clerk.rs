@@ -1,0 +1,427 @@
+//! One thread a job that runs the watch's protocol over the store.
+//!
+//! It alone talks to the store, so that whoever else watches waits for no network.
+
+use std::{
+    fmt,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Testimony, Trouble,
+    evidence::{decode_marks, encode_marks},
+    machine::{Board, Input, Machine, Notices, Output, Post},
+    rolling::Mark,
+};
+use crate::{
+    group::{Duty, Member, Vigil},
+    peers::{Listener, Peers},
+    record::{Desk, Recorder},
+    store::{Deadline, PrefixStore, Result, Store, StoreError},
+};
+
+/// The length of the log of troubles.
+const TROUBLES: &str = "troubles";
+/// How often dumps were called for.
+const DUMPS: &str = "dumps";
+/// An entry of the log that nobody wrote.
+const VOID: &[u8] = b"void";
+/// A heartbeat of a rank that has left.
+const LEFT: &str = "left";
+
+/// What a clerk waits for, besides the next time to exchange.
+#[derive(Default)]
+pub(crate) struct Bell {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    notices: Option<Notices>,
+    /// The clerk has left.
+    gone: bool,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self, note: impl FnOnce(&mut Notices)) {
+        note(self.lock().notices.get_or_insert_default());
+        self.changed.notify_all();
+    }
+
+    /// Tells all members.
+    pub(crate) fn tell(&self, trouble: Trouble) {
+        self.ring(|notices| notices.troubles.push(trouble));
+    }
+
+    /// Has all ranks write dumps.
+    pub(crate) fn alarm(&self) {
+        self.ring(|notices| notices.alarm = true);
+    }
+
+    /// Has the clerk read what others say, now.
+    pub(crate) fn hurry(&self) {
+        self.ring(|notices| notices.hurry = true);
+    }
+
+    fn wait(&self, until: Instant) -> Notices {
+        let patience = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| state.notices.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.notices.take().unwrap_or_default()
+    }
+
+    fn leave(&self, patience: Duration) {
+        self.ring(|notices| notices.leave = true);
+        let left = self.changed.wait_timeout_while(self.lock(), patience, |state| !state.gone);
+        drop(left.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn is_gone(&self) {
+        self.lock().gone = true;
+        self.changed.notify_all();
+    }
+}
+
+/// The groups of a job that are watched.
+type Vigils = Mutex<Vec<Weak<Vigil>>>;
+
+/// The watch of one rank over its job: a group, and the groups that were split from it.
+pub(crate) struct Watch {
+    bell: Arc<Bell>,
+    vigils: Arc<Vigils>,
+    peers: Peers,
+    /// Told of losses as long as the watch lasts.
+    _listener: Arc<Listener>,
+}
+
+impl Watch {
+    /// How long a watch that ends waits for its clerk, who may be talking to the store.
+    const FAREWELL: Duration = Duration::from_secs(2);
+
+    /// What a rank says before it meets the others, so that what they read is there.
+    pub(crate) fn announce(store: &PrefixStore, rank: usize) -> Result<()> {
+        let store = Desk::folder(store);
+        for counter in [TROUBLES, DUMPS, Desk::ASKED] {
+            store.add(counter, 0)?;
+        }
+        store.set(&beat_key(rank), b"0")
+    }
+
+    /// Begins to watch over the members with this rank's part of the store; those of `peers` are watched already. A
+    /// system that has no thread left for it goes without.
+    pub(crate) fn begin(
+        store: &PrefixStore,
+        rank: usize,
+        members: &[Member],
+        heartbeat: Duration,
+        recorder: &Arc<Recorder>,
+        peers: Peers,
+    ) -> Self {
+        let bell = recorder.bell().clone();
+        let vigils = Arc::<Vigils>::default();
+        let told = bell.clone();
+        let listener: Arc<Listener> = Arc::new(move |rank, loss| told.tell(Trouble::Lost { rank, loss }));
+        peers.tell(&listener);
+        let watchers: Vec<_> = members.iter().map(|member| watchers(member, members)).collect();
+        let (mut watched, mut is_heard) = (Vec::new(), false);
+        for (member, watchers) in members.iter().zip(watchers) {
+            is_heard |= member.rank == rank && !watchers.is_empty();
+            watched.extend(Some(member.rank).filter(|_| watchers.contains(&rank)));
+        }
+        let pause = if is_heard { heartbeat / 4 } else { (heartbeat / 2).min(Clerk::PAUSE) };
+        let post = Post { rank, watched, heartbeat, pause };
+        let clerk = Clerk {
+            store: Desk::folder(store),
+            rank,
+            present: members.iter().map(|member| member.rank).collect(),
+            is_heard,
+            patience: heartbeat.max(Duration::from_millis(100)),
+            begun: Instant::now(),
+            machine: Machine::new(post, Duration::ZERO),
+            said: String::new(),
+            recorder: Arc::downgrade(recorder),
+            vigils: vigils.clone(),
+            bell: bell.clone(),
+        };
+        if thread::Builder::new().name("watch-clerk".into()).spawn(move || clerk.work()).is_err() {
+            bell.is_gone();
+        }
+        Self { bell, vigils, peers, _listener: listener }
+    }
+
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
+    }
+
+    pub(crate) fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// Watches over a group, too.
+    pub(crate) fn add(&self, vigil: &Arc<Vigil>) {
+        let mut vigils = self.vigils.lock().unwrap_or_else(PoisonError::into_inner);
+        vigils.retain(|vigil| vigil.strong_count() > 0);
+        vigils.push(Arc::downgrade(vigil));
+    }
+
+    /// Ends it when the clerk has passed on what is to be passed on, and has left the store.
+    pub(crate) fn close(&self) {
+        self.bell.leave(Self::FAREWELL);
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watch").field("peers", &self.peers).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Whether only the store can tell one of the other.
+fn is_apart(one: &Member, other: &Member) -> bool {
+    !one.is_beside(other) && (one.host, one.process) != (other.host, other.process)
+}
+
+/// Who reads a member's heartbeats: the first two after it, around the job, that only the store can tell of it.
+fn watchers(member: &Member, members: &[Member]) -> Vec<usize> {
+    const WATCHERS: usize = 2;
+    let place = members.iter().position(|other| other.rank == member.rank).unwrap_or_default();
+    let after = members.iter().cycle().skip(place + 1).take(members.len() - 1);
+    after.filter(|other| is_apart(member, other)).take(WATCHERS).map(|other| other.rank).collect()
+}
+
+fn beat_key(rank: usize) -> String {
+    format!("beats/{rank}")
+}
+
+fn trouble_key(number: u64) -> String {
+    format!("trouble/{number}")
+}
+
+fn testimony_key(group: &str, rank: usize) -> String {
+    format!("testimony/{group}/{rank}")
+}
+
+/// A number as it lies in the store; what is none counts for nothing.
+fn number(bytes: &[u8]) -> u64 {
+    std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// The members before and after a rank in a group, around it.
+fn neighbours(ranks: &[usize], rank: usize) -> impl Iterator<Item = usize> {
+    let (size, own) = (ranks.len(), ranks.iter().position(|other| *other == rank));
+    let around = own.map(|own| [ranks[(own + size - 1) % size], ranks[(own + 1) % size]]);
+    around.into_iter().flatten().filter(move |other| *other != rank)
+}
+
+/// Runs the protocol until the watch ends.
+struct Clerk {
+    store: PrefixStore,
+    rank: usize,
+    /// The ranks that have heartbeats.
+    present: Vec<usize>,
+    /// Whether others know of this rank by its heartbeats alone.
+    is_heard: bool,
+    /// How long what should be there is waited for.
+    patience: Duration,
+    begun: Instant,
+    machine: Machine,
+    /// The marks of the last heartbeat.
+    said: String,
+    recorder: Weak<Recorder>,
+    vigils: Arc<Vigils>,
+    bell: Arc<Bell>,
+}
+
+impl Clerk {
+    /// Between two exchanges where nobody waits for heartbeats: questions are answered within this.
+    const PAUSE: Duration = Duration::from_millis(500);
+    /// So many answers lie in the store.
+    const KEPT: u64 = 256;
+
+    fn work(mut self) {
+        let mut input = Input::Done;
+        loop {
+            let output = self.machine.step(input, self.begun.elapsed());
+            if output == Output::Gone {
+                break;
+            }
+            // A store that does not answer now may do so the next time.
+            input = self.perform(output).unwrap_or(Input::StoreFailed);
+        }
+        // Before the watch goes on: whoever hosts the store waits until it is left.
+        let bell = self.bell.clone();
+        drop(self);
+        bell.is_gone();
+    }
+
+    fn vigils(&self) -> Vec<Arc<Vigil>> {
+        let vigils = self.vigils.lock().unwrap_or_else(PoisonError::into_inner);
+        vigils.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn vigil(&self, id: &str) -> Option<Arc<Vigil>> {
+        self.vigils().into_iter().find(|vigil| vigil.duty().is_some_and(|duty| duty.id() == id))
+    }
+
+    fn soon(&self) -> Deadline {
+        Deadline::after(self.patience)
+    }
+
+    fn perform(&mut self, output: Output) -> Result<Input> {
+        match output {
+            Output::Exchange { beat, watched } => return self.exchange(beat, &watched).map(Input::Read),
+            Output::Append(trouble) => {
+                let count = self.store.add(TROUBLES, 1)?.unsigned_abs();
+                self.store.compare_set(&trouble_key(count - 1), b"", trouble.encode().as_bytes())?;
+                return Ok(Input::Counted(count));
+            }
+            Output::Fetch(numbers) => {
+                let stand = |number| {
+                    let stands = match self.store.get(&trouble_key(number), self.soon()) {
+                        // Whoever counted it has died before it was written. All obey what stands there now.
+                        Err(StoreError::Timeout { .. }) => {
+                            self.store.compare_set(&trouble_key(number), b"", VOID)?
+                        }
+                        stands => stands?,
+                    };
+                    Ok(Trouble::decode(&stands))
+                };
+                return numbers.map(stand).collect::<Result<_>>().map(Input::Troubles);
+            }
+            Output::Act(trouble) => self.act(trouble)?,
+            Output::Collect { group, whoever } => return self.collect(&group, whoever),
+            Output::Answer(questions) => {
+                for question in questions {
+                    let Some(recorder) = self.recorder.upgrade() else { break };
+                    Desk::answer(&self.store, question, &recorder)?;
+                    if let Some(old) = question.checked_sub(Self::KEPT) {
+                        Desk::forget(&self.store, old, self.rank)?;
+                    }
+                }
+            }
+            Output::Dump => {
+                if let Some(recorder) = self.recorder.upgrade() {
+                    // The rank that called has said what is wrong; here nothing is.
+                    let _ = recorder.last_words();
+                }
+            }
+            Output::CallDumps => return Ok(Input::Counted(self.store.add(DUMPS, 1)?.unsigned_abs())),
+            Output::Sleep(until) => return Ok(Input::Woken(self.bell.wait(self.begun + until))),
+            Output::Gone => {}
+        }
+        Ok(Input::Done)
+    }
+
+    fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
+        let vigils = self.vigils();
+        let line = |duty: &Duty| format!("\n{}\t{}", duty.id(), encode_marks(&duty.rolling().marks()));
+        let marks: String = vigils.iter().filter_map(|vigil| vigil.duty()).map(line).collect();
+        match beat {
+            None => self.store.set(&beat_key(self.rank), LEFT.as_bytes())?,
+            Some(beat) if self.is_heard || marks != self.said => {
+                self.store.set(&beat_key(self.rank), format!("{beat}{marks}").as_bytes())?;
+                self.said = marks;
+            }
+            Some(_) => {}
+        }
+        let mut read = watched.to_vec();
+        read.extend(vigils.iter().flat_map(|vigil| neighbours(vigil.ranks(), self.rank)));
+        read.retain(|rank| self.present.contains(rank));
+        read.sort_unstable();
+        read.dedup();
+        let keys: Vec<_> = read.iter().map(|rank| beat_key(*rank)).collect();
+        let all: Vec<_> =
+            [Desk::ASKED, DUMPS, TROUBLES].into_iter().chain(keys.iter().map(String::as_str)).collect();
+        let values = self.store.multi_get(&all, self.soon())?;
+        let (counts, beats) = values.split_at_checked(3).unwrap_or_default();
+        let counts: Vec<_> = counts.iter().map(|count| number(count)).collect();
+        let [asked, dumps, troubles] = counts[..] else { return Ok(Board::default()) };
+        let mut board = Board { asked, dumps, troubles, ..Board::default() };
+        for (other, text) in read.into_iter().zip(beats) {
+            let text = String::from_utf8_lossy(text);
+            let mut lines = text.lines();
+            let beat = lines.next().filter(|beat| *beat != LEFT).map(|beat| number(beat.as_bytes()));
+            board.beats.push((other, beat));
+            for (group, marks) in lines.filter_map(|line| line.split_once('\t')) {
+                let duties = vigils.iter().filter_map(|vigil| vigil.duty());
+                let own = duties.filter(|duty| duty.id() == group);
+                let marks: Vec<Mark> = decode_marks(marks);
+                for number in own.filter_map(|duty| duty.rolling().differs(&marks)) {
+                    let (group, ranks) = (group.to_owned(), [self.rank, other]);
+                    board.suspects.push(Trouble::Suspect { group, number, ranks });
+                }
+            }
+        }
+        Ok(board)
+    }
+
+    fn act(&self, trouble: Trouble) -> Result<()> {
+        if let Trouble::Suspect { group, .. } = &trouble {
+            let vigil = self.vigil(group);
+            let duty = vigil.as_ref().and_then(|vigil| vigil.duty());
+            let Some((duty, recorder)) = duty.zip(self.recorder.upgrade()) else { return Ok(()) };
+            let testimony = Testimony::of(group, duty.rolling(), &recorder.dump());
+            return self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes());
+        }
+        self.vigils()
+            .iter()
+            .filter(|vigil| vigil.is_about(&trouble))
+            .for_each(|vigil| vigil.trouble(trouble.clone()));
+        Ok(())
+    }
+
+    /// What the members of a group have testified.
+    fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
+        // A group that is gone here needs no verdict.
+        let ranks = self.vigil(group).map(|vigil| vigil.ranks().to_vec()).unwrap_or_default();
+        let keys: Vec<_> = ranks.iter().map(|rank| testimony_key(group, *rank)).collect();
+        let names: Vec<_> = keys.iter().map(String::as_str).collect();
+        let all = self.store.check(&names)?;
+        let mut found = Vec::new();
+        for (rank, key) in ranks.into_iter().zip(&names).filter(|_| all || whoever) {
+            if all || self.store.check(&[key])? {
+                found.push((rank, Testimony::decode(&self.store.get(key, self.soon())?)));
+            }
+        }
+        Ok(Input::Testimonies(found, all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every rank is read by two of other hosts, or by as many as there are.
+        #[test]
+        fn everybody_is_watched(hosts in prop::collection::vec(0u64..4, 1..12)) {
+            let members: Vec<_> = hosts.iter().enumerate().map(|(rank, host)| Member::example(rank, *host)).collect();
+            for (member, host) in members.iter().zip(&hosts) {
+                let watchers = watchers(member, &members);
+                prop_assert_eq!(watchers.len(), hosts.iter().filter(|other| *other != host).count().min(2));
+                prop_assert!(watchers.iter().all(|other| hosts[*other] != *host));
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_are_around() {
+        let around = |ranks: &[usize], rank| neighbours(ranks, rank).collect::<Vec<_>>();
+        assert_eq!(around(&[4, 7, 9], 4), [9, 7]);
+        assert_eq!(around(&[4, 7], 7), [4, 4]);
+        assert!(around(&[4], 4).is_empty() && around(&[4, 5], 6).is_empty());
+    }
+}

@@ -1,0 +1,289 @@
+//! What members called where their hashes differ, and whose call is the odd one.
+//!
+//! Every member testifies; who has all testimonies judges. The judgement is a function of them alone.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{
+    rolling::{Mark, Rolling},
+    trouble::{parse, plain},
+};
+use crate::record::Dump;
+
+/// Where members of a group called different things.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Divergence {
+    /// The ranks of the job that differ from most; where no more than half agree, all that differ from each other.
+    pub ranks: Vec<usize>,
+    /// Up to this number of the group's collectives all have called the same.
+    pub after: u64,
+    /// Up to this number they have not: with one more than `after`, that is the call.
+    pub by: u64,
+    /// What was called there, by those that differ and by one of the others; empty where it is forgotten.
+    pub calls: Vec<DivergentCall>,
+}
+
+/// One member's call where others called something else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DivergentCall {
+    /// Its rank of the job.
+    pub rank: usize,
+    /// What it called, with types, counts, root and reduction.
+    pub call: String,
+    /// Where, as `file:line`.
+    pub site: String,
+}
+
+impl Divergence {
+    pub(super) fn encode(&self) -> String {
+        let ranks: Vec<_> = self.ranks.iter().map(usize::to_string).collect();
+        let mut text = format!("{}\t{}\t{}", self.after, self.by, ranks.join(","));
+        for DivergentCall { rank, call, site } in &self.calls {
+            text += &format!("\n{rank}\t{}\t{}", plain(call), plain(site));
+        }
+        text
+    }
+
+    pub(super) fn decode(text: &str) -> Option<Self> {
+        let mut lines = text.split('\n');
+        let mut head = lines.next()?.split('\t');
+        let (after, by) = (parse(&mut head)?, parse(&mut head)?);
+        let ranks = head.next()?.split(',').filter(|rank| !rank.is_empty()).map(|rank| rank.parse().ok());
+        let ranks = ranks.collect::<Option<_>>()?;
+        let call = |line: &str| {
+            let fields = &mut line.split('\t');
+            Some(DivergentCall { rank: parse(fields)?, call: parse(fields)?, site: parse(fields)? })
+        };
+        Some(Self { ranks, after, by, calls: lines.map(call).collect::<Option<_>>()? })
+    }
+}
+
+impl std::fmt::Display for Divergence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ranks: Vec<_> = self.ranks.iter().map(usize::to_string).collect();
+        let ranks = ranks.join(", ");
+        match (self.after + 1 == self.by, self.by) {
+            (true, by) => write!(f, "rank(s) {ranks} differ in collective {by}")?,
+            (false, by) => {
+                write!(f, "rank(s) {ranks} differ in a collective from {} to {by}", self.after + 1)?
+            }
+        }
+        for DivergentCall { rank, call, site } in &self.calls {
+            write!(f, "; rank {rank} called {call} at {site}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What one member says of its calls in a group.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Testimony {
+    /// Its hashes.
+    pub(super) marks: BTreeMap<u64, u64>,
+    /// What it called under these numbers, and where.
+    pub(super) calls: BTreeMap<u64, (String, String)>,
+}
+
+impl Testimony {
+    /// What is known of the group of this id on this rank.
+    pub(crate) fn of(id: &str, rolling: &Rolling, dump: &Dump) -> Self {
+        let count = rolling.count();
+        let near = count.saturating_sub(Rolling::NEAR)..=count;
+        let far = (0..=count / Rolling::STRIDE).rev().take(1024).map(|number| number * Rolling::STRIDE);
+        let numbers: BTreeSet<u64> = near.chain(far).filter(|number| *number > 0).collect();
+        let marks = numbers.into_iter().filter_map(|number| Some((number, rolling.after(number)?))).collect();
+        let mut calls = BTreeMap::<u64, (String, String)>::new();
+        let place = dump.groups.iter().position(|group| group.id == id);
+        let own = dump.entries.iter().filter(|entry| Some(entry.group) == place);
+        for entry in own.filter(|entry| !entry.operation.is_message() && !entry.operation.is_end()) {
+            let site = format!("{}:{}", entry.site.file(), entry.site.line());
+            let words = entry.description();
+            calls
+                .entry(entry.collective)
+                .and_modify(|(call, _)| *call = format!("{call} and {words}"))
+                .or_insert((words, site));
+        }
+        Self { marks, calls }
+    }
+
+    /// As text: each call that there is, then each number with its hash and its call's place.
+    pub(super) fn encode(&self) -> String {
+        let mut places: HashMap<&(String, String), usize> = HashMap::new();
+        let mut text = String::new();
+        for call in self.calls.values() {
+            let next = places.len();
+            places.entry(call).or_insert_with(|| {
+                text += &format!("call\t{}\t{}\n", plain(&call.0), plain(&call.1));
+                next
+            });
+        }
+        let numbers: BTreeSet<&u64> = self.marks.keys().chain(self.calls.keys()).collect();
+        for number in numbers {
+            let hash = self.marks.get(number).map_or(String::new(), |hash| format!("{hash:x}"));
+            let call = self.calls.get(number).map_or(String::new(), |call| places[call].to_string());
+            text += &format!("{number}\t{hash}\t{call}\n");
+        }
+        text
+    }
+
+    /// The other way; lines that are none are passed over.
+    pub(super) fn decode(bytes: &[u8]) -> Self {
+        let (mut known, mut testimony) = (Vec::new(), Self::default());
+        for line in String::from_utf8_lossy(bytes).lines() {
+            let fields: Vec<_> = line.split('\t').collect();
+            match fields[..] {
+                ["call", call, site] => known.push((call.to_owned(), site.to_owned())),
+                [number, hash, call] => {
+                    let Ok(number) = number.parse() else { continue };
+                    if let Ok(hash) = u64::from_str_radix(hash, 16) {
+                        testimony.marks.insert(number, hash);
+                    }
+                    let call = call.parse().ok().and_then(|place: usize| known.get(place));
+                    if let Some(call) = call {
+                        testimony.calls.insert(number, call.clone());
+                    }
+                }
+                _ => {}
+            }
+        }
+        testimony
+    }
+}
+
+/// Who differs, and where first: from what the members say, with their ranks of the job. `suspects` had different hashes
+/// after `number`.
+pub(super) fn judge(members: &[(usize, Testimony)], suspects: [usize; 2], number: u64) -> Divergence {
+    // Of each number, who has which hash.
+    let mut numbers: BTreeMap<u64, BTreeMap<u64, Vec<usize>>> = BTreeMap::new();
+    for (rank, testimony) in members {
+        for (number, hash) in &testimony.marks {
+            numbers.entry(*number).or_default().entry(*hash).or_default().push(*rank);
+        }
+    }
+    let differing = numbers.iter().find(|(_, hashes)| hashes.len() > 1);
+    let Some((by, hashes)) = differing else {
+        // Whoever knew is gone.
+        return Divergence { ranks: suspects.to_vec(), after: 0, by: number, calls: Vec::new() };
+    };
+    // Differences stay, so before the first all were equal; where not all are heard, at least those that are.
+    let agreed = |(number, hashes): (&u64, &BTreeMap<u64, Vec<usize>>)| {
+        let heard: usize = hashes.values().map(Vec::len).sum();
+        (heard == members.len()).then_some(*number)
+    };
+    let after = numbers.range(..*by).rev().find_map(agreed).unwrap_or(0);
+    let most = hashes.values().map(Vec::len).max().unwrap_or(0);
+    let heard: usize = hashes.values().map(Vec::len).sum();
+    // Who is not of a majority differs; without one, everybody differs from somebody.
+    let majority = hashes.values().find(|ranks| ranks.len() == most && 2 * most > heard);
+    let mut ranks: Vec<usize> = match majority {
+        Some(majority) => hashes.values().filter(|ranks| *ranks != majority).flatten().copied().collect(),
+        None => hashes.values().flatten().copied().collect(),
+    };
+    ranks.sort_unstable();
+    let other = majority.and_then(|majority| majority.first());
+    let calls = ranks.iter().chain(other).filter(|_| after + 1 == *by).filter_map(|rank| {
+        let (_, testimony) = members.iter().find(|(member, _)| member == rank)?;
+        let (call, site) = testimony.calls.get(by)?.clone();
+        Some(DivergentCall { rank: *rank, call, site })
+    });
+    let calls = calls.take(Divergence::NAMED).collect();
+    Divergence { ranks, after, by: *by, calls }
+}
+
+impl Divergence {
+    /// How many calls are told.
+    const NAMED: usize = 16;
+}
+
+/// Marks as they lie beside a heartbeat.
+pub(super) fn encode_marks(marks: &[Mark]) -> String {
+    marks.iter().map(|(number, hash)| format!("{number}:{hash:x}")).collect::<Vec<_>>().join(",")
+}
+
+/// The other way; what is none is passed over.
+pub(super) fn decode_marks(text: &str) -> Vec<Mark> {
+    let mark = |mark: &str| {
+        let (number, hash) = mark.split_once(':')?;
+        Some((number.parse().ok()?, u64::from_str_radix(hash, 16).ok()?))
+    };
+    text.split(',').filter_map(mark).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch::rolling::Fold;
+    use proptest::prelude::*;
+
+    /// A member that has called these.
+    fn member(calls: &[u64]) -> Testimony {
+        let rolling = Rolling::new();
+        calls.iter().for_each(|call| rolling.step(Fold::default().with(*call, 8)));
+        let marks = (1..=calls.len() as u64).map(|number| (number, rolling.after(number).unwrap())).collect();
+        let call = |(at, call): (usize, &u64)| (at as u64 + 1, (format!("call {call}"), "a.rs:1".to_owned()));
+        Testimony { marks, calls: calls.iter().enumerate().map(call).collect() }
+    }
+
+    proptest! {
+        /// One that called something else once is named, with the number, its call and another's.
+        #[test]
+        fn the_odd_one_is_named(
+            calls in prop::collection::vec(0u64..4, 1..60), odd in 0usize..5, at in any::<prop::sample::Index>(), size in 3usize..6,
+            cuts in prop::collection::vec(0usize..10, 6),
+        ) {
+            let (odd, at) = (odd % size, at.index(calls.len()));
+            let members: Vec<_> = (0..size).map(|rank| {
+                let mut own = calls.clone();
+                if rank == odd {
+                    own[at] += 7;
+                }
+                // Not all are equally far, but all have come to the call.
+                own.truncate((calls.len() - cuts[rank].min(calls.len() - 1)).max(at + 1));
+                let testimony = member(&own);
+                prop_assert_eq!(Testimony::decode(testimony.encode().as_bytes()), testimony.clone());
+                Ok((rank + 10, testimony))
+            }).collect::<Result<_, _>>()?;
+            let found = judge(&members, [10, 11], calls.len() as u64);
+            prop_assert_eq!((&found.ranks[..], found.after, found.by), (&[odd + 10][..], at as u64, at as u64 + 1));
+            prop_assert_eq!(found.calls.len(), 2);
+            prop_assert_eq!(&found.calls[0].call, &format!("call {}", calls[at] + 7));
+            prop_assert_eq!(&found.calls[1].call, &format!("call {}", calls[at]));
+        }
+
+        #[test]
+        fn what_is_no_testimony_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            Testimony::decode(&bytes);
+            decode_marks(&String::from_utf8_lossy(&bytes));
+        }
+
+        #[test]
+        fn marks_survive_the_store(marks in prop::collection::vec(any::<Mark>(), 0..4)) {
+            prop_assert_eq!(decode_marks(&encode_marks(&marks)), marks);
+        }
+    }
+
+    #[test]
+    fn of_two_both_are_named() {
+        let members = [(0, member(&[1, 2, 3])), (1, member(&[1, 5, 3]))];
+        let found = judge(&members, [0, 1], 3);
+        assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[0, 1][..], 1, 2, 2));
+        let text = "rank(s) 0, 1 differ in collective 2; rank 0 called call 2 at a.rs:1; rank 1 called call 5 at a.rs:1";
+        assert_eq!(found.to_string(), text);
+    }
+
+    #[test]
+    fn what_is_forgotten_leaves_a_range() {
+        let mut members = [(0, member(&[1; 130])), (1, member(&[2; 130])), (2, member(&[1; 130]))];
+        for (_, testimony) in &mut members {
+            testimony.marks.retain(|number, _| *number == 128);
+        }
+        let found = judge(&members, [0, 1], 130);
+        assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[1][..], 0, 128, 0));
+        assert_eq!(
+            judge(&[], [0, 1], 9),
+            Divergence { ranks: vec![0, 1], after: 0, by: 9, calls: Vec::new() }
+        );
+    }
+}

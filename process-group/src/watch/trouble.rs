@@ -1,0 +1,225 @@
+//! What ends a group on all of its members, and how they tell each other: as text, in the store.
+
+use std::time::Duration;
+
+use super::evidence::Divergence;
+use crate::{group::GroupError, peers::Loss, record::Progress};
+
+/// Something that ends a group. Ranks are ranks of the job, groups are known by their ids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// A rank is gone: every group that it is a member of is over.
+    Lost { rank: usize, loss: Loss },
+    /// A member met something that leaves the group useless.
+    Failed { group: String, rank: usize, reason: String },
+    /// Work of a member was not done in time.
+    Overdue {
+        group: String,
+        rank: usize,
+        operation: String,
+        sequence: u64,
+        waited: Duration,
+        /// Who has not joined.
+        progress: Progress,
+    },
+    /// Two members' calls up to this number differ: all testify.
+    Suspect { group: String, number: u64, ranks: [usize; 2] },
+    /// Members called different things.
+    Diverged { group: String, divergence: Divergence },
+}
+
+/// Text in a line that has fields.
+pub(super) fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
+/// The next field, as a number or whatever else it should be.
+pub(super) fn parse<'a, T: std::str::FromStr>(fields: &mut impl Iterator<Item = &'a str>) -> Option<T> {
+    fields.next()?.parse().ok()
+}
+
+impl Trouble {
+    /// The group that it is about; a loss is about all that have the rank.
+    pub(crate) fn group(&self) -> Option<&str> {
+        match self {
+            Self::Lost { .. } => None,
+            Self::Failed { group, .. }
+            | Self::Overdue { group, .. }
+            | Self::Suspect { group, .. }
+            | Self::Diverged { group, .. } => Some(group),
+        }
+    }
+
+    /// The rank of the job that it is about, if it is one.
+    pub(crate) fn culprit(&self) -> Option<usize> {
+        match self {
+            Self::Lost { rank, .. } | Self::Failed { rank, .. } | Self::Overdue { rank, .. } => Some(*rank),
+            Self::Suspect { .. } => None,
+            Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
+        }
+    }
+
+    /// What a group of this name that it ends tells its callers.
+    #[cold]
+    pub(crate) fn error(&self, group: &str) -> GroupError {
+        let group = group.to_owned();
+        match self.clone() {
+            Self::Lost { rank, loss } => GroupError::Lost { group, rank, loss },
+            Self::Failed { rank, reason, .. } => GroupError::MemberFailed { group, rank, reason },
+            Self::Overdue { rank, operation, sequence, waited, progress, .. } => {
+                GroupError::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }
+            }
+            Self::Diverged { divergence, .. } => {
+                GroupError::CollectiveDiverged { group, divergence: Box::new(divergence) }
+            }
+            Self::Suspect { ranks: [rank, other], number, .. } => {
+                let reason = format!("its calls up to collective {number} differ from those of rank {other}");
+                GroupError::MemberFailed { group, rank, reason }
+            }
+        }
+    }
+
+    /// Whether it says no more than `other` does, which stands already.
+    pub(super) fn is_covered_by(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lost { rank, .. }, Self::Lost { rank: other, .. }) => rank == other,
+            (Self::Suspect { group, .. }, other) => other.group() == Some(group),
+            (_, Self::Lost { .. } | Self::Suspect { .. }) => false,
+            (own, other) => own.group().is_some() && own.group() == other.group(),
+        }
+    }
+
+    /// As text: a line of fields between tabs, and more lines where there are lists.
+    pub(super) fn encode(&self) -> String {
+        match self {
+            Self::Lost { rank, loss: Loss::Silent(time) } => format!("silent\t{rank}\t{}", time.as_micros()),
+            Self::Lost { rank, .. } => format!("died\t{rank}"),
+            Self::Failed { group, rank, reason } => {
+                format!("failed\t{}\t{rank}\t{}", plain(group), plain(reason))
+            }
+            Self::Overdue { group, rank, operation, sequence, waited, progress } => format!(
+                "overdue\t{}\t{rank}\t{}\t{sequence}\t{}\n{}",
+                plain(group),
+                plain(operation),
+                waited.as_micros(),
+                progress.encode(),
+            ),
+            Self::Suspect { group, number, ranks: [one, other] } => {
+                format!("suspect\t{}\t{number}\t{one}\t{other}", plain(group))
+            }
+            Self::Diverged { group, divergence } => {
+                format!("diverged\t{}\n{}", plain(group), divergence.encode())
+            }
+        }
+    }
+
+    /// From such text.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let (head, rest) = text.split_once('\n').unwrap_or((text, ""));
+        let mut fields = head.split('\t');
+        let kind = fields.next()?;
+        let fields = &mut fields;
+        Some(match kind {
+            "died" => Self::Lost { rank: parse(fields)?, loss: Loss::Died },
+            "silent" => {
+                Self::Lost { rank: parse(fields)?, loss: Loss::Silent(Duration::from_micros(parse(fields)?)) }
+            }
+            "failed" => Self::Failed { group: parse(fields)?, rank: parse(fields)?, reason: parse(fields)? },
+            "overdue" => Self::Overdue {
+                group: parse(fields)?,
+                rank: parse(fields)?,
+                operation: parse(fields)?,
+                sequence: parse(fields)?,
+                waited: Duration::from_micros(parse(fields)?),
+                progress: Progress::decode(rest)?,
+            },
+            "suspect" => Self::Suspect {
+                group: parse(fields)?,
+                number: parse(fields)?,
+                ranks: [parse(fields)?, parse(fields)?],
+            },
+            "diverged" => Self::Diverged { group: parse(fields)?, divergence: Divergence::decode(rest)? },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        record::{LastCall, MemberProgress},
+        watch::DivergentCall,
+    };
+    use proptest::prelude::*;
+
+    fn trouble() -> impl Strategy<Value = Trouble> {
+        let word = || "[ -~é]{0,12}";
+        let time = || any::<u32>().prop_map(|us| Duration::from_micros(us.into()));
+        let last = (any::<[u64; 2]>(), prop::option::of("[a-z]{1,9}"), any::<bool>(), time(), word());
+        let last = last.prop_map(|([collectives, messages], operation, is_completed, age, site)| LastCall {
+            collectives,
+            messages,
+            operation,
+            is_completed,
+            age,
+            site,
+        });
+        let member =
+            (any::<usize>(), prop::option::of(last)).prop_map(|(rank, last)| MemberProgress { rank, last });
+        let progress = (word(), prop::collection::vec(member, 0..4))
+            .prop_map(|(group, members)| Progress { group, members });
+        let call = (any::<usize>(), word(), word()).prop_map(|(rank, call, site)| DivergentCall {
+            rank,
+            call,
+            site,
+        });
+        let divergence = (
+            any::<[u64; 2]>(),
+            prop::collection::vec(any::<usize>(), 0..4),
+            prop::collection::vec(call, 0..4),
+        )
+            .prop_map(|([after, by], ranks, calls)| Divergence { ranks, after, by, calls });
+        prop_oneof![
+            any::<usize>().prop_map(|rank| Trouble::Lost { rank, loss: Loss::Died }),
+            (any::<usize>(), time())
+                .prop_map(|(rank, time)| Trouble::Lost { rank, loss: Loss::Silent(time) }),
+            (word(), any::<usize>(), word()).prop_map(|(group, rank, reason)| Trouble::Failed {
+                group,
+                rank,
+                reason
+            }),
+            (word(), any::<usize>(), word(), any::<u64>(), time(), progress).prop_map(
+                |(group, rank, operation, sequence, waited, progress)| Trouble::Overdue {
+                    group,
+                    rank,
+                    operation,
+                    sequence,
+                    waited,
+                    progress
+                }
+            ),
+            (word(), any::<u64>(), any::<[usize; 2]>()).prop_map(|(group, number, ranks)| Trouble::Suspect {
+                group,
+                number,
+                ranks
+            }),
+            (word(), divergence).prop_map(|(group, divergence)| Trouble::Diverged { group, divergence }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn troubles_survive_the_store(trouble in trouble()) {
+            prop_assert_eq!(Trouble::decode(trouble.encode().as_bytes()), Some(trouble));
+        }
+
+        #[test]
+        fn what_is_no_trouble_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0usize..6) {
+            let kinds = ["died", "silent", "failed", "overdue", "suspect", "diverged"];
+            Trouble::decode(&bytes);
+            Trouble::decode(&[kinds[kind].as_bytes(), b"\t", &bytes].concat());
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! One thread a process that looks after the works and the communicators of all groups.
+//!
+//! It asks the oldest work of each stream, and every communicator for errors in the background; it waits for nobody, makes
+//! no call that another rank has to join, frees nothing, and sleeps without a group.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::group::Vigil;
+
+/// The groups of this process.
+pub(crate) struct Watchdog {
+    vigils: Mutex<Vec<Weak<Vigil>>>,
+    changed: Condvar,
+}
+
+static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
+
+impl Watchdog {
+    /// Between two looks: not more often, whatever the deadlines are, and not less.
+    const SHORTEST: Duration = Duration::from_millis(1);
+    const LONGEST: Duration = Duration::from_millis(100);
+    /// How much later than its deadline work is found, as a part of the time that it had.
+    const SHARE: u32 = 16;
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Vigil>>> {
+        self.vigils.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches over a group until it [lets go](Guard) of it. A system that has no thread left for it goes without.
+    pub(crate) fn add(vigil: &Arc<Vigil>) -> Guard {
+        let mut is_new = false;
+        let watchdog = WATCHDOG.get_or_init(|| {
+            is_new = true;
+            Arc::new(Self { vigils: Mutex::default(), changed: Condvar::new() })
+        });
+        watchdog.lock().push(Arc::downgrade(vigil));
+        watchdog.changed.notify_all();
+        if is_new {
+            let watchdog = watchdog.clone();
+            let _ = thread::Builder::new().name("watchdog".into()).spawn(move || watchdog.work());
+        }
+        Guard(Arc::downgrade(vigil))
+    }
+
+    fn work(&self) {
+        let mut vigils = self.lock();
+        loop {
+            if vigils.is_empty() {
+                vigils = self.changed.wait(vigils).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            let now = Instant::now();
+            let mut pause = Self::LONGEST;
+            // Whoever ends a group waits until it is not looked at: nothing of it is held elsewhere then.
+            for vigil in vigils.iter().filter_map(Weak::upgrade) {
+                vigil.look(now);
+                pause = vigil.duty().map_or(pause, |duty| pause.min(duty.work_timeout() / Self::SHARE));
+            }
+            vigils.retain(|vigil| vigil.strong_count() > 0);
+            drop(vigils);
+            // Not on the condition: a new group is looked at soon enough.
+            thread::sleep(pause.max(Self::SHORTEST));
+            vigils = self.lock();
+        }
+    }
+}
+
+/// A group that is watched over, until this is dropped: then nothing of it is held here.
+pub(crate) struct Guard(Weak<Vigil>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(watchdog) = WATCHDOG.get() {
+            watchdog.lock().retain(|vigil| !Weak::ptr_eq(vigil, &self.0));
+        }
+    }
+}

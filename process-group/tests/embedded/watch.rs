@@ -1,0 +1,232 @@
+//! The watchdog: work that nobody waits for, members that call different things, errors in the background.
+
+use std::{fs, thread, time::Duration};
+
+use cuda_driver::graph::CaptureMode;
+use gpu_sim::{Action, Injection};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp},
+    group::{Buffer, GroupError, Request},
+};
+use rusty_fork::rusty_fork_test;
+
+use super::common::{Rank, faithful, far, machine, values};
+
+/// Waits, in no call, until the group is over.
+fn until_over(group: &ProcessGroup) -> GroupError {
+    let patience = far();
+    loop {
+        match group.check() {
+            Err(error) => return error,
+            Ok(()) => assert!(!patience.expired(), "the group goes on"),
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn short(rank: &Rank) -> ProcessGroup {
+    let builder =
+        rank.builder().work_timeout(Duration::from_millis(300)).heartbeat(Duration::from_millis(200));
+    builder.build().unwrap()
+}
+
+rusty_fork_test! {
+    #[test]
+    fn work_that_nobody_waits_for_ends_the_group_on_all() {
+        let machine = faithful(3, 22809);
+        let folder = tempfile::tempdir().unwrap();
+        machine.ranks(3, |rank| {
+            let builder = rank.builder().work_timeout(Duration::from_millis(300)).dump_folder(folder.path());
+            let world = builder.heartbeat(Duration::from_millis(200)).build().unwrap();
+            let pair = world.split("pair", &Request::Color { color: Some(rank.rank as u32 / 2), key: 0 }).unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            let work = (rank.rank != 1).then(|| unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap());
+            let error = until_over(&world);
+            let GroupError::Overdue { operation, sequence: 1, progress, .. } = &error else { panic!("{error}") };
+            assert_eq!(operation, "all_reduce");
+            assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
+            // Whoever waits is told the same, at once.
+            if let Some(work) = work {
+                assert_eq!(work.wait_timeout(far()).unwrap_err().to_string(), error.to_string());
+            }
+            assert_eq!(world.barrier(far()).unwrap_err().to_string(), error.to_string());
+            // A group without trouble goes on.
+            let pair = pair.unwrap();
+            let other = rank.stream();
+            memory.copy_from_host(0, &[1f32]).unwrap();
+            unsafe { pair.all_reduce(one, one, ReduceOp::Sum, &other) }.unwrap().wait_timeout(far()).unwrap();
+            assert_eq!(values(&memory), [pair.size() as f32]);
+            let patience = far();
+            while !folder.path().join(format!("flight_world_{}", rank.rank)).exists() {
+                assert!(!patience.expired(), "no dump of rank {}", rank.rank);
+                thread::sleep(Duration::from_millis(5));
+            }
+            pair.destroy(far()).unwrap();
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+        assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
+    }
+
+    #[test]
+    fn work_that_is_done_in_time_is_no_trouble() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = short(&rank);
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            // Longer than one work may take.
+            for _ in 0..60 {
+                unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                thread::sleep(Duration::from_millis(10));
+            }
+            world.quiesce(far()).unwrap();
+            world.check().unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_run_of_a_graph_is_seen_when_it_is_marked() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = short(&rank);
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let graph = capture.end().unwrap().instantiate().unwrap();
+            stream.launch(&graph).unwrap();
+            let work = world.launched(&stream).unwrap();
+            work.wait_timeout(far()).unwrap();
+            assert_eq!((values(&memory), work.operation()), (vec![2.0], "graph"));
+            world.barrier(far()).unwrap();
+            if rank.rank == 0 {
+                stream.launch(&graph).unwrap();
+                world.launched(&stream).unwrap();
+            }
+            let error = until_over(&world);
+            assert!(matches!(&error, GroupError::Overdue { rank: 0, operation, .. } if operation == "graph"), "{error}");
+            let _ = stream.synchronize();
+            drop(graph);
+            world.abort(far()).unwrap();
+        });
+    }
+
+    #[test]
+    fn members_that_call_different_things_are_told_who() {
+        let machine = faithful(3, 22809);
+        machine.ranks(3, |rank| {
+            let builder = rank.builder().heartbeat(Duration::from_millis(200));
+            let world = builder.build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
+            let buffer = |elements| Buffer::new(memory.ptr(), elements, F32);
+            for _ in 0..3 {
+                let work = unsafe { world.all_reduce(buffer(8), buffer(8), ReduceOp::Sum, &stream) }.unwrap();
+                work.wait_timeout(far()).unwrap();
+            }
+            let elements = if rank.rank == 1 { 4 } else { 8 };
+            let line = line!() + 1;
+            let work = unsafe { world.all_reduce(buffer(elements), buffer(elements), ReduceOp::Max, &stream) };
+            let _ = work.map(|work| work.wait_timeout(far()));
+            let error = until_over(&world);
+            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[1][..], 3, 4), "{error}");
+            let calls: Vec<_> = divergence.calls.iter().map(|call| (call.rank, call.call.as_str())).collect();
+            assert_eq!(calls, [(1, "all_reduce of 4 f32 by max"), (0, "all_reduce of 8 f32 by max")]);
+            assert!(divergence.calls.iter().all(|call| call.site == format!("{}:{line}", file!())), "{error}");
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    #[test]
+    fn of_two_members_both_are_named() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(200)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
+            let (one, all) = (Buffer::new(memory.ptr(), 1, F32), Buffer::new(memory.ptr() + 8usize, 2, F32));
+            unsafe {
+                match rank.rank {
+                    0 => world.all_reduce(one, one, ReduceOp::Sum, &stream),
+                    _ => world.all_gather(one, all, &stream),
+                }
+            }.unwrap();
+            let error = until_over(&world);
+            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[0, 1][..], 0, 1), "{error}");
+            let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
+            assert_eq!(calls, ["all_reduce of 1 f32 by sum", "all_gather of 1 f32"]);
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// Calls that are not alike by their nature: messages of some members, shares of any length, a root's other part.
+    #[test]
+    fn what_need_not_be_equal_is_no_divergence() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(50)).build().unwrap();
+            let (stream, memory, me) = (rank.stream(), rank.memory(&[0.0; 64]), rank.rank);
+            let part = |at: usize, elements| Buffer::new(memory.ptr() + 4 * at, elements, F32);
+            for _ in 0..20 {
+                let send: Vec<_> = (0..3).map(|_| part(0, me + 1)).collect();
+                let receive = [part(4, 1), part(5, 2), part(7, 3)];
+                unsafe {
+                    world.all_to_all_list(&send, &receive, &stream).unwrap();
+                    world.gather_list(send[0], if me == 1 { &receive } else { &[] }, 1, &stream).unwrap();
+                    world.scatter_list(if me == 2 { &receive } else { &[] }, part(16, me + 1), 2, &stream).unwrap();
+                    world.gather(part(0, 2), (me == 0).then(|| part(20, 6)), 0, &stream).unwrap();
+                    world.reduce(part(0, 2), part(if me == 0 { 30 } else { 0 }, 2), ReduceOp::Sum, 0, &stream).unwrap();
+                    if me != 2 {
+                        world.batch(&stream, |batch| {
+                            batch.send(part(0, 2), me ^ 1)?;
+                            batch.recv(part(40, 2), me ^ 1)
+                        }).unwrap();
+                    }
+                    world.batch(&stream, |batch| {
+                        if me != 2 {
+                            batch.send(part(0, 2), me ^ 1)?;
+                            batch.recv(part(40, 2), me ^ 1)?;
+                        }
+                        batch.all_reduce(part(50, 2), part(50, 2), ReduceOp::Sum)
+                    }).unwrap();
+                }
+                world.quiesce(far()).unwrap();
+                thread::sleep(Duration::from_millis(10));
+            }
+            world.check().unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn an_error_in_the_background_ends_the_group_on_all() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(200)).build().unwrap();
+            world.barrier(far()).unwrap();
+            if rank.rank == 1 {
+                // Of either rank: whichever is asked next.
+                machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(2)));
+            }
+            let patience = far();
+            let error = loop {
+                assert!(!patience.expired(), "the group goes on");
+                match world.barrier(far()) {
+                    Err(error) => break error,
+                    Ok(()) => thread::sleep(Duration::from_millis(5)),
+                }
+            };
+            let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+            assert!(reason.contains("ncclCommGetAsyncError"), "{error}");
+            world.abort(far()).unwrap();
+        });
+    }
+}
