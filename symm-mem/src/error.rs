@@ -1,6 +1,8 @@
 //! What a commit can end with instead of windows.
 
-use process_group::store::StoreError;
+use std::sync::Arc;
+
+use process_group::{group::GroupError, store::StoreError};
 
 use crate::agreement::{GroupId, Malformed, Poison, Refusal};
 
@@ -39,6 +41,15 @@ pub enum CommitError {
         poisoned: bool,
         /// What the store said.
         source: StoreError,
+    },
+    /// The group is over: a member is lost, or in other trouble. Nobody waits for its members any more; what was agreed
+    /// before stands.
+    #[error("commit of group {group}: the group is over")]
+    GroupOver {
+        /// The group.
+        group: GroupId,
+        /// What has ended it.
+        source: Arc<GroupError>,
     },
     /// The group has members that have promised nothing about the pool's allocations. Every member finds that by
     /// itself.
@@ -79,6 +90,7 @@ impl CommitError {
             CommitError::Refused { refusal, .. } => refusal.name(),
             CommitError::Poisoned { poison, .. } => poison.name(),
             CommitError::Store { .. } => "Store",
+            CommitError::GroupOver { .. } => "GroupOver",
             CommitError::GroupOutsideDomain { .. } => "GroupOutsideDomain",
             CommitError::Unreadable { .. } => "Unreadable",
             CommitError::OutOfStep { .. } => "OutOfStep",
@@ -91,6 +103,7 @@ impl CommitError {
             CommitError::Refused { group, .. }
             | CommitError::Poisoned { group, .. }
             | CommitError::Store { group, .. }
+            | CommitError::GroupOver { group, .. }
             | CommitError::GroupOutsideDomain { group, .. }
             | CommitError::Unreadable { group, .. }
             | CommitError::OutOfStep { group } => *group,

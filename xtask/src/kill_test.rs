@@ -14,7 +14,7 @@ use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
 use cuda_driver::{Stream, StreamFlags};
 use process_group::ProcessGroup;
 use process_group::comm::{DataType, ReduceOp};
-use process_group::group::{Buffer, GroupError};
+use process_group::group::{Buffer, GroupError, Witnesses};
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
@@ -50,6 +50,9 @@ pub(crate) struct Options {
     /// The ranks' heartbeat, in ms
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(10..))]
     heartbeat: u64,
+    /// Let the ranks watch each other as those of different hosts do, through the store alone
+    #[arg(long)]
+    apart: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -72,6 +75,8 @@ pub(crate) struct RankOptions {
     pinned: u64,
     #[arg(long)]
     heartbeat: u64,
+    #[arg(long)]
+    apart: bool,
     #[arg(long)]
     launcher: u32,
 }
@@ -97,6 +102,8 @@ struct Report {
     pinned_gib: u64,
     stopped: bool,
     heartbeat_ms: u64,
+    /// Whether only the store told of the loss.
+    apart: bool,
     /// From the signal to the error that names the rank.
     known: Vec<Times>,
     /// From the error to a right sum in a group of those that are left.
@@ -122,6 +129,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         pinned_gib: options.pinned,
         stopped: options.stop,
         heartbeat_ms: options.heartbeat,
+        apart: options.apart,
         known,
         again: times_of("a new group's first sum", again),
     };
@@ -195,6 +203,7 @@ impl Job {
                 command.args([name.to_owned(), number.to_string()]);
             }
             command.args(["--backend", backend.name(), "--store", &store.address()]);
+            command.args(options.apart.then_some("--apart"));
             let mut child = Owned(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
             let lines = child::lines(child.stdout.take());
             Ok(Rank { child, lines })
@@ -248,7 +257,8 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
     let builder = || {
         let builder = ProcessGroup::builder().store(store.clone()).rank(rank).context(&context);
         let builder = builder.nccl(&devices.nccl).timeout(LIMIT);
-        builder.heartbeat(Duration::from_millis(options.heartbeat))
+        let witnesses = if options.apart { Witnesses::Store } else { Witnesses::Kernel };
+        builder.heartbeat(Duration::from_millis(options.heartbeat)).witnesses(witnesses)
     };
     let world = builder().world_size(options.ranks as usize).build()?;
     let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;

@@ -199,6 +199,15 @@ impl ProcessGroup {
         self.counter.vigil.judge(self.communicator.async_error())
     }
 
+    /// Whether the group goes on, as far as this process knows: [`check`](Self::check) without asking the library, for
+    /// waits of one's own that are to end with the group. A few ns.
+    ///
+    /// # Errors
+    /// As for [`check`](Self::check), but for what nobody has noticed yet.
+    pub fn standing(&self) -> Result<()> {
+        self.counter.vigil.check()
+    }
+
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::{env, process::Child, time::Duration};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, Request},
+    group::{Buffer, GroupError, Request, Witnesses},
     peers::Loss,
     store::TcpStore,
 };
@@ -30,7 +30,8 @@ fn one_rank() {
     let context = machine.context(device);
     let builder = || {
         let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
-        builder.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(500))
+        let witnesses = if fate.ends_with("apart") { Witnesses::Store } else { Witnesses::Kernel };
+        builder.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(500)).witnesses(witnesses)
     };
     let world = builder().build().unwrap();
     let me = world.rank();
@@ -47,7 +48,7 @@ fn one_rank() {
     all_reduce(&world).unwrap();
     world.barrier(far()).unwrap();
     if me == VICTIM {
-        let signal = if fate == "dies" { Signal::KILL } else { Signal::STOP };
+        let signal = if fate.starts_with("dies") { Signal::KILL } else { Signal::STOP };
         kill_process(getpid(), signal).unwrap();
         // Another of its threads may be stopped first.
         std::thread::sleep(Duration::from_secs(600));
@@ -66,7 +67,8 @@ fn one_rank() {
     };
     let is_right = |error: &GroupError| match error {
         GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. } => fate == "dies",
-        GroupError::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate == "stops",
+        // The store tells of no death.
+        GroupError::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate != "dies",
         _ => false,
     };
     assert!(is_right(&error), "rank {me}: {error}");
@@ -109,4 +111,14 @@ fn a_rank_that_dies_is_named_wherever_the_others_are() {
 #[test]
 fn a_rank_that_is_stopped_is_named_too() {
     run("stops");
+}
+
+#[test]
+fn a_rank_of_another_host_that_dies_is_named() {
+    run("dies apart");
+}
+
+#[test]
+fn a_rank_of_another_host_that_is_stopped_is_named() {
+    run("stops apart");
 }

@@ -9,8 +9,16 @@ use crate::agreement::{Commit, Conclusion, Input, Operation, Outcome, Output};
 /// What the store is given beyond the time of a wait, to answer.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How often who waits for a member looks whether its group goes on.
+const GLANCE: Duration = Duration::from_millis(50);
+
 /// What the machine asks of its own rank.
 pub(super) trait Local {
+    /// Whether the group goes on: nobody is waited for in one that does not.
+    fn goes_on(&self) -> bool {
+        true
+    }
+
     /// The allocation log's hash at a length.
     fn hash_at(&self, length: u64) -> Option<u64>;
 
@@ -39,9 +47,12 @@ pub(super) fn run(
             Output::Add { key } => store.add(&key, 1).map(|count| Input::Count(count.unsigned_abs())),
             Output::Fetch { keys } => fetch(store, &keys).map(Input::Values),
             Output::Propose { key, value } => store.compare_set(&key, b"", &value).map(Input::Stands),
-            Output::Await { key, until } => match store.get(&key, deadline(until)) {
-                Err(StoreError::Timeout { .. }) => Ok(Input::Expired),
-                answer => answer.map(Input::Stands),
+            Output::Await { key, until } => loop {
+                match store.get(&key, deadline(until).at_most(GLANCE)) {
+                    Err(StoreError::Timeout { .. }) if begun.elapsed() < until && local.goes_on() => {}
+                    Err(StoreError::Timeout { .. }) => break Ok(Input::Expired),
+                    answer => break answer.map(Input::Stands),
+                }
             },
             Output::Hashes { lengths } => {
                 Ok(Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect()))

@@ -2,8 +2,8 @@
 
 use process_group::{
     ProcessGroup,
-    comm::{Communicator, WindowsUnsupported},
-    group::enqueued_on,
+    comm::{CommError, Communicator, WindowsUnsupported},
+    group::{GroupError, enqueued_on},
 };
 
 use crate::agreement::{Enqueued, GroupId};
@@ -27,6 +27,14 @@ pub trait SymmetricGroup: Sync {
         self.communicator().windows_supported()
     }
 
+    /// Whether the group goes on. A commit that waits for a member asks now and then, and ends with the group.
+    ///
+    /// # Errors
+    /// What has ended it.
+    fn standing(&self) -> Result<(), GroupError> {
+        Ok(())
+    }
+
     /// How much each group has been given to do on this rank's device, as far as that is counted.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
@@ -48,6 +56,14 @@ impl SymmetricGroup for ProcessGroup {
 
     fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         self.windows_supported()
+    }
+
+    fn standing(&self) -> Result<(), GroupError> {
+        match self.standing() {
+            // A commit that fails aborts the communicator itself, and has another reason to tell.
+            Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
+            standing => standing,
+        }
     }
 
     fn enqueued(&self) -> Vec<Enqueued> {

@@ -151,11 +151,13 @@ impl SymmetricPool {
         let (machine, segments) = seated.seat.begin(situation);
         let mut member = Member {
             pool: self,
+            group,
             communicator: group.communicator(),
             segments: &segments,
             windows: Vec::new(),
         };
         let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
+        let ended = group.standing();
         let windows = member.windows;
 
         let doomed = seated.seat.conclude(&conclusion, &segments);
@@ -175,7 +177,11 @@ impl SymmetricPool {
                     let patience = Deadline::after(ABORT_PATIENCE.min(options.deadline / 16));
                     let _ = group.communicator().abort_handle().abort(patience);
                 }
-                Err(error)
+                // Where the group is over, whatever else failed did so for that.
+                Err(match ended {
+                    Err(source) => CommitError::GroupOver { group: id, source: Arc::new(source) },
+                    Ok(()) => error,
+                })
             }
         }
     }
@@ -317,12 +323,17 @@ pub fn commit_all(
 /// This rank's side of one commit.
 struct Member<'a> {
     pool: &'a SymmetricPool,
+    group: &'a dyn SymmetricGroup,
     communicator: &'a Communicator,
     segments: &'a [Segment],
     windows: Vec<Window>,
 }
 
 impl Local for Member<'_> {
+    fn goes_on(&self) -> bool {
+        self.group.standing().is_ok()
+    }
+
     fn hash_at(&self, length: u64) -> Option<u64> {
         self.pool.memory().arena().log().hash_at(length)
     }

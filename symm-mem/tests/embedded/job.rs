@@ -86,6 +86,14 @@ impl Rank {
         assert!(found.iter().all(|value| *value == expected), "rank {}: not all are {expected}", self.rank);
     }
 
+    /// Ends the communicators by force.
+    pub(crate) fn abandon(self) {
+        let Self { world, tp, dp, .. } = self;
+        for group in [dp, tp, world] {
+            group.abort(soon()).expect("every group can be aborted");
+        }
+    }
+
     /// Ends the communicators together, subgroups first.
     pub(crate) fn leave(self) {
         let Self { world, tp, dp, .. } = self;

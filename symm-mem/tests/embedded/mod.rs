@@ -3,7 +3,7 @@
 mod job;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};
-use gpu_sim::{Action, Injection};
+use gpu_sim::{Action, Injection, World};
 use job::{options, run, run_on_one_thread, soon};
 use process_group::{comm, store::Store};
 use symm_mem::{
@@ -402,4 +402,25 @@ fn two_pools_are_committed_for_a_group_one_after_the_other() {
         drop((blocks, pools));
         rank.leave();
     });
+}
+
+#[test]
+fn a_commit_ends_with_its_group() {
+    // Rank 1 never comes, and the library reports an error in the background, which the watchdog asks for ten times a
+    // second: all groups are over then, on all ranks.
+    let prepare = |world: &World| {
+        let remote_error = Action::Fail(6);
+        world.faults().inject(Injection::new("ncclCommGetAsyncError", remote_error).nth(100).forever());
+    };
+    let results = run(2, NCCL_2_28_9, prepare, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let result = (rank.rank == 0).then(|| pool.commit(&rank.world, options()));
+        drop((pool, bucket));
+        rank.abandon();
+        result
+    });
+    let error =
+        results.into_iter().flatten().next().expect("rank 0 has committed").expect_err("rank 1 is not there");
+    let CommitError::GroupOver { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("ncclCommGetAsyncError"), "{source}");
 }

@@ -1,0 +1,215 @@
+//! What cannot be right is a typed error on whoever gives it, and nothing is launched.
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use process_group::{
+    comm::{
+        ArgumentError, CommError,
+        DataType::{F32, I32},
+        Group, ReduceOp,
+    },
+    group::{Buffer, Disagreement, GroupError},
+    store::StoreError,
+};
+use rusty_fork::rusty_fork_test;
+
+use super::{
+    checked::launches,
+    common::{far, machine},
+};
+
+rusty_fork_test! {
+    #[test]
+    fn a_rank_that_is_none() {
+        let machine = machine(2);
+        machine.these_ranks(2, &[0], |rank| {
+            let error = rank.builder().rank(2).build().unwrap_err();
+            assert!(matches!(error, GroupError::NoSuchRank { rank: 2, size: 2 }), "{error}");
+        });
+        assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn two_that_are_one_rank() {
+        let machine = machine(2);
+        let (here, done) = (Barrier::new(2), Barrier::new(2));
+        machine.ranks(2, |rank| {
+            if rank.rank == 0 {
+                here.wait();
+                // Rank 1 never comes: somebody else came as rank 0.
+                let error = rank.builder().timeout(Duration::from_secs(1)).build().unwrap_err();
+                assert!(
+                    matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1])
+                        || matches!(error, GroupError::Store(StoreError::RankTaken { rank: 0, .. })),
+                    "{error}"
+                );
+            } else {
+                here.wait();
+                let error = rank.builder().rank(0).timeout(Duration::from_secs(1)).build().unwrap_err();
+                assert!(
+                    matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1])
+                        || matches!(error, GroupError::Store(StoreError::RankTaken { rank: 0, .. })),
+                    "{error}"
+                );
+            }
+            done.wait();
+        });
+        assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn world_sizes_that_differ() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            // Each waits for as many as it was told of: the one that expects too many is still alone.
+            let size = 2 + rank.rank;
+            let error = rank.builder().world_size(size).timeout(Duration::from_secs(1)).build().unwrap_err();
+            match error {
+                GroupError::Disagreement { source: Disagreement::WorldSize { .. }, .. } | GroupError::Absent { .. } => {}
+                other => panic!("{other}"),
+            }
+        });
+        assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn counts_types_roots_and_splits() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 16]));
+            let part = |at: usize, elements| Buffer::new(memory.ptr() + 4 * at, elements, F32);
+            let ints = Buffer::new(memory.ptr(), 2, I32);
+            unsafe {
+                for refused in [
+                    world.all_reduce(part(0, 2), part(0, 3), ReduceOp::Sum, &stream),
+                    world.all_reduce(part(0, 2), ints, ReduceOp::Sum, &stream),
+                    world.all_gather(part(0, 2), part(4, 3), &stream),
+                    world.reduce_scatter(part(0, 3), part(4, 1), ReduceOp::Sum, &stream),
+                    world.all_to_all(part(0, 3), part(4, 3), &stream),
+                    world.all_gather_list(part(0, 2), &[part(4, 1), part(5, 1)], &stream),
+                    world.all_to_all_list(&[part(0, 1), ints], &[part(4, 1), part(6, 1)], &stream),
+                ] {
+                    let error = refused.unwrap_err();
+                    assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
+                }
+                for refused in [
+                    world.broadcast(part(0, 1), 2, &stream),
+                    world.reduce(part(0, 1), part(0, 1), ReduceOp::Sum, 7, &stream),
+                    world.gather(part(0, 1), None, 2, &stream),
+                    world.scatter(None, part(0, 1), usize::MAX, &stream),
+                    world.send(part(0, 1), 2, &stream),
+                    world.recv(part(0, 1), 3, &stream),
+                ] {
+                    let error = refused.unwrap_err();
+                    let expected = matches!(
+                        error,
+                        GroupError::Comm(CommError::Argument(ArgumentError::NoSuchRank { size: 2, .. }))
+                    );
+                    assert!(expected, "{error}");
+                }
+                let error = world.all_to_all_list(&[part(0, 1)], &[part(4, 1), part(5, 1)], &stream).unwrap_err();
+                assert!(matches!(error, GroupError::ListLength { list: "send", found: 1, size: 2, .. }), "{error}");
+                let root = world.rank();
+                let error = world.gather(part(0, 1), None, root, &stream).unwrap_err();
+                assert!(matches!(error, GroupError::RootBuffer { .. }), "{error}");
+                let error = world.send(part(0, 1), root, &stream).unwrap_err();
+                let to_oneself = matches!(error, GroupError::Comm(CommError::Argument(ArgumentError::ToOneself { .. })));
+                assert!(to_oneself, "{error}");
+            }
+            let error = part(0, 8).split(&[3, 4]).unwrap_err();
+            assert!(matches!(error, GroupError::Sizes { elements: 8, parts: 2, sum: 7 }), "{error}");
+            assert_eq!((launches(&machine), world.sequence()), (0, 0));
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn operations_after_an_abort() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            world.barrier(far()).unwrap();
+            world.abort_handle().abort(far()).unwrap();
+            let closed = |error: GroupError| {
+                assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+            };
+            closed(unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err());
+            closed(unsafe { world.broadcast(one, 0, &stream) }.unwrap_err());
+            closed(world.batch(&stream, |batch| unsafe { batch.send(one, world.rank() ^ 1) }).unwrap_err());
+            closed(world.launched(&stream).unwrap_err());
+            closed(world.barrier(far()).unwrap_err());
+            closed(world.check().unwrap_err());
+            closed(world.split("x", &process_group::group::Request::Color { color: Some(0), key: 0 }).unwrap_err());
+            assert_eq!(launches(&machine), 0);
+            world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// One has queued work of the communicator in an open group; what the other queues in its own would have to wait for
+    /// that, in a group that may wait for this one.
+    #[test]
+    fn two_threads_with_open_groups_on_one_communicator() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
+            let (queued, refused) = (Barrier::new(2), Barrier::new(2));
+            let queue = || unsafe {
+                world.communicator().all_reduce(memory.ptr(), memory.ptr(), 1, F32, ReduceOp::Sum, &stream)
+            };
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let group = Group::begin(world.nccl()).unwrap();
+                    queue().unwrap();
+                    queued.wait();
+                    refused.wait();
+                    group.finish().unwrap();
+                });
+                queued.wait();
+                let before = launches(&machine);
+                let group = Group::begin(world.nccl()).unwrap();
+                let error = queue().unwrap_err();
+                assert!(matches!(error, CommError::GroupConflict { .. }), "{error}");
+                group.finish().unwrap();
+                assert_eq!(launches(&machine), before);
+                refused.wait();
+            });
+            stream.synchronize().unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Threads that call one after the other, as each finds the communicator free, are served one after the other.
+    #[test]
+    fn two_threads_on_one_communicator_take_turns() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+                        let one = Buffer::new(memory.ptr(), 1, F32);
+                        for _ in 0..50 {
+                            unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                        }
+                        stream.synchronize().unwrap();
+                    });
+                }
+            });
+            assert_eq!((launches(&machine), world.sequence()), (100, 100));
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+}
