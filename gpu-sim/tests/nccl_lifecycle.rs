@@ -322,13 +322,15 @@ rusty_fork_test! {
                 table.ncclCommWindowRegister.is_some() && table.ncclCommShrink.is_some(),
                 table.ncclAlltoAll.is_some(),
                 table.ncclCommRevoke.is_some(),
+                table.ncclCommMemStats.is_some(),
             ]
         };
-        assert_eq!(has(21304), [false; 6]);
-        assert_eq!(has(21903), [true, true, false, false, false, false]);
-        assert_eq!(has(22703), [true, true, true, true, false, false]);
-        assert_eq!(has(22803), [true, true, true, true, true, false]);
-        assert_eq!(has(22809), [true; 6]);
+        assert_eq!(has(21304), [false; 7]);
+        assert_eq!(has(21903), [true, true, false, false, false, false, false]);
+        assert_eq!(has(22703), [true, true, true, true, false, false, false]);
+        assert_eq!(has(22803), [true, true, true, true, true, false, false]);
+        assert_eq!(has(22809), [true, true, true, true, true, true, false]);
+        assert_eq!(has(22907), [true; 7]);
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod profile;
 mod record;
 #[cfg(feature = "registration")]
 mod registration;
+mod shrink;
 mod torch;
 mod watch;
 mod window;

@@ -17,6 +17,7 @@ use super::register::Registrations;
 use super::shm::{Layout, Plane, Shared};
 use super::ticket::Queue;
 use super::window::Windows;
+use crate::memory::Physical;
 use crate::sched::{self, Signal};
 
 /// One rank's end of a communicator; what an `ncclComm_t` names.
@@ -39,6 +40,8 @@ pub(crate) struct Comm {
     pub(crate) counters: Mutex<Counters>,
     pub(crate) registrations: Mutex<Registrations>,
     pub(crate) windows: Mutex<Windows>,
+    /// Device memory of its own.
+    pub(crate) scratch: Mutex<Option<Scratch>>,
     /// The reductions that the program made: their element and factor, by number.
     pub(crate) reductions: Mutex<BTreeMap<u32, (Element, Factor)>>,
     /// Set once the ranks have met.
@@ -74,6 +77,13 @@ pub(crate) struct Topology {
     pub(crate) stride: u64,
 }
 
+/// Device memory that a communicator takes for itself: what it always needs, and buffers for its peers.
+#[derive(Clone, Debug)]
+pub(crate) struct Scratch {
+    pub(crate) persistent: Arc<Physical>,
+    pub(crate) buffers: Arc<Physical>,
+}
+
 /// What a communicator is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
@@ -101,6 +111,7 @@ impl Comm {
             counters: Mutex::new(Counters::new(size)),
             registrations: Mutex::default(),
             windows: Mutex::default(),
+            scratch: Mutex::default(),
             reductions: Mutex::default(),
             topology: OnceLock::new(),
             shared: OnceLock::new(),

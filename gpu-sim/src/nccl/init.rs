@@ -1,13 +1,16 @@
 //! How a communicator comes to be: its ranks meet, get their shared memory, and tell each other what they are.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::bootstrap::{Hello, JoinError, Joining, UniqueId};
-use super::comm::{Comm, Parts, Topology};
+use super::comm::{Comm, Parts, Scratch, Topology};
 use super::config::Config;
 use super::error::{Failure, Result};
+use super::group::cuda;
 use super::library::Library;
 use super::shm::{CARD_WORDS, Card, Plane, Shared};
+use crate::abi::Refusal;
+use crate::memory::GRANULARITY;
 use crate::sched::{self, Scheduler};
 use crate::world::{Machine, Mode};
 
@@ -45,6 +48,7 @@ pub(crate) fn meet(machine: &Machine, library: &Library, comm: &Comm, id: Unique
     });
     let met = met.and_then(|shared| {
         comm.set_shared(shared);
+        furnish(machine, comm)?;
         introduce(machine, comm)
     });
     if met.is_err() {
@@ -77,6 +81,19 @@ fn join(
     let shared = sched::blocking(|| joining.finish(hello));
     comm.set_joining(None);
     shared.map(Arc::new)
+}
+
+/// Takes the device memory that the communicator needs for itself. A real one takes far more, and most of it at its
+/// first use.
+fn furnish(machine: &Machine, comm: &Comm) -> Result {
+    let arena = &machine.devices[comm.device].arena;
+    let take = |bytes: u64| arena.allocate(bytes, false).map_err(|error| cuda(Refusal::from(error)));
+    let scratch = Scratch {
+        persistent: take(GRANULARITY)?,
+        buffers: take(GRANULARITY * (comm.size as u64 - 1).max(1))?,
+    };
+    *comm.scratch.lock().unwrap_or_else(PoisonError::into_inner) = Some(scratch);
+    Ok(())
 }
 
 /// The ranks tell each other their devices.

@@ -65,9 +65,10 @@ impl Library {
         self.comms().insert(comm.handle, comm.clone());
     }
 
-    /// Forgets a communicator. Its windows let go of their memory, whoever still holds it.
+    /// Forgets a communicator. It lets go of its memory and of its windows', whoever still holds it.
     pub(crate) fn remove(&self, comm: &Comm) {
         self.comms().remove(&comm.handle);
+        drop(comm.scratch.lock().unwrap_or_else(PoisonError::into_inner).take());
         *comm.windows.lock().unwrap_or_else(PoisonError::into_inner) = Windows::default();
     }
 

@@ -78,6 +78,22 @@ pub enum ArgumentError {
         /// How many ranks there are.
         size: usize,
     },
+    /// A list of ranks that cannot be left out.
+    #[error(
+        "{call}: a communicator of {size} cannot go on on rank {rank} without the ranks {excluded:?}: {problem}"
+    )]
+    Excluded {
+        /// The operation.
+        call: &'static str,
+        /// This rank.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// Who was to be left out.
+        excluded: Vec<usize>,
+        /// What is wrong with that.
+        problem: &'static str,
+    },
     /// A message to oneself, which waits for its other half for ever unless both are in one group.
     #[error(
         "{call}: rank {rank} is this rank itself; a message to oneself needs its send and its receive in one group"
@@ -219,6 +235,26 @@ impl InPlace {
 }
 
 impl Place {
+    /// The ranks to leave out, ascending, as NCCL is given them.
+    pub(crate) fn excluded(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<i32>, ArgumentError> {
+        let mut sorted = excluded.to_vec();
+        sorted.sort_unstable();
+        let problem = if excluded.is_empty() {
+            "that is nobody"
+        } else if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            "a rank is named twice"
+        } else if sorted.last().is_some_and(|last| *last >= self.size) {
+            "not all of them are its ranks"
+        } else if excluded.contains(&self.rank) {
+            "this rank is among them"
+        } else {
+            // Below the size, which NCCL holds in such a number.
+            return Ok(sorted.into_iter().map(|rank| rank as i32).collect());
+        };
+        let (rank, size, excluded) = (self.rank, self.size, excluded.to_vec());
+        Err(ArgumentError::Excluded { call, rank, size, excluded, problem })
+    }
+
     /// The bytes of `count` elements for each of `shares` ranks.
     fn bytes(
         &self,

@@ -16,6 +16,8 @@ use super::{
     AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
     call::{call, unwritten},
     check::{ArgumentError, Place},
+    children::child,
+    gate::Kind,
     group, reaper,
     service::{Listener, Service, Ticket, Unkept},
     shared::{Seat, Serving, Shared},
@@ -52,9 +54,9 @@ use crate::store::Deadline;
 /// ```
 #[doc(alias = "ncclComm_t")]
 pub struct Communicator {
-    shared: Arc<Shared>,
-    service: Service,
-    config: Config,
+    pub(super) shared: Arc<Shared>,
+    pub(super) service: Service,
+    pub(super) config: Config,
 }
 
 impl Communicator {
@@ -127,35 +129,25 @@ impl Communicator {
         };
         let waiting_for = format!("the other ranks to split (this one gives color {color} and key {key})");
         let config = config.clone();
-        self.serve(CALL, waiting_for, deadline, move |parent| {
-            let handle = Arc::<AtomicPtr<ncclComm>>::default();
-            let mut settings = raw.raw();
-            // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
-            // and the cell what it becomes.
-            unsafe {
-                call!(
-                    &parent.nccl,
-                    parent.name(),
-                    ncclCommSplit(parent.raw(), color, key, handle.as_ptr(), &mut settings)
-                )
-            }?;
-            let comm = handle.load(Ordering::Acquire);
-            if comm.is_null() {
-                let given_up = color == NCCL_SPLIT_NOCOLOR;
-                let absent = || unwritten(parent.nccl.api(), CALL, parent.name(), "communicator");
-                return if given_up { Ok(None) } else { Err(absent()) };
-            }
-            let (mut rank, mut size) = (0, 0);
-            // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.
-            unsafe {
-                call!(&parent.nccl, parent.name(), ncclCommUserRank(comm, &mut rank))?;
-                call!(&parent.nccl, parent.name(), ncclCommCount(comm, &mut size))?;
-            }
-            let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank: rank as usize };
-            let shared = Shared::new(&seat, size as usize, &config, raw, handle);
-            let service = Service::start(shared.name())?;
-            Ok(Some(Self { shared, service, config }))
-        })
+        let split =
+            Serving::begin(&self.shared, &self.service, (CALL, Kind::Child), waiting_for, move |parent| {
+                let handle = Arc::<AtomicPtr<ncclComm>>::default();
+                let mut settings = raw.raw();
+                // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
+                // and the cell what it becomes.
+                unsafe {
+                    call!(
+                        &parent.nccl,
+                        parent.name(),
+                        ncclCommSplit(parent.raw(), color, key, handle.as_ptr(), &mut settings)
+                    )
+                }?;
+                if color == NCCL_SPLIT_NOCOLOR && handle.load(Ordering::Acquire).is_null() {
+                    return Ok(None);
+                }
+                child(parent, CALL, handle, raw, config).map(Some)
+            });
+        split.finish(deadline)
     }
 
     /// This rank, below [`size`](Self::size).
@@ -227,7 +219,8 @@ impl Communicator {
         self.shared.async_error()
     }
 
-    /// Ends the communicator when all enqueued work is done. Collective: every rank destroys it. Windows and local
+    /// Ends the communicator when all enqueued work is done, or given up by a [revocation](Self::revoke). Collective:
+    /// every rank destroys it. Windows and local
     /// registrations that are left go with it. Captured graphs that use it must be gone, or it waits for them.
     ///
     /// # Errors
@@ -261,8 +254,10 @@ impl Communicator {
 
     fn begin_finalize(&self) -> Serving<()> {
         let waiting_for = "all ranks to finish their work and destroy the communicator".into();
-        self.begin("ncclCommFinalize", waiting_for, |shared| {
-            if !shared.nccl.has(Feature::CONFIG) {
+        let call = ("ncclCommFinalize", Kind::Child);
+        Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
+            // What was revoked has nothing to finish, and NCCL refuses it.
+            if !shared.nccl.has(Feature::CONFIG) || shared.gate.is_revoked() {
                 return Ok(());
             }
             // SAFETY: the communicator is alive while this call is inside.
@@ -341,7 +336,7 @@ impl Communicator {
         waiting_for: String,
         job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
     ) -> Serving<T> {
-        Serving::begin(&self.shared, &self.service, call, waiting_for, job)
+        Serving::begin(&self.shared, &self.service, (call, Kind::Collective), waiting_for, job)
     }
 
     /// Has the service thread run `job` inside NCCL, and waits for it.
@@ -417,24 +412,25 @@ impl Forming {
         let id = *id;
         let waiting_for = format!("all {size} ranks to join with unique id {id}");
         let call = if seat.nccl.has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { "ncclCommInitRank" };
-        let serving = Serving::begin(&shared, &service, call, waiting_for, move |shared| {
-            let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
-            if nccl.has(Feature::CONFIG) {
-                let mut settings = shared.config.raw();
-                // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
-                // outlive the call, and the strings they point to lie in `shared`; the context is current.
-                unsafe {
-                    call!(nccl, name, ncclCommInitRankConfig(out, nranks, id.raw(), rank, &mut settings))
-                }?;
-            } else {
-                // SAFETY: as above.
-                unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }?;
-            }
-            if shared.raw().is_null() {
-                return Err(unwritten(nccl.api(), call, name, "communicator"));
-            }
-            Ok(())
-        });
+        let serving =
+            Serving::begin(&shared, &service, (call, Kind::Collective), waiting_for, move |shared| {
+                let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
+                if nccl.has(Feature::CONFIG) {
+                    let mut settings = shared.config.raw();
+                    // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
+                    // outlive the call, and the strings they point to lie in `shared`; the context is current.
+                    unsafe {
+                        call!(nccl, name, ncclCommInitRankConfig(out, nranks, id.raw(), rank, &mut settings))
+                    }?;
+                } else {
+                    // SAFETY: as above.
+                    unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }?;
+                }
+                if shared.raw().is_null() {
+                    return Err(unwritten(nccl.api(), call, name, "communicator"));
+                }
+                Ok(())
+            });
         Ok(Self { shared, service, config, serving })
     }
 

@@ -94,6 +94,17 @@ pub enum CommError {
         reason: String,
     },
 
+    /// The communicator's work was given up.
+    #[error(
+        "{call}: {communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work"
+    )]
+    Revoked {
+        /// The call that was refused.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+    },
+
     /// The communicator was destroyed or aborted.
     #[error("{call}: {communicator} is gone, {how}")]
     Closed {

@@ -36,6 +36,10 @@ pub(crate) enum Kind {
     GroupEnd,
     /// A management call that every rank makes: no group may hold the communicator.
     Collective,
+    /// The same, of those that a revoked communicator takes too: makes a communicator of this one, or ends it.
+    Child,
+    /// The same, of those that a poisoned communicator takes too.
+    Rescue,
 }
 
 /// Whether calls are let in.
@@ -51,6 +55,8 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
+    /// Whether work was given up, and no more is taken.
+    revoked: bool,
     inside: Option<&'static str>,
     group: Option<ThreadId>,
     /// Threads that only look, beside whoever is inside.
@@ -76,7 +82,8 @@ pub(crate) struct Gate {
 impl Gate {
     /// An open gate; `communicator` is how errors call its owner.
     pub(crate) fn new(communicator: String) -> Self {
-        let state = State { phase: Phase::Open, inside: None, group: None, observers: 0, waiting: 0 };
+        let state =
+            State { phase: Phase::Open, revoked: false, inside: None, group: None, observers: 0, waiting: 0 };
         let word = AtomicU8::new(0);
         Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -167,13 +174,19 @@ impl Gate {
     fn enter_locked(&self, call: &'static str, kind: Kind, deadline: Option<Deadline>) -> Result<Entry<'_>> {
         let mut state = self.lock();
         loop {
-            if kind != Kind::GroupEnd {
-                self.admitted(&state, call)?;
+            match (kind, self.admitted(&state, call)) {
+                (Kind::GroupEnd, _) | (Kind::Rescue, Err(CommError::Poisoned { .. })) => {}
+                (Kind::Enqueue | Kind::Collective, Ok(())) if state.revoked => {
+                    return Err(CommError::Revoked { call, communicator: self.communicator.clone() });
+                }
+                (_, admitted) => admitted?,
             }
             let held_by_other = state.group.is_some_and(|owner| owner != thread::current().id());
             let busy_with = match (self.inside(&state), kind) {
                 (Some(inside), _) => inside,
-                (None, Kind::Collective) if state.group.is_some() => "an open group",
+                (None, Kind::Collective | Kind::Child | Kind::Rescue) if state.group.is_some() => {
+                    "an open group"
+                }
                 (None, Kind::Enqueue) if held_by_other => "another thread's open group",
                 (None, _) => break,
             };
@@ -228,6 +241,18 @@ impl Gate {
             state.phase = Phase::Poisoned(reason.into());
         }
         self.changed(state);
+    }
+
+    /// Lets in no work from now on.
+    pub(crate) fn revoke(&self) {
+        let mut state = self.lock();
+        state.revoked = true;
+        self.changed(state);
+    }
+
+    /// Whether no work is let in.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.lock().revoked
     }
 
     /// Lets in nothing from now on. `false` if that was so already, and then nothing changes.
@@ -323,8 +348,8 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        let State { phase, inside, group, waiting, .. } = &**self;
-        if matches!(phase, Phase::Open) && inside.is_none() && group.is_none() && *waiting == 0 {
+        let State { phase, revoked, inside, group, waiting, .. } = &**self;
+        if matches!(phase, Phase::Open) && !revoked && inside.is_none() && group.is_none() && *waiting == 0 {
             self.gate.word.fetch_and(!LOCKED, Ordering::Release);
         }
     }
@@ -413,6 +438,23 @@ mod tests {
         gate.leave_group();
         gate.wait_empty(Deadline::now()).unwrap();
         gate.enter("split", Kind::Collective, soon()).unwrap();
+    }
+
+    #[test]
+    fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
+        let gate = Gate::new("a".into());
+        gate.revoke();
+        for kind in [Kind::Enqueue, Kind::Collective] {
+            assert!(matches!(gate.enter("x", kind, None), Err(CommError::Revoked { .. })));
+        }
+        for kind in [Kind::Local, Kind::Child, Kind::Rescue] {
+            gate.enter("x", kind, None).unwrap();
+        }
+        gate.poison("an error");
+        assert!(matches!(gate.enter("x", Kind::Child, None), Err(CommError::Poisoned { .. })));
+        gate.enter("x", Kind::Rescue, None).unwrap();
+        gate.close("aborted");
+        assert!(matches!(gate.enter("x", Kind::Rescue, None), Err(CommError::Closed { .. })));
     }
 
     #[test]

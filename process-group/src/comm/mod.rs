@@ -9,9 +9,10 @@
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
 //! | `check` | what one rank can refuse before a launch |
 //! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
+//! | `children` | shrinking, revoking |
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | work |
-//! | `window`, `register` | memory that NCCL knows |
+//! | `window`, `register`, `memory` | memory that NCCL knows, and what it takes for itself |
 //! | `abort`, `reaper` | the end by force, and of what was dropped |
 //! | `call` | the one way into the table |
 //!
@@ -23,12 +24,14 @@
 mod abort;
 pub(crate) mod call;
 mod check;
+mod children;
 mod collective;
 mod communicator;
 mod config;
 mod error;
 mod gate;
 mod group;
+mod memory;
 mod nccl;
 mod one_sided;
 mod reaper;
@@ -43,12 +46,14 @@ mod window;
 pub use abort::AbortHandle;
 pub(crate) use abort::PATIENCE;
 pub use check::ArgumentError;
+pub use children::ShrinkMode;
 pub use communicator::Communicator;
 pub(crate) use communicator::{Forming, settings};
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
 pub(crate) use group::refuse_inside as refuse_inside_group;
+pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
 #[cfg(feature = "registration")]
 pub(crate) use reaper::report;

@@ -158,14 +158,14 @@ impl<T: Send + 'static> Serving<T> {
     pub(crate) fn begin(
         shared: &Arc<Shared>,
         service: &Service,
-        call: &'static str,
+        (call, kind): (&'static str, Kind),
         waiting_for: String,
         job: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
     ) -> Self {
         let own = shared.clone();
         let ticket = service.submit(move || {
             let gate = own.gate.clone();
-            let _entry = gate.enter(call, Kind::Collective, None)?;
+            let _entry = gate.enter(call, kind, None)?;
             let entered = own.context.enter();
             let result = entered.map_err(CommError::from).and_then(|_current| job(&own));
             let result = own.judge(result);

@@ -7,7 +7,7 @@ use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{Communicator, Config, Nccl, UniqueId, WindowFacts},
-    store::{Deadline, HashStore},
+    store::{Deadline, HashStore, Store},
 };
 
 /// Further away than any test takes.
@@ -126,6 +126,17 @@ impl Rank {
     pub(crate) fn communicator(&self) -> Communicator {
         Communicator::init(&self.nccl, &self.context, &self.id, self.rank, self.size, &self.config(), far())
             .unwrap()
+    }
+
+    /// Another one, whose ranks meet over the store.
+    pub(crate) fn communicator_named(&self, name: &str) -> Communicator {
+        let key = format!("communicator/{name}");
+        if self.rank == 0 {
+            self.store.set(&key, self.nccl.unique_id().unwrap().as_bytes()).unwrap();
+        }
+        let id = UniqueId::try_from(&self.store.get(&key, far()).unwrap()[..]).unwrap();
+        let config = Config { name: Some(name.into()), ..self.config() };
+        Communicator::init(&self.nccl, &self.context, &id, self.rank, self.size, &config, far()).unwrap()
     }
 
     pub(crate) fn world(&self) -> ProcessGroup {

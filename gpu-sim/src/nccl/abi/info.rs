@@ -1,11 +1,14 @@
 //! Versions, errors, questions about a communicator.
 
 use std::ffi::{c_char, c_int};
+use std::sync::{Arc, PoisonError};
 
-use nccl_sys::{ncclComm_t, ncclResult_t};
+use nccl_sys::{ncclComm_t, ncclCommMemStat_t, ncclResult_t};
 
 use super::{Out, call};
-use crate::nccl::error;
+use crate::memory::Physical;
+use crate::nccl::comm::Scratch;
+use crate::nccl::error::{self, Failure};
 use crate::world;
 
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
@@ -81,6 +84,31 @@ pub(super) unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut 
 pub(super) unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
     call("ncclCommUserRank", |_, library| {
         Out::new(rank, "rank")?.set(library.comm(comm)?.rank as c_int);
+        Ok(())
+    })
+}
+
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn ncclCommMemStats(
+    comm: ncclComm_t,
+    stat: ncclCommMemStat_t,
+    value: *mut u64,
+) -> ncclResult_t {
+    call("ncclCommMemStats", |_, library| {
+        let comm = library.comm(comm)?;
+        let out = Out::new(value, "value")?;
+        comm.usable()?;
+        let scratch = comm.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = |part: fn(&Scratch) -> &Arc<Physical>| scratch.as_ref().map_or(0, |all| part(all).size());
+        let (persistent, buffers) = (bytes(|all| &all.persistent), bytes(|all| &all.buffers));
+        out.set(match stat {
+            ncclCommMemStat_t::ncclStatGpuMemSuspend => buffers,
+            // Suspending is not modelled.
+            ncclCommMemStat_t::ncclStatGpuMemSuspended => 0,
+            ncclCommMemStat_t::ncclStatGpuMemPersist => persistent,
+            ncclCommMemStat_t::ncclStatGpuMemTotal => persistent + buffers,
+            other => return Err(Failure::argument(format!("no statistic has the number {}", other.0))),
+        });
         Ok(())
     })
 }

@@ -103,7 +103,7 @@ pub(crate) fn table(release: i32) -> Table {
     }
     fill! {
         info: ncclGetVersion ncclGetErrorString ncclGetLastError ncclCommGetAsyncError ncclCommCount
-            ncclCommCuDevice ncclCommUserRank;
+            ncclCommCuDevice ncclCommUserRank ncclCommMemStats;
         lifecycle: ncclGetUniqueId ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommInitAll
             ncclCommSplit ncclCommShrink ncclCommFinalize ncclCommDestroy ncclCommAbort ncclCommRevoke
             ncclGroupStart ncclGroupEnd;
