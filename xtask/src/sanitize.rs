@@ -3,6 +3,9 @@
 //! Its runtime comes with the stable toolchain; the flag that turns it on is not stable yet, so the compiler is told to
 //! take it all the same.
 
+use std::path::Path;
+use std::process::Command;
+
 use anyhow::Result;
 
 use crate::run_tests::{self, Options};
@@ -15,13 +18,17 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const SETTINGS: &str = "handle_segv=0:handle_sigbus=0";
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    run_tests::run_with(options, |root, test| {
-        test.env("RUSTC_BOOTSTRAP", "1")
-            // Not an argument: tests that build a program build it the same way.
-            .env("CARGO_BUILD_TARGET", TARGET)
-            .env("RUSTFLAGS", "-Zsanitizer=address")
-            .env("RUSTDOCFLAGS", "-Zsanitizer=address")
-            .env("ASAN_OPTIONS", SETTINGS)
-            .env("CARGO_TARGET_DIR", root.join("target/sanitize"));
-    })
+    run_tests::run_with(options, set)
+}
+
+/// Has a cargo command in the workspace `root` build with the sanitizer, and run so.
+pub(crate) fn set(root: &Path, cargo: &mut Command) {
+    cargo
+        .env("RUSTC_BOOTSTRAP", "1")
+        // Not an argument: tests that build a program build it the same way.
+        .env("CARGO_BUILD_TARGET", TARGET)
+        .env("RUSTFLAGS", "-Zsanitizer=address")
+        .env("RUSTDOCFLAGS", "-Zsanitizer=address")
+        .env("ASAN_OPTIONS", SETTINGS)
+        .env("CARGO_TARGET_DIR", root.join("target/sanitize"));
 }

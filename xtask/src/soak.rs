@@ -1,5 +1,8 @@
 //! `cargo xtask soak`: what the tests run for seconds, for as long as one likes.
 
+mod abort;
+mod footprint;
+
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 
@@ -17,6 +20,11 @@ pub(crate) struct Options {
 enum What {
     /// The caching allocator against its model: random operations until they differ, or there have been enough
     Alloc(Alloc),
+    /// Communicators aborted with work in flight, and inside each call that waits: over within a second, nothing left
+    Abort(abort::Options),
+    /// Makes unique ids for `abort`, in a process that ends with it
+    #[command(hide = true)]
+    Ids(abort::IdOptions),
 }
 
 #[derive(clap::Args)]
@@ -36,7 +44,14 @@ struct Alloc {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let What::Alloc(alloc) = &options.what;
+    match &options.what {
+        What::Alloc(alloc) => soak_alloc(alloc),
+        What::Abort(abort) => abort::run(abort),
+        What::Ids(ids) => abort::make_ids(ids),
+    }
+}
+
+fn soak_alloc(alloc: &Alloc) -> Result<()> {
     let seed = alloc.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish());
     let threads = alloc.threads.or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
     let words = [alloc.operations, seed, threads.unwrap_or(1) as u64];

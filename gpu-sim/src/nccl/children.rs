@@ -60,7 +60,8 @@ pub(crate) fn split(
     let child = init::create(machine, library, rank, members.len(), parent.device, config);
     parent.adopt(&child);
     made(child.handle);
-    init::meet(machine, library, &child, UniqueId::from_words(words))?;
+    let id = UniqueId::from_words(words);
+    init::meet(machine, library, &child, id).inspect_err(|_| close(library, leader, id))?;
     Ok(Some(child))
 }
 
@@ -100,10 +101,17 @@ pub(crate) fn shrink(
         || format!("rank {} to open the shrunk communicator of {parent}", survivors[0]),
         || shared.word(words[0]).load(Ordering::SeqCst) == name,
     )?;
-    let id = [words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed));
+    let id = UniqueId::from_words([words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed)));
     let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
     parent.adopt(&child);
     made(child.handle);
-    init::meet(machine, library, &child, UniqueId::from_words(id))?;
+    init::meet(machine, library, &child, id).inspect_err(|_| close(library, rank == 0, id))?;
     Ok(child)
+}
+
+/// Who opened a child's meeting closes it when it fails.
+fn close(library: &Library, leader: bool, id: UniqueId) {
+    if leader {
+        library.close_meeting(id);
+    }
 }

@@ -85,6 +85,15 @@ impl Library {
         roots.push(root);
         Ok(id)
     }
+
+    /// Closes a meeting that failed, of the ranks of a communicator that was made of another: those use no unique id,
+    /// so nothing listens for the missing ones.
+    pub(crate) fn close_meeting(&self, id: UniqueId) {
+        let mut roots = self.roots.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed: Vec<_> = roots.extract_if(.., |root| root.id == id).collect();
+        drop(roots);
+        drop(closed);
+    }
 }
 
 impl Part for Library {

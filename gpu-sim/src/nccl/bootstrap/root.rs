@@ -19,6 +19,7 @@ const BACKLOG: i32 = 1024;
 /// A running root; it ends when its meeting does, or when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Root {
+    pub(crate) id: UniqueId,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,7 +37,7 @@ impl Root {
         let meeting =
             Meeting { id, listener, stop: stop.clone(), callers: Vec::new(), roster: Roster::default() };
         let thread = std::thread::Builder::new().name("nccl-root".into()).spawn(move || meeting.run())?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { id, stop, thread: Some(thread) })
     }
 
     /// Whether the meeting is over.
