@@ -1,7 +1,8 @@
 //! `cargo xtask bench store`: our store's server and PyTorch's, asked by the same client, in turns.
 //!
 //! Each server is a process of its own. A round asks one, then the other, so that a machine that others use too is as
-//! slow for both.
+//! slow for both. The servers share one processor, of which the one that is not asked takes nothing, and the clients
+//! have the others: who runs where would decide more than what runs.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use comfy_table::{Table, presets};
 use process_group::store::{Deadline, Store, TcpStore};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 
 use crate::child::Owned;
@@ -195,12 +197,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     ensure!(options.rounds > 0 && options.calls > 0 && options.threads > 0, "nothing to measure");
     let this = std::env::current_exe().context("this program's own path")?;
+    let processors = Processors::divide()?;
     let mut contenders =
         vec![Contender::start("ours", Command::new(this).args(["bench", "store", "--serve"]))?];
     match std::env::var_os("PYTHON").map_or_else(torch_env::python, |python| Ok(Some(python.into())))? {
         Some(python) => contenders.push(Contender::start("PyTorch's", &mut torch(&python))?),
         None => eprintln!("PyTorch's server is left out: `cargo xtask torch-env` fetches it"),
     }
+    processors.to_clients()?;
     for _ in 0..options.rounds {
         contenders.iter_mut().try_for_each(|contender| contender.round(options))?;
     }
@@ -230,6 +234,37 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     writeln!(std::io::stdout(), "{table}")?;
     Ok(())
+}
+
+/// The processors that this process may run on.
+struct Processors {
+    clients: Option<CpuSet>,
+}
+
+impl Processors {
+    /// Goes to the one that is the servers', for them to begin there.
+    fn divide() -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("asking for this process's processors")?;
+        let all: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+        let (Some((last, others)), 2..) = (all.split_last(), all.len()) else {
+            eprintln!("one processor for servers and clients: they wait for each other");
+            return Ok(Self { clients: None });
+        };
+        let set = |cpus: &[usize]| {
+            let mut set = CpuSet::new();
+            cpus.iter().for_each(|cpu| set.set(*cpu));
+            set
+        };
+        sched_setaffinity(None, &set(&[*last])).context("going to the servers' processor")?;
+        Ok(Self { clients: Some(set(others)) })
+    }
+
+    /// Goes to the others; threads that begin later do too.
+    fn to_clients(&self) -> Result<()> {
+        self.clients.as_ref().map_or(Ok(()), |clients| {
+            sched_setaffinity(None, clients).context("going to the clients' processors")
+        })
+    }
 }
 
 fn torch(python: &Path) -> Command {
