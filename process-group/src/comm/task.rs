@@ -37,6 +37,10 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
+    /// Those that not all members call.
+    pub(crate) const ALONE: [Self; 5] =
+        [Self::Send, Self::Recv, Self::PutSignal, Self::Signal, Self::WaitSignals];
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",

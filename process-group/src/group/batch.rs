@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::Location, slice};
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Buffer, GroupError, ProcessGroup, Result, Work, list};
+use super::{Buffer, GroupError, ProcessGroup, Result, Work, checked, list};
 use crate::{
     comm::{ArgumentError, Group, Operation, ReduceOp, Task},
     profile,
@@ -54,7 +54,8 @@ impl<'a> Batch<'a> {
     fn launch_all(self, operation: &'static str) -> Result<Work> {
         let Self { group, stream, tasks, site } = self;
         let tasks = tasks.into_inner();
-        to_oneself(group, &tasks)?;
+        let is_collective = || checked::is_collective(operation, tasks.iter());
+        to_oneself(group, &tasks).inspect_err(|error| group.refused(is_collective(), error))?;
         if let Some(checked) = &group.checked {
             checked.compare(group, tasks.iter().copied().collect())?;
         }
@@ -90,6 +91,11 @@ impl<'a> Batch<'a> {
             }
         };
         group.mark(blank, operation, stream, span, counted)
+    }
+
+    /// Whether all members make the call, as far as what was queued tells.
+    pub(super) fn is_collective(&self, operation: &str) -> bool {
+        checked::is_collective(operation, self.tasks.borrow().iter())
     }
 
     pub(super) fn queue(&self, task: Task) -> Result<()> {

@@ -11,6 +11,7 @@ use std::{
 use super::{GroupError, ProcessGroup, Result};
 use crate::{
     comm::{Operation, ReduceOp, Task},
+    record::plain,
     store::{Store, rendezvous},
 };
 
@@ -36,6 +37,14 @@ type Difference = ((usize, String), (usize, String));
 
 fn is_message(task: &Task) -> bool {
     task.call == Operation::Send.name() || task.call == Operation::Recv.name()
+}
+
+/// Whether all members make the call of this name, of which this much has been queued; of a batch only that tells.
+pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item = &'a Task>) -> bool {
+    match operation {
+        "batch" => queued.any(|task| !is_message(task) && !task.operation.is_one_sided()),
+        name => !Operation::ALONE.iter().any(|alone| alone.name() == name),
+    }
 }
 
 impl Card {
@@ -178,6 +187,15 @@ impl Checked {
         Ok(())
     }
 
+    /// Tells the other members of a collective that this rank cannot call it, and why; they are about to.
+    fn refuse(&self, group: &ProcessGroup, error: &GroupError) {
+        let card = Card { collectives: vec![plain(&format!("nothing ({error})"))], ..Card::default() };
+        let number = self.calls.fetch_add(1, Ordering::AcqRel);
+        let all: Vec<_> = (0..group.size()).collect();
+        // This rank has its own error to tell.
+        let _ = self.meet(group, &all, "all", number, &card);
+    }
+
     /// Meets the members at `places` for the time of this number.
     fn meet(
         &self,
@@ -214,6 +232,16 @@ impl Checked {
             other: group.ranks[other],
             other_call,
         })
+    }
+}
+
+impl ProcessGroup {
+    /// Where calls are compared, tells the other members that this rank has found its own call wrong. Not of messages:
+    /// whom they were meant for may be what is wrong.
+    pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
+        if let Some(checked) = self.checked.as_ref().filter(|_| is_collective && self.standing().is_ok()) {
+            checked.refuse(self, error);
+        }
     }
 }
 

@@ -379,7 +379,7 @@ impl ProcessGroup {
         // In an open group the operation would be launched after the mark that says when it is done.
         crate::comm::refuse_inside_group(operation)?;
         let batch = Batch::new(self, stream);
-        queue(&batch)?;
+        queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
         batch.launch(operation)
     }
 

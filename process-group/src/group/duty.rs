@@ -28,13 +28,24 @@ pub(crate) struct Duty {
     rolling: Arc<Rolling>,
     outstanding: Weak<Outstanding>,
     work_timeout: Duration,
-    /// The streams' oldest works, and since when they are that.
-    oldest: Mutex<Vec<((usize, u64), Instant)>>,
+    oldest: Mutex<Oldest>,
     /// When work was found that was not done in time.
     overdue: OnceLock<Instant>,
 }
 
+/// The streams' oldest works.
+#[derive(Default)]
+struct Oldest {
+    /// When they were looked at.
+    looked: Option<Instant>,
+    /// By their keys, and how long they were seen to be that.
+    works: Vec<((usize, u64), Duration)>,
+}
+
 impl Duty {
+    /// The most that one look after another counts for: a process that was stopped in between has waited for nobody.
+    const STEP: Duration = Duration::from_secs(1);
+
     pub(super) fn new(
         id: String,
         desk: &Arc<Desk>,
@@ -103,7 +114,8 @@ impl Vigil {
             Some(since) if now.saturating_duration_since(*since) > self.patience() * 2 => {
                 let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
                 if let Some(work) = duty.outstanding().oldest().first() {
-                    self.trouble(self.late(duty, work, *since, now, nobody));
+                    let waited = duty.work_timeout + now.saturating_duration_since(*since);
+                    self.trouble(self.late(duty, work, waited, nobody));
                 }
             }
             Some(_) => {}
@@ -118,32 +130,35 @@ impl Vigil {
 
     fn look_at_works(self: &Arc<Self>, duty: &Duty, now: Instant) {
         let mut oldest = duty.oldest.lock().unwrap_or_else(PoisonError::into_inner);
-        let former = std::mem::take(&mut *oldest);
+        let Oldest { looked, works } = std::mem::take(&mut *oldest);
+        oldest.looked = Some(now);
+        let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
+        let step = step.min(Duty::STEP);
         for work in duty.outstanding().settle() {
-            let since =
-                former.iter().find(|(other, _)| *other == work.key()).map_or(now, |(_, since)| *since);
-            oldest.push((work.key(), since));
-            if now.saturating_duration_since(since) >= duty.work_timeout && duty.overdue.set(now).is_ok() {
+            let former = works.iter().find(|(other, _)| *other == work.key());
+            let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
+            oldest.works.push((work.key(), waited));
+            if waited >= duty.work_timeout && duty.overdue.set(now).is_ok() {
                 let vigil = self.clone();
-                let ask = move || vigil.accuse(&work, since);
+                let ask = move || vigil.accuse(&work, waited);
                 let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
             }
         }
     }
 
-    fn late(&self, duty: &Duty, work: &Work, since: Instant, now: Instant, progress: Progress) -> Trouble {
+    fn late(&self, duty: &Duty, work: &Work, waited: Duration, progress: Progress) -> Trouble {
         Trouble::Overdue {
             group: duty.id.clone(),
             rank: self.rank(),
             operation: work.operation().to_owned(),
             sequence: work.sequence(),
-            waited: now.saturating_duration_since(since),
+            waited,
             progress,
         }
     }
 
     /// Asks all members how far they are, and tells all who has not joined. One member does that for all.
-    fn accuse(&self, work: &Work, since: Instant) {
+    fn accuse(&self, work: &Work, waited: Duration) {
         let Some(duty) = self.duty() else { return };
         self.recorder.trouble();
         let own = self.rank().to_string();
@@ -153,7 +168,7 @@ impl Vigil {
         }
         let deadline = Deadline::after(self.patience());
         if let Ok(progress) = duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
-            self.bell.tell(self.late(duty, work, since, Instant::now(), progress));
+            self.bell.tell(self.late(duty, work, waited, progress));
         }
     }
 }

@@ -195,7 +195,7 @@ impl Answer {
 }
 
 /// Text in a line that has fields.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 

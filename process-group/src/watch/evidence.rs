@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
     rolling::{Mark, Rolling},
-    trouble::{parse, plain},
+    trouble::parse,
 };
-use crate::record::Dump;
+use crate::record::{Dump, plain};
 
 /// Where members of a group called different things.
 #[derive(Debug, Clone, PartialEq, Eq)]

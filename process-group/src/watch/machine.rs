@@ -133,6 +133,8 @@ pub(super) struct Machine {
     read: Duration,
     /// The store failed: it is not asked before this.
     retry: Duration,
+    /// How often in a row.
+    failures: u32,
     noticed: VecDeque<Trouble>,
     /// Of the log, what is to be acted on.
     acts: VecDeque<Trouble>,
@@ -167,6 +169,7 @@ impl Machine {
             next: now,
             read: now,
             retry: now,
+            failures: 0,
             noticed: VecDeque::new(),
             acts: VecDeque::new(),
             standing: Vec::new(),
@@ -199,8 +202,9 @@ impl Machine {
             Input::Troubles(troubles) => troubles.into_iter().for_each(|trouble| self.stand(trouble, now)),
             Input::Testimonies(members, all) => self.hear(&members, all),
             Input::StoreFailed => {
-                // Soon: the others wait for a heartbeat.
-                self.retry = now + self.post.pause / 4;
+                // Soon, since the others wait for a heartbeat; but a store that is gone is not asked all the time.
+                self.retry = now + if self.failures < 8 { self.post.pause / 4 } else { self.post.pause };
+                self.failures = self.failures.saturating_add(1);
                 self.next = self.next.min(self.retry);
                 self.farewells += u32::from(self.leaving);
                 // Who leaves a store that does not answer has left it.
@@ -239,7 +243,7 @@ impl Machine {
     fn read(&mut self, board: Board, now: Duration) {
         // A rank that was stopped itself, or could not read, knows nothing of the others yet.
         let was_away = now - self.read > self.post.heartbeat;
-        self.read = now;
+        (self.read, self.failures) = (now, 0);
         self.left |= self.leaving;
         self.log.end = self.log.end.max(board.troubles);
         self.questions.end = self.questions.end.max(board.asked);

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use super::evidence::Divergence;
-use crate::{group::GroupError, peers::Loss, record::Progress};
+use crate::{
+    group::GroupError,
+    peers::Loss,
+    record::{Progress, plain},
+};
 
 /// Something that ends a group. Ranks are ranks of the job, groups are known by their ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,11 +30,6 @@ pub(crate) enum Trouble {
     Suspect { group: String, number: u64, ranks: [usize; 2] },
     /// Members called different things.
     Diverged { group: String, divergence: Divergence },
-}
-
-/// Text in a line that has fields.
-pub(super) fn plain(text: &str) -> String {
-    text.replace(char::is_control, " ")
 }
 
 /// The next field, as a number or whatever else it should be.

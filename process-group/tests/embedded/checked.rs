@@ -164,6 +164,28 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn what_one_finds_wrong_by_itself_is_told_to_the_others() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let place = Place::new(&rank);
+            let receive = if rank.rank == 1 { 3 } else { 2 };
+            let sum = |receive: usize| unsafe {
+                place.world.all_reduce(place.part(0, 2), place.part(8, receive), ReduceOp::Sum, &place.stream)
+            };
+            let error = sum(receive).unwrap_err();
+            match rank.rank {
+                0 => assert!(error.to_string().contains("rank 1 calls nothing (all_reduce in world"), "{error}"),
+                _ => assert!(matches!(error, GroupError::Lengths { .. }), "{error}"),
+            }
+            assert_eq!(launches(&machine), 0);
+            place.world.barrier(far()).unwrap();
+            sum(2).unwrap().wait_timeout(far()).unwrap();
+            place.world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn a_member_that_does_not_call_is_named() {
         let machine = machine(2);
         machine.ranks(2, |rank| {

@@ -30,8 +30,10 @@ fn one_rank() {
     let context = machine.context(device);
     let builder = || {
         let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
-        let witnesses = if fate.ends_with("apart") { Witnesses::Store } else { Witnesses::Kernel };
-        builder.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(500)).witnesses(witnesses)
+        let (witnesses, heartbeat) =
+            if fate.ends_with("apart") { (Witnesses::Store, 1000) } else { (Witnesses::Kernel, 500) };
+        let builder = builder.timeout(Duration::from_secs(60)).witnesses(witnesses);
+        builder.heartbeat(Duration::from_millis(heartbeat))
     };
     let world = builder().build().unwrap();
     let me = world.rank();

@@ -67,8 +67,9 @@ impl Work {
     /// Waits on the host until the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::Lost`] as soon as a member is; [`GroupError::WorkTimeout`] past the deadline; [`GroupError::Comm`]
-    /// for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
+    /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
+    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::WorkTimeout`] past the deadline;
+    /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
     }
