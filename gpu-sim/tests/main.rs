@@ -21,6 +21,7 @@ mod nccl_collectives;
 mod nccl_divergence;
 mod nccl_groups;
 mod nccl_lifecycle;
+mod nccl_one_sided;
 mod nccl_processes;
 mod nccl_seeded;
 mod nccl_windows;

@@ -11,6 +11,10 @@ use super::{Nccl, Result, WindowFacts};
 /// Communicators are blocking ones: a non-blocking one costs 25 to 30 µs more a call, and deadlines are kept by
 /// the service thread instead. A release that does not know a setting ignores it without a word;
 /// [`ignored_by`](Self::ignored_by) tells.
+///
+/// From 2.31 NCCL takes some of these settings with a call too (`ncclAllReduceConfig` and its like, raw in `nccl-sys`).
+/// They are not used here: all ranks must give a call the same ones, which NCCL does not compare, and a communicator
+/// that is [split](super::Communicator::split) off with other settings, agreed once, does the same for its calls.
 #[doc(alias = "ncclConfig_t")]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -114,6 +114,7 @@ impl Builder {
             self.ready(true, deadline)?;
         let terms = self.terms(timing, false);
         one_root(size)?;
+        let me = Member::here(rank, size, &nccl, &context)?;
         arrive(&*store, size)?;
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
 
@@ -123,7 +124,6 @@ impl Builder {
 
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
-        let me = Member::here(rank, size, &nccl, &context)?;
         let peers = Peers::meet(&store, 0, slice::from_ref(&me), self.heartbeat, deadline)?;
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let desk = Arc::new(Desk::open(&store, size)?);

@@ -116,10 +116,16 @@ impl Operation {
         }
     }
 
-    /// Whether it is between two members, so that it is counted apart.
+    /// Whether it is between two members, so that it is counted apart, if at all.
     #[must_use]
     pub const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals)
+    }
+
+    /// Whether the other member has nothing that it would be matched with, so that it is in no count.
+    #[must_use]
+    pub const fn is_one_sided(self) -> bool {
+        matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
     /// Whether it says only that a batch ends, whose calls are recorded before.

@@ -142,16 +142,16 @@ impl Dump {
         }
     }
 
-    /// As PyTorch's analyser reads it: a pickle of plain values.
+    /// As PyTorch's analyser reads it: a pickle of plain values, without one-sided calls, which it does not know.
     #[must_use]
     pub fn to_pickle(&self) -> Vec<u8> {
-        self.document().to_pickle()
+        self.document(|operation| !operation.is_one_sided()).to_pickle()
     }
 
-    /// The same as JSON.
+    /// The same as JSON, with every call.
     #[must_use]
     pub fn to_json(&self) -> String {
-        self.document().to_json()
+        self.document(|_| true).to_json()
     }
 
     /// Writes the pickle to `folder`, as `flight_NAME_RANK`, which takes the place of an older one whole. PyTorch's
@@ -171,7 +171,8 @@ impl Dump {
         Ok(path)
     }
 
-    fn document(&self) -> Value {
+    /// With the calls of the operations that are `wanted`.
+    fn document(&self, wanted: fn(Operation) -> bool) -> Value {
         let groups = |value: fn(&Self, usize, &DumpedGroup) -> Value| {
             let groups = self.groups.iter().enumerate();
             Value::Dict(groups.map(|(place, group)| (group.id.clone(), value(self, place, group))).collect())
@@ -196,13 +197,14 @@ impl Dump {
                 ("last_completed_collective", number(completed)),
             ])
         });
+        let entries = self.entries.iter().filter(|entry| wanted(entry.operation));
         dict([
             ("version", Self::VERSION.into()),
             ("comm_lib_version", self.library.as_str().into()),
             ("rank", (self.rank as u64).into()),
             ("pg_config", config),
             ("pg_status", status),
-            ("entries", Value::List(self.entries.iter().map(|entry| self.entry(entry)).collect())),
+            ("entries", Value::List(entries.map(|entry| self.entry(entry)).collect())),
         ])
     }
 

@@ -212,7 +212,7 @@ impl Track {
         let mut alone = Batched::default();
         let batch = batch.unwrap_or(&mut alone);
         let seen = if message { &mut batch.message } else { &mut batch.collective };
-        let counted = !std::mem::replace(seen, true);
+        let counted = !call.operation.is_one_sided() && !std::mem::replace(seen, true);
         let count = |counter: &AtomicU64, new: bool| {
             if new { counter.fetch_add(1, Ordering::Relaxed) + 1 } else { counter.load(Ordering::Relaxed) }
         };

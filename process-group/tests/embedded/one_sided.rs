@@ -73,6 +73,12 @@ pub(crate) fn every_one_sided(group: &ProcessGroup, memory: DevicePtr, bytes: us
     }
     group.quiesce(far()).unwrap();
     assert_eq!(group.sequence(), before, "one-sided calls are in no sequence");
+    // They are recorded, but not for PyTorch's analyser, which would give up.
+    let dump = group.dump();
+    let pickle = String::from_utf8_lossy(&dump.to_pickle()).into_owned();
+    for name in ["put_signal", "wait_signals"] {
+        assert!(dump.to_json().contains(name) && !pickle.contains(name), "{name}");
+    }
 }
 
 /// The same put and wait in a graph, launched again and again, beside others that are not in one.
