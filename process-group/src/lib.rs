@@ -19,9 +19,11 @@
 //! follows from records that all of them have; no memory that NCCL may still write to is freed; `Drop` calls no
 //! collective and does not panic.
 
+mod chain;
 pub mod comm;
 pub mod group;
 mod hash;
+mod memory;
 pub mod peers;
 mod profile;
 pub mod record;
@@ -30,6 +32,7 @@ pub mod registration;
 pub mod store;
 mod watch;
 
+use chain::chain;
 pub use group::ProcessGroup;
 
 #[cfg(doctest)]

@@ -145,6 +145,12 @@ impl Pool {
         self.0.core.kind
     }
 
+    /// Where its segments come from.
+    #[must_use]
+    pub fn source(&self) -> &Arc<dyn SegmentSource> {
+        &self.0.core.source
+    }
+
     /// A block of at least `bytes`, for use on `stream` from now on.
     ///
     /// # Errors

@@ -130,6 +130,11 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether its segments can be [exported](Self::export) in some way, as who lets others reach them needs.
+    fn is_exportable(&self) -> bool {
+        false
+    }
+
     /// What another process needs to map the memory. The caller holds the segment.
     ///
     /// # Errors

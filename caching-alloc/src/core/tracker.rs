@@ -7,6 +7,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::allocator::Allocator;
 use super::device::Device;
 use super::entry::{ActionKind, Entry};
 use super::error::{Fault, TrackError, chain};
@@ -115,6 +116,12 @@ pub struct Attachment {
 }
 
 impl Attachment {
+    /// Whether the tracker is attached to this allocator.
+    #[must_use]
+    pub fn is_of(&self, allocator: &Allocator) -> bool {
+        Arc::ptr_eq(&self.device, allocator.shared())
+    }
+
     /// Detaches: the tracker gets what happened before, and once this returns it is not called any more.
     ///
     /// # Errors

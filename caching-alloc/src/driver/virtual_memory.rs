@@ -136,6 +136,10 @@ impl SegmentSource for VirtualMemorySource {
         self.peers().next().is_none().then_some(self)
     }
 
+    fn is_exportable(&self) -> bool {
+        !self.sharing.handle_types.is_empty()
+    }
+
     fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
         let physical = self.physical(memory.address);
         let refused = SourceError::NotExportable { memory: *memory, kind };

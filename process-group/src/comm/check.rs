@@ -177,6 +177,31 @@ pub enum ArgumentError {
         /// What was given.
         count: usize,
     },
+    /// Memory that is to be registered, and is already.
+    #[error(
+        "{call}: {bytes} bytes at {address:#x} overlap {known_bytes} bytes at {known:#x}, which are registered with the \
+         communicator already"
+    )]
+    RegisteredTwice {
+        /// The call.
+        call: &'static str,
+        /// Where the memory starts.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+        /// Where what is registered starts.
+        known: u64,
+        /// Its length in bytes.
+        known_bytes: usize,
+    },
+    /// Memory that is to be deregistered, and is not registered.
+    #[error("{call}: nothing that starts at {address:#x} is registered with the communicator")]
+    NotRegistered {
+        /// The call.
+        call: &'static str,
+        /// Where the memory starts.
+        address: u64,
+    },
     /// A stream of another device than the communicator's.
     #[error(
         "{call}: the stream is of device {stream}, but the communicator's memory is on device {communicator}"

@@ -278,6 +278,8 @@ impl Communicator {
                 shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
                 let _entry = shared.gate.enter_closed(CALL);
                 let _current = shared.context.enter()?;
+                // What fails here, NCCL does itself with the next call.
+                let _ = shared.deregister_all().inspect_err(reaper::report);
                 // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
                 unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
             };

@@ -159,6 +159,20 @@ pub enum CommError {
         why: String,
     },
 
+    /// NCCL accepted memory and registered nothing.
+    #[error(
+        "{communicator}: NCCL answered success to the registration of {bytes} bytes at {address:#x} and registered \
+         nothing; does a file with settings (NCCL_CONF_FILE) set NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY=1?"
+    )]
+    NothingRegistered {
+        /// Whose call it was.
+        communicator: String,
+        /// Where the memory starts.
+        address: u64,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+
     /// A unique id has another length.
     #[error(
         "a unique id has 128 bytes, but {found} bytes were given; did another version of the program write it?"

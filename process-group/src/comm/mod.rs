@@ -12,7 +12,7 @@
 //! | `children` | shrinking, revoking |
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | work |
-//! | `window`, `register`, `memory` | memory that NCCL knows, and what it takes for itself |
+//! | `window`, `register`, `registry`, `memory` | memory that NCCL knows, and what it takes for itself |
 //! | `abort`, `reaper` | the end by force, and of what was dropped |
 //! | `call` | the one way into the table |
 //!
@@ -36,6 +36,8 @@ mod nccl;
 mod one_sided;
 mod reaper;
 mod register;
+#[cfg_attr(not(feature = "registration"), expect(dead_code, reason = "what comes and goes with segments"))]
+mod registry;
 mod service;
 mod shared;
 mod task;
@@ -60,7 +62,7 @@ pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]
-pub(crate) use register::register;
+pub(crate) use registry::{Keeper, Unsettled};
 pub(crate) use service::{Force, Listener};
 pub(crate) use shared::Seat;
 #[cfg(feature = "registration")]

@@ -17,6 +17,7 @@ use super::{
     call::{self, call},
     check::Place,
     gate::{Gate, Kind},
+    registry::Registry,
     service::{Force, Listener, Service, Ticket, Unkept},
     window::Windows,
 };
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     listeners: Mutex<Vec<Weak<Listener>>>,
     /// Whether one-sided operations were prepared.
     pub(crate) one_sided: AtomicBool,
+    pub(crate) registry: Registry,
 }
 
 impl Shared {
@@ -66,6 +68,7 @@ impl Shared {
             windows: Mutex::default(),
             listeners: Mutex::default(),
             one_sided: AtomicBool::new(false),
+            registry: Registry::default(),
         })
     }
 
@@ -102,8 +105,9 @@ impl Shared {
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
-    /// The communicator is gone: nothing reaches what its windows showed any more.
+    /// The communicator is gone: nothing reaches what its windows showed, or what was registered, any more.
     pub(crate) fn let_go(&self) {
+        self.registry.clear();
         let kept = std::mem::take(&mut self.windows().kept);
         // Dropped here, with the lock released: memory may have much to tell when it goes.
         drop(kept);

@@ -41,6 +41,22 @@ impl Operation {
     pub(crate) const ALONE: [Self; 5] =
         [Self::Send, Self::Recv, Self::PutSignal, Self::Signal, Self::WaitSignals];
 
+    pub(crate) const ALL: [Self; 13] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Gather,
+        Self::Scatter,
+        Self::Send,
+        Self::Recv,
+        Self::PutSignal,
+        Self::Signal,
+        Self::WaitSignals,
+    ];
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -127,6 +143,34 @@ impl Task {
         Self { rank, ..self }
     }
 
+    /// The buffers that this rank has a use for: what for, where, and their bytes. One that is both stands for itself once.
+    #[inline]
+    pub(crate) fn buffers(&self, place: &Place) -> [Option<(&'static str, u64, u64)>; 2] {
+        let share = (self.count as u64).saturating_mul(self.dtype.size() as u64);
+        let all = share.saturating_mul(place.size as u64);
+        let named = place.rank == self.rank;
+        let send = |bytes| Some(("send", self.send.0, bytes));
+        let receive = |bytes| Some(("receive", self.receive.0, bytes));
+        let (send, receive) = match self.operation {
+            Operation::AllReduce => (send(share), receive(share)),
+            Operation::Broadcast => (send(share).filter(|_| named), receive(share)),
+            Operation::Reduce => (send(share), receive(share).filter(|_| named)),
+            Operation::AllGather => (send(share), receive(all)),
+            Operation::ReduceScatter => (send(all), receive(share)),
+            Operation::AllToAll => (send(all), receive(all)),
+            Operation::Gather => (send(share), receive(all).filter(|_| named)),
+            Operation::Scatter => (send(all).filter(|_| named), receive(share)),
+            Operation::Send => (send(share), None),
+            Operation::Recv => (None, receive(share)),
+            // They lie in windows, or there is no use for them.
+            Operation::PutSignal | Operation::Signal | Operation::WaitSignals => (None, None),
+        };
+        match (send, receive) {
+            (Some((_, from, bytes)), Some((_, to, length))) if from == to && bytes == length => [send, None],
+            _ => [send, receive],
+        }
+    }
+
     /// Checks what one rank can check alone; `grouped` says whether it will be launched within a group.
     pub(crate) fn check(&self, place: &Place, grouped: bool) -> Result<(), ArgumentError> {
         let Self { operation, call, count, dtype, op, rank, .. } = *self;
@@ -196,6 +240,9 @@ impl Communicator {
         let shared = self.shared();
         let window = self.window_of(task)?;
         let _entry = shared.gate.enter(task.call, Kind::Enqueue, None)?;
+        if shared.registry.owes() {
+            shared.settle_before(task.call)?;
+        }
         group::enrol(shared);
         let _current = shared.context.enter()?;
         let launch = Launch {

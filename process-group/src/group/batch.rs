@@ -113,7 +113,9 @@ impl<'a> Batch<'a> {
     }
 
     fn check(&self, task: &Task) -> Result<()> {
-        Ok(self.group.communicator.check_task(task, self.stream, true)?)
+        let Self { group, stream, .. } = self;
+        group.communicator.check_task(task, stream, true)?;
+        group.sight.look(&group.name, &group.communicator, task)
     }
 
     fn push(&self, task: Task) {

@@ -1,9 +1,9 @@
 //! Memory as operations take it.
 
-use cuda_driver::DevicePtr;
+use cuda_driver::{Context, DevicePtr};
 
 use super::{GroupError, Result};
-use crate::comm::DataType;
+use crate::{comm::DataType, memory};
 
 /// Device memory that holds elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,24 @@ impl Buffer {
     #[must_use]
     pub const fn new(ptr: DevicePtr, elements: usize, dtype: DataType) -> Self {
         Self { ptr, elements, dtype }
+    }
+
+    /// The same, after a look that all of it is memory of the context's device. Groups look too, when they see memory for
+    /// the first time; this finds out where the buffer is made.
+    ///
+    /// # Errors
+    /// [`GroupError::Buffer`].
+    pub fn checked(context: &Context, ptr: DevicePtr, elements: usize, dtype: DataType) -> Result<Self> {
+        let buffer = Self::new(ptr, elements, dtype);
+        if elements > 0 {
+            memory::look(context, ptr, buffer.bytes() as u64).map_err(|source| GroupError::Buffer {
+                operation: "a check",
+                group: "no group".into(),
+                buffer: "given",
+                source,
+            })?;
+        }
+        Ok(buffer)
     }
 
     /// Its length in bytes.

@@ -11,11 +11,13 @@ use std::{
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, Member, ProcessGroup, Result, Witnesses,
+    Environment, GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result, Stance, Witnesses,
     checked::Checked,
     duty::Duty,
     member,
     process_group::{Counter, SharedStore, explain},
+    registration::Registered,
+    sight::Sight,
     vigil::{NO, Vigil},
     work::{Marks, Outstanding},
 };
@@ -56,6 +58,8 @@ pub struct Builder {
     checked: bool,
     dump_folder: Option<PathBuf>,
     timing: bool,
+    registration: Option<bool>,
+    check_buffers: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -86,6 +90,8 @@ impl Builder {
             checked: false,
             dump_folder: None,
             timing: false,
+            registration: None,
+            check_buffers: true,
         }
     }
 
@@ -184,6 +190,22 @@ impl Builder {
         Self { timing, ..self }
     }
 
+    /// Has the segments of the allocators that this process follows registered with the group's communicator, and with
+    /// those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
+    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree on it: either all register, or none, and
+    /// [`ProcessGroup::registration`] says why. Allocators are attached before the group is made; see the module
+    /// `registration`.
+    pub fn registration(self, wanted: bool) -> Self {
+        Self { registration: Some(wanted), ..self }
+    }
+
+    /// Whether the group looks that the buffers it is given are memory of its device (default: yes). Each allocation is
+    /// looked at when it is seen for the first time; what was freed meanwhile, and is something else now, is not noticed.
+    /// Without, [`ProcessGroup::registration_report`] counts nothing.
+    pub fn check_buffers(self, check: bool) -> Self {
+        Self { check_buffers: check, ..self }
+    }
+
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
@@ -196,7 +218,7 @@ impl Builder {
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
-        let Ready { rank, size, store, host, nccl, context, folder, timing, checked } =
+        let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
             self.ready(false, deadline)?;
         let terms = self.terms(timing, checked);
         let name: Arc<str> = self.name.into();
@@ -204,7 +226,7 @@ impl Builder {
         let store = own_part(&root, &name, self.epoch);
 
         Watch::announce(&store, rank)?;
-        let card = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses).encode();
+        let card = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance).encode();
         let ranks: Arc<[usize]> = (0..size).collect();
         let cards = rendezvous(&store, "join", rank, size, card.as_bytes(), deadline)
             .map_err(|error| explain(&name, &ranks, error, "the start of the group"))?;
@@ -229,8 +251,8 @@ impl Builder {
 
     /// What the group is held to.
     pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
-        let Self { timeout, work_timeout, heartbeat, .. } = *self;
-        Terms { timeout, work_timeout: work_timeout.unwrap_or(timeout), heartbeat, timing, checked }
+        let Self { timeout, work_timeout, heartbeat, check_buffers: looks, .. } = *self;
+        Terms { timeout, work_timeout: work_timeout.unwrap_or(timeout), heartbeat, timing, checked, looks }
     }
 
     /// Finds out where this rank stands, and what it finds wrong on its own, before the others are met. `counted` says
@@ -272,7 +294,8 @@ impl Builder {
         }
         let timing = self.timing || environment.timing;
         let checked = self.checked || environment.checked;
-        Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked })
+        let stance = Stance::here(self.registration.unwrap_or(environment.registration), &nccl);
+        Ok(Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance })
     }
 }
 
@@ -289,6 +312,8 @@ pub(super) struct Ready {
     pub(super) folder: Option<PathBuf>,
     pub(super) timing: bool,
     pub(super) checked: bool,
+    /// What it says of registration.
+    pub(super) stance: Stance,
 }
 
 /// What the leader of a new group gives its members: a number, and a unique id.
@@ -372,6 +397,8 @@ pub(super) struct Terms {
     pub(super) timing: bool,
     /// Whether calls are compared before they are launched.
     pub(super) checked: bool,
+    /// Whether buffers are looked at.
+    pub(super) looks: bool,
 }
 
 impl Seat {
@@ -399,14 +426,19 @@ impl Seat {
     ) -> Result<ProcessGroup> {
         let config = self.config(config);
         let communicator = vigil.form("making", nccl, context, &id, &config, deadline)?;
-        Ok(self.group(vigil, group, communicator))
+        self.group(vigil, group, communicator).agree_on_registration(deadline)
     }
 
-    /// The group, with a communicator that is made already.
-    pub(super) fn take(self, id: GroupId, communicator: Communicator) -> ProcessGroup {
+    /// The group, with a communicator that is made already. Collective where memory is to be registered.
+    pub(super) fn take(
+        self,
+        id: GroupId,
+        communicator: Communicator,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
         let vigil = self.vigil();
         vigil.guard(&communicator.abort_handle());
-        self.group(vigil, id, communicator)
+        self.group(vigil, id, communicator).agree_on_registration(deadline)
     }
 
     /// The group, with a communicator that the vigil guards.
@@ -424,6 +456,8 @@ impl Seat {
         let counter = Counter::new(id, name.clone(), track, vigil, context.device());
         let marks = Marks::new(context, terms.timing);
         let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (registered, sight) =
+            (Registered::not(NotRegistered::NotAsked), Sight::new(context, terms.looks));
         ProcessGroup {
             name,
             rank,
@@ -443,6 +477,8 @@ impl Seat {
             watch,
             _guard: guard,
             checked: terms.checked.then(|| Checked::new(size)),
+            registered,
+            sight,
         }
     }
 }

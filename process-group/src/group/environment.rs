@@ -18,6 +18,7 @@ use crate::store::Secret;
 /// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 /// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
+/// | `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, else `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK` | `1`, `y`, `yes`, `t`, `true`: allocators' segments are [registered](super::Builder::registration) |
 ///
 /// Where one of the first four is not set, what MPI's or Slurm's launcher has set stands for it: Open MPI's
 /// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`), or
@@ -48,6 +49,8 @@ pub struct Environment {
     pub timing: bool,
     /// Whether calls are compared before they are launched.
     pub checked: bool,
+    /// Whether allocators' segments are registered.
+    pub registration: bool,
 }
 
 /// The names that a launcher has for what we look for.
@@ -140,6 +143,7 @@ impl Environment {
                 .map(PathBuf::from),
             timing: variable("PROCESS_GROUP_TIMING").as_deref() == Some("1"),
             checked: variable("PROCESS_GROUP_CHECKED").as_deref() == Some("1"),
+            registration: hook(&variable)?,
         };
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
             && rank >= size
@@ -152,6 +156,23 @@ impl Environment {
     /// The error for a variable that is needed.
     pub(super) fn missing(variable: &'static str, instead: &'static str) -> GroupError {
         GroupError::Environment { variable, problem: "is not set".into(), instead }
+    }
+}
+
+/// Whether PyTorch's switch for registration is on, under either of its names.
+fn hook(variable: impl Fn(&str) -> Option<String>) -> Result<bool> {
+    const NAMES: [&str; 2] =
+        ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"];
+    let set = NAMES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let Some((name, text)) = set else { return Ok(false) };
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "y" | "yes" | "t" | "true" => Ok(true),
+        "" | "0" | "n" | "no" | "f" | "false" => Ok(false),
+        _ => Err(GroupError::Environment {
+            variable: name,
+            problem: format!("is {text:?}, which is neither yes nor no"),
+            instead: "registration",
+        }),
     }
 }
 
@@ -213,6 +234,23 @@ mod tests {
         assert_eq!(found.store_secret, Some(Secret::new("0123456789abcdef").unwrap()));
         assert!(!format!("{found:?}").contains("0123"));
         assert!(matches!(read(&[(Secret::VARIABLE, "short")]), Err(GroupError::Store(_))));
+    }
+
+    #[test]
+    fn pytorchs_switch_is_read_under_both_names() {
+        const OLD: &str = "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK";
+        const NEW: &str = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK";
+        for (variables, expected) in [
+            (&[][..], false),
+            (&[(OLD, "1")], true),
+            (&[(NEW, "True")], true),
+            (&[(NEW, "y")], true),
+            (&[(OLD, "no")], false),
+            (&[(OLD, "1"), (NEW, "0")], false),
+        ] {
+            assert_eq!(read(variables).unwrap().registration, expected, "{variables:?}");
+        }
+        assert!(read(&[(OLD, "maybe")]).unwrap_err().to_string().contains("neither yes nor no"));
     }
 
     #[test]

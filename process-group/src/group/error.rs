@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Disagreement, SplitError, TorchError};
+use super::{BufferError, Disagreement, SplitError, TorchError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},
@@ -262,6 +262,19 @@ pub enum GroupError {
         rank: usize,
         /// What it met.
         reason: String,
+    },
+
+    /// A buffer is not memory that the group's operations take. Nothing was launched.
+    #[error("{operation} in {group}: the {buffer} buffer cannot be used")]
+    Buffer {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// `send` or `receive`.
+        buffer: &'static str,
+        /// What is wrong with it.
+        source: BufferError,
     },
 
     /// The processes of this host cannot watch each other.

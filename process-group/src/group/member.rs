@@ -8,6 +8,7 @@ use std::{collections::HashMap, fmt::Write as _, fs};
 use cuda_driver::{Context, Device, sys};
 use nccl_sys::Version;
 
+use super::registration::Stance;
 use crate::comm::{Nccl, WindowFacts};
 
 /// A device's identity, the same in every process.
@@ -39,6 +40,8 @@ pub struct Member {
     pub window_enable: bool,
     /// Whether `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory on.
     pub cumem_enable: bool,
+    /// Whether it wants its allocators' memory registered, and can.
+    pub registration: Stance,
     /// The other devices that it sees, and whether its own can reach their memory.
     pub sees: Vec<([u8; 16], bool)>,
 }
@@ -158,6 +161,7 @@ impl Member {
             witnesses: Witnesses::default(),
             window_enable: environment.window_enable.unwrap_or(true),
             cumem_enable: environment.cumem_enable.unwrap_or(true),
+            registration: Stance::NotAsked,
             sees: others
                 .iter()
                 .filter(|other| other.ordinal() != device.ordinal())
@@ -167,8 +171,8 @@ impl Member {
     }
 
     /// As its builder was told.
-    pub(super) fn told(self, checked: bool, witnesses: Witnesses) -> Self {
-        Self { checked, witnesses, ..self }
+    pub(super) fn told(self, checked: bool, witnesses: Witnesses, registration: Stance) -> Self {
+        Self { checked, witnesses, registration, ..self }
     }
 
     /// Whether it is another process of the same host, and the kernel tells each of the other.
@@ -180,7 +184,7 @@ impl Member {
     /// As text, for the store.
     pub(super) fn encode(&self) -> String {
         let mut text = format!(
-            "{FORMAT} {} {} {:x} {} {} {} {} {} {} {} {}",
+            "{FORMAT} {} {} {:x} {} {} {} {} {} {} {} {} {}",
             self.rank,
             self.world_size,
             self.host,
@@ -192,6 +196,7 @@ impl Member {
             u8::from(self.witnesses == Witnesses::Store),
             u8::from(self.window_enable),
             u8::from(self.cumem_enable),
+            self.registration.word(),
         );
         for (device, reaches) in &self.sees {
             let _ = write!(text, " {}{}", hex(device), if *reaches { '+' } else { '-' });
@@ -237,6 +242,7 @@ impl Member {
             },
             window_enable: field!("NCCL_WIN_ENABLE", flag),
             cumem_enable: field!("NCCL_CUMEM_ENABLE", flag),
+            registration: field!("what it says of registration", Stance::from_word),
             sees: fields
                 .map(|text| {
                     let (device, reaches) = text.split_at_checked(text.len().wrapping_sub(1))?;
@@ -361,6 +367,7 @@ impl Member {
             witnesses: Witnesses::Kernel,
             window_enable: true,
             cumem_enable: true,
+            registration: Stance::NotAsked,
             sees: Vec::new(),
         }
     }
@@ -373,21 +380,23 @@ mod tests {
 
     fn member(rank: usize) -> impl Strategy<Value = Member> {
         let sees = prop::collection::vec((any::<Uuid>(), any::<bool>()), 0..4);
-        (any::<(usize, u64, u32, Uuid, bool, bool, bool, bool)>(), sees).prop_map(move |(parts, sees)| {
-            Member {
-                rank,
-                world_size: parts.0,
-                host: parts.1,
-                process: parts.2,
-                device: parts.3,
-                nccl: Version::new(2, 28, 9),
-                driver: sys::Version::new(12, 4),
-                window_enable: parts.4,
-                cumem_enable: parts.5,
-                checked: parts.6,
-                witnesses: if parts.7 { Witnesses::Store } else { Witnesses::Kernel },
-                sees,
-            }
+        let stances = [Stance::Wanted, Stance::NotAsked, Stance::Release, Stance::CudaMemcpy];
+        let stance = prop::sample::select(stances.to_vec());
+        let parts = any::<(usize, u64, u32, Uuid, bool, bool, bool, bool)>();
+        (parts, sees, stance).prop_map(move |(parts, sees, registration)| Member {
+            rank,
+            world_size: parts.0,
+            host: parts.1,
+            process: parts.2,
+            device: parts.3,
+            nccl: Version::new(2, 28, 9),
+            driver: sys::Version::new(12, 4),
+            window_enable: parts.4,
+            cumem_enable: parts.5,
+            checked: parts.6,
+            witnesses: if parts.7 { Witnesses::Store } else { Witnesses::Kernel },
+            registration,
+            sees,
         })
     }
 

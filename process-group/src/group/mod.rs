@@ -13,6 +13,8 @@
 //! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
 //! | `checked` | calls that are compared before they are launched |
+//! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
+//! | `sight` | whether buffers are memory of the group's device |
 //! | `vigil`, `duty` | what becomes of a group when a member is in trouble, and how that is found |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
@@ -31,6 +33,9 @@ mod member;
 mod one_sided;
 mod plan;
 mod process_group;
+mod registration;
+mod report;
+mod sight;
 mod split;
 mod torch;
 mod vigil;
@@ -44,10 +49,15 @@ pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
+pub use registration::{NotRegistered, Stance};
+pub use report::{Lying, OperationBuffers, RegistrationReport};
 pub use torch::TorchError;
 pub use work::Work;
 
-pub use crate::watch::{Divergence, DivergentCall};
+pub use crate::{
+    memory::{BufferError, Unregistrable},
+    watch::{Divergence, DivergentCall},
+};
 
 pub(crate) use duty::Duty;
 pub(crate) use vigil::Vigil;

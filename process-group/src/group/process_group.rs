@@ -16,6 +16,8 @@ use super::{
     builder::Terms,
     checked::Checked,
     member,
+    registration::Registered,
+    sight::Sight,
     vigil::Vigil,
     work::{Marks, Outstanding},
 };
@@ -85,6 +87,8 @@ pub struct ProcessGroup {
     pub(super) _guard: Guard,
     /// There if calls are compared before they are launched.
     pub(super) checked: Option<Checked>,
+    pub(super) registered: Arc<Registered>,
+    pub(super) sight: Sight,
 }
 
 impl ProcessGroup {

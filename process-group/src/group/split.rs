@@ -85,7 +85,7 @@ impl ProcessGroup {
             let communicator = self.counter.vigil.explain(communicator)?;
             return Ok(match (seat, placement, communicator) {
                 (Some(seat), Some(placement), Some(communicator)) => {
-                    Some(seat.take(id(placement), communicator))
+                    Some(seat.take(id(placement), communicator, deadline)?)
                 }
                 _ => None,
             });

@@ -143,7 +143,7 @@ impl Builder {
             watch,
         };
         // PyTorch's number for its default group.
-        let group = seat.take(GroupId { uid: 0, epoch: self.epoch }, communicator);
+        let group = seat.take(GroupId { uid: 0, epoch: self.epoch }, communicator, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
 }

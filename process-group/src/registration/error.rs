@@ -2,7 +2,7 @@
 
 use caching_alloc::core::TrackError;
 
-use crate::comm::{self, CommError};
+use crate::comm::{CommError, Unsettled};
 
 /// The result of the calls of this module.
 pub type Result<T, E = RegistrarError> = std::result::Result<T, E>;
@@ -11,6 +11,15 @@ pub type Result<T, E = RegistrarError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrarError {
+    /// The process follows the allocator already.
+    #[error(
+        "the allocator of device {device} is followed by a registrar of this process already; one serves all \
+         communicators"
+    )]
+    AlreadyAttached {
+        /// The allocator's device.
+        device: u32,
+    },
     /// A communicator of another device than the allocator's.
     #[error("{communicator} is of device {found}, but the allocator's segments are on device {wanted}")]
     WrongDevice {
@@ -20,6 +29,18 @@ pub enum RegistrarError {
         found: u32,
         /// The allocator's device.
         wanted: u32,
+    },
+    /// The communicator is served already.
+    #[error("{communicator} is served by this registrar already")]
+    AlreadyServed {
+        /// Which communicator.
+        communicator: String,
+    },
+    /// The communicator is not served.
+    #[error("{communicator} is not served by this registrar: nothing of it can be deregistered")]
+    NotServed {
+        /// Which communicator.
+        communicator: String,
     },
     /// A segment could not be registered.
     #[error("the segment of {bytes} bytes at {address:#x} could not be registered")]
@@ -31,24 +52,32 @@ pub enum RegistrarError {
         /// What failed.
         source: CommError,
     },
-    /// A segment could not be deregistered. It is held, so that its memory is not used for anything else.
-    #[error("the segment of {bytes} bytes at {address:#x} could not be deregistered, and is held")]
+    /// A segment could not be deregistered. It is held until the communicator is gone, so that its memory is not used
+    /// for anything else.
+    #[error(
+        "the segment at {address:#x} could not be deregistered, and is held until the communicator is gone"
+    )]
     Deregister {
         /// Where the segment starts.
         address: u64,
-        /// Its length.
-        bytes: u64,
         /// What failed.
         source: CommError,
     },
-    /// A segment was registered no more after an earlier failure.
-    #[error(
-        "the registrar is poisoned: {reason}. Buffers of this rank may be registered where those of other ranks are \
-         not; agree on going on without registration, or make the communicators anew"
-    )]
-    Poisoned {
+    /// A communicator lacks a registration, so it was poisoned.
+    #[error("{communicator} lacks a registration and can only be aborted, on every rank: {reason}")]
+    Lacking {
+        /// Which communicator.
+        communicator: String,
         /// The first failure.
         reason: String,
+    },
+    /// Groups rely on what is registered.
+    #[error(
+        "{groups} group(s) rely on this registrar: end them first, or let it be dropped, which waits for them"
+    )]
+    InUse {
+        /// How many.
+        groups: usize,
     },
     /// A segment's memory had gone before it could be held.
     #[error(transparent)]
@@ -58,12 +87,13 @@ pub enum RegistrarError {
     Allocator(#[from] TrackError),
 }
 
-/// Reports a failure that has nobody to return to.
-pub(super) fn report(error: RegistrarError) {
-    match error {
-        RegistrarError::Register { source, .. } | RegistrarError::Deregister { source, .. } => {
-            comm::report(&source);
+impl From<Unsettled> for RegistrarError {
+    fn from(unsettled: Unsettled) -> Self {
+        let Unsettled { address, bytes, is_registration, source } = unsettled;
+        let source = *source;
+        match is_registration {
+            true => Self::Register { address, bytes: bytes as u64, source },
+            false => Self::Deregister { address, source },
         }
-        _ => {}
     }
 }

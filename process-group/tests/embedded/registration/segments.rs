@@ -2,31 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use caching_alloc::{
-    core::{
-        Action as Event, ActionKind, Allocator, Entry, Filter, Settings, StreamId, Tracker, TrackerError,
-    },
-    driver::{DriverEvents, Sharing, VirtualMemorySource},
-};
+use caching_alloc::core::{Action as Event, ActionKind, Entry, Filter, Tracker, TrackerError};
 use gpu_sim::{Action, Injection};
 use process_group::registration::{RegistrarError, SegmentRegistrar};
 use rusty_fork::rusty_fork_test;
 
-use super::common::{Machine, Rank, far, machine};
-
-const LARGE: u64 = 24 << 20;
-
-fn allocator(rank: &Rank) -> (Allocator, StreamId) {
-    let source = VirtualMemorySource::new(&rank.context, Sharing::by_descriptor()).unwrap();
-    let events = Arc::new(DriverEvents::new(&rank.context));
-    let stream = events.introduce(&rank.stream());
-    (Allocator::new(Arc::new(source), events, Settings::default()), stream)
-}
-
-/// Runs one rank alone, which is enough for what is local.
-fn alone(machine: &Machine, body: impl Fn(Rank) + Sync) {
-    machine.ranks(1, body);
-}
+use super::{
+    super::common::{Rank, far, machine},
+    LARGE, allocator, alone,
+};
 
 /// Notes, for every segment that comes, how many registrations there were.
 struct Witness {
@@ -63,7 +47,8 @@ rusty_fork_test! {
             let watching = allocator.attach(witness.clone(), Filter::only(&[ActionKind::SegmentAlloc])).unwrap();
             let first = rank.communicator();
             registrar.add(&first).unwrap();
-            registrar.add(&first).unwrap();
+            let twice = registrar.add(&first).unwrap_err();
+            assert!(matches!(twice, RegistrarError::AlreadyServed { .. }), "{twice}");
             assert_eq!(registrar.counts().registrations, 1);
             let second = allocator.allocate(LARGE, stream).unwrap();
             let child = first.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
@@ -95,25 +80,31 @@ rusty_fork_test! {
     }
 
     #[test]
-    fn a_failed_registration_poisons_the_registrar_and_harms_nobody() {
+    fn a_failed_registration_poisons_the_communicator_and_harms_nobody_else() {
         let machine = machine(1);
         alone(&machine, |rank| {
             let (allocator, stream) = allocator(&rank);
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let communicator = rank.communicator();
+            let other = communicator.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
             registrar.add(&communicator).unwrap();
+            registrar.add(&other).unwrap();
             machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)));
             let block = allocator.allocate(LARGE, stream).unwrap();
             let error = registrar.check().unwrap_err();
             assert!(error.to_string().contains("ncclCommRegister failed"), "{error}");
             assert_eq!(allocator.faults().len(), 1);
+            let poisoned = communicator.check().unwrap_err();
+            assert!(poisoned.to_string().contains("could not be registered"), "{poisoned}");
             let another = allocator.allocate(LARGE, stream).unwrap();
-            assert_eq!(registrar.counts().failures, 1);
-            assert!(matches!(registrar.add(&communicator), Err(RegistrarError::Poisoned { .. })));
-            communicator.check().unwrap();
+            let counts = registrar.counts();
+            assert_eq!((counts.failures, counts.communicators, counts.registrations), (1, 1, 2));
+            other.check().unwrap();
+            communicator.abort(far()).unwrap();
+            registrar.check().unwrap();
             drop((block, another));
             registrar.detach().unwrap();
-            communicator.destroy(far()).unwrap();
+            other.destroy(far()).unwrap();
             allocator.empty_cache().unwrap();
         });
         machine.world.finish().unwrap();
@@ -154,7 +145,7 @@ rusty_fork_test! {
             drop(allocator.allocate(LARGE, stream).unwrap());
             machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2)));
             allocator.empty_cache().unwrap();
-            assert_eq!((registrar.counts().segments, registrar.counts().stuck), (0, 1));
+            assert_eq!((registrar.counts().segments, registrar.counts().kept), (0, 1));
             assert_eq!(allocator.snapshot().unwrap().quarantined.len(), 1);
             communicator.destroy(far()).unwrap();
             registrar.detach().unwrap();

@@ -1,0 +1,448 @@
+//! What is registered with one communicator, and what is to be.
+//!
+//! Registration is local, but nobody else may be inside the communicator meanwhile. What comes and goes with an
+//! allocator's segments is therefore noted first, and done at once if the communicator is free; if not, by the next call
+//! that goes in, before it enqueues anything. So who notes waits for nobody, and no call meets memory that is still to be
+//! registered.
+//!
+//! Memory is kept, by its [`Keeper`], until NCCL does not know it any more: until it is deregistered, or the
+//! communicator is gone.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ffi::c_void,
+    fmt, ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use cuda_driver::{DevicePtr, graph::RelaxedCapture};
+use nccl_sys::Feature;
+
+use super::{ArgumentError, CommError, Result, call::call, gate::Kind, shared::Shared};
+use crate::store::Deadline;
+
+const REGISTER: &str = "ncclCommRegister";
+const DEREGISTER: &str = "ncclCommDeregister";
+
+/// Keeps memory that is registered, as long as it lives, and is told what becomes of it. Called with no lock held, on
+/// whatever thread is inside the communicator.
+pub(crate) trait Keeper: Send + Sync {
+    fn registered(&self);
+    fn deregistered(&self);
+    fn failed(&self);
+}
+
+/// Told why a communicator on which all ranks rely lacks a registration. It must not block.
+pub(crate) type Alarm = dyn Fn(&str) + Send + Sync;
+
+/// What one communicator has registered.
+#[derive(Default)]
+pub(crate) struct Registry {
+    /// Whether something is to be done.
+    owes: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By address; none overlaps another.
+    ranges: BTreeMap<u64, Range>,
+    /// Where something is to be done; what it is, the range says.
+    todo: VecDeque<u64>,
+    /// Why something is not registered that should be.
+    failure: Option<Arc<str>>,
+    /// Once the members rely on what is registered.
+    alarm: Option<Arc<Alarm>>,
+}
+
+struct Range {
+    bytes: usize,
+    phase: Phase,
+    /// It is to go as soon as it has come.
+    unwanted: bool,
+    keeper: Option<Arc<dyn Keeper>>,
+}
+
+/// NCCL's handle, a number to us; 0 where it gave none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Handle(usize);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Coming,
+    /// A thread is in NCCL with it.
+    Moving,
+    Registered(Handle),
+    Leaving(Handle),
+    /// NCCL would not let go of it.
+    Stuck,
+}
+
+enum Job {
+    Register(u64, usize),
+    Deregister(u64, Handle),
+}
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something is to be done before the next call. One load.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Relaxed)
+    }
+
+    /// How many ranges NCCL knows.
+    pub(crate) fn len(&self) -> usize {
+        let known = |range: &&Range| !matches!(range.phase, Phase::Coming | Phase::Moving);
+        self.lock().ranges.values().filter(known).count()
+    }
+
+    /// Why something is not registered that should be.
+    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+        self.lock().failure.clone()
+    }
+
+    /// Notes a range; it must be alone there.
+    fn insert(&self, call: &'static str, address: u64, range: Range) -> Result<()> {
+        let mut state = self.lock();
+        let end = address.saturating_add(range.bytes as u64);
+        let before = state.ranges.range(..end).next_back();
+        if let Some((at, known)) = before.filter(|(at, known)| **at + known.bytes as u64 > address) {
+            let (known, known_bytes) = (*at, known.bytes);
+            let bytes = range.bytes;
+            return Err(ArgumentError::RegisteredTwice { call, address, bytes, known, known_bytes }.into());
+        }
+        if range.phase == Phase::Coming {
+            state.todo.push_back(address);
+            self.owes.store(true, Ordering::Release);
+        }
+        state.ranges.insert(address, range);
+        Ok(())
+    }
+
+    /// What is to be done next.
+    fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        while let Some(address) = state.todo.pop_front() {
+            let failed = state.failure.is_some();
+            let Some(range) = state.ranges.get_mut(&address) else { continue };
+            match range.phase {
+                // After a failure nothing more is begun.
+                Phase::Coming if failed => drop(state.ranges.remove(&address)),
+                Phase::Coming => {
+                    range.phase = Phase::Moving;
+                    return Some(Job::Register(address, range.bytes));
+                }
+                Phase::Leaving(handle) => {
+                    range.phase = Phase::Moving;
+                    return Some(Job::Deregister(address, handle));
+                }
+                Phase::Moving | Phase::Registered(_) | Phase::Stuck => {}
+            }
+        }
+        self.owes.store(false, Ordering::Relaxed);
+        None
+    }
+
+    /// A range has come, or not.
+    fn came(&self, address: u64, result: &Result<Handle>) {
+        let mut state = self.lock();
+        let keeper = state.ranges.get(&address).and_then(|range| range.keeper.clone());
+        match result {
+            Ok(handle) => {
+                if let Some(range) = state.ranges.get_mut(&address) {
+                    let unwanted = range.unwanted;
+                    range.phase = if unwanted { Phase::Leaving(*handle) } else { Phase::Registered(*handle) };
+                    if unwanted {
+                        state.todo.push_back(address);
+                        self.owes.store(true, Ordering::Release);
+                    }
+                }
+            }
+            Err(_) => drop(state.ranges.remove(&address)),
+        }
+        drop(state);
+        if let Some(keeper) = keeper {
+            if result.is_ok() { keeper.registered() } else { keeper.failed() }
+        }
+    }
+
+    /// A range has gone, or not.
+    fn went(&self, address: u64, result: &Result<()>) {
+        let mut state = self.lock();
+        let keeper = match result {
+            Ok(()) => state.ranges.remove(&address).and_then(|range| range.keeper),
+            Err(_) => state.ranges.get_mut(&address).and_then(|range| {
+                range.phase = Phase::Stuck;
+                range.keeper.clone()
+            }),
+        };
+        drop(state);
+        if let Some(keeper) = keeper {
+            if result.is_ok() { keeper.deregistered() } else { keeper.failed() }
+        }
+    }
+
+    /// Says that a range is to go. Whether there is something to do for it now.
+    fn leave(&self, call: &'static str, address: u64) -> Result<()> {
+        let mut state = self.lock();
+        let Some(range) = state.ranges.get_mut(&address) else {
+            return Err(ArgumentError::NotRegistered { call, address }.into());
+        };
+        match range.phase {
+            Phase::Coming => drop(state.ranges.remove(&address)),
+            Phase::Moving => range.unwanted = true,
+            Phase::Registered(handle) => {
+                range.phase = Phase::Leaving(handle);
+                state.todo.push_back(address);
+                self.owes.store(true, Ordering::Release);
+            }
+            Phase::Leaving(_) | Phase::Stuck => {}
+        }
+        Ok(())
+    }
+
+    /// The communicator is gone, and NCCL knows nothing of it any more.
+    pub(super) fn clear(&self) {
+        let mut state = self.lock();
+        let ranges = std::mem::take(&mut state.ranges);
+        state.todo.clear();
+        drop(state);
+        let known = ranges.values().filter(|range| range.phase != Phase::Coming);
+        known.filter_map(|range| range.keeper.as_ref()).for_each(|keeper| keeper.deregistered());
+        // Memory goes here, with no lock held.
+        drop(ranges);
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registry({} ranges)", self.len())
+    }
+}
+
+/// A range that could not be registered or deregistered.
+#[derive(Debug)]
+pub(crate) struct Unsettled {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+    pub(crate) is_registration: bool,
+    pub(crate) source: Box<CommError>,
+}
+
+impl Unsettled {
+    fn reason(&self) -> String {
+        let Self { address, bytes, .. } = self;
+        format!("{bytes} bytes at {address:#x} could not be registered: {}", crate::chain(&self.source))
+    }
+}
+
+impl Shared {
+    /// Has a range registered: now, or, if somebody is inside, before the next call. A failure poisons the communicator
+    /// if its members rely on it.
+    pub(crate) fn bring(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
+        self.note(address, bytes, keeper)?;
+        self.settle_if_free(REGISTER)
+    }
+
+    /// Has a range registered before the next call, or by [`settle_by`](Self::settle_by).
+    pub(crate) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
+        let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
+        self.registry.insert(REGISTER, address, range).map_err(|source| {
+            let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
+            self.lacks(&unsettled.reason());
+            unsettled
+        })
+    }
+
+    /// Has a range deregistered: now, or, if somebody is inside, before the next call.
+    pub(crate) fn dismiss(&self, address: u64) -> Result<(), Unsettled> {
+        self.registry.leave(DEREGISTER, address).map_err(|source| Unsettled {
+            address,
+            bytes: 0,
+            is_registration: false,
+            source: source.into(),
+        })?;
+        self.settle_if_free(DEREGISTER)
+    }
+
+    /// Does what is to be done unless somebody is inside, who then leaves it to the next.
+    fn settle_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
+        match self.gate.enter(call, Kind::Local, Some(Deadline::now())) {
+            Ok(_entry) => self.settle(),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Waits until nobody is inside, and does what is to be done.
+    pub(crate) fn settle_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
+        let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
+        self.settle()
+    }
+
+    /// Does what is to be done before `call`, which then may be refused. The caller is inside the gate.
+    #[cold]
+    pub(super) fn settle_before(&self, call: &'static str) -> Result<()> {
+        match self.settle() {
+            // What is still to be done was not even begun.
+            Err(unsettled) if self.registry.owes() => Err(*unsettled.source),
+            _ => self.gate.check(call),
+        }
+    }
+
+    /// Does what is to be done, all of it; the first failure. The caller is inside the gate.
+    pub(crate) fn settle(&self) -> Result<(), Unsettled> {
+        let _current = self.context.enter().map_err(|error| nowhere(error.into()))?;
+        // What is registered is no part of what a stream captures meanwhile.
+        let relaxed = RelaxedCapture::enter(self.context.driver());
+        let _relaxed = relaxed.map_err(|error| nowhere(error.into()))?;
+        let mut first = Ok(());
+        while let Some(job) = self.registry.next() {
+            let (address, bytes, is_registration, result) = match job {
+                Job::Register(address, bytes) => {
+                    // SAFETY: inside the gate; the keeper keeps the memory where it is.
+                    let result = unsafe { self.raw_register(address, bytes) };
+                    let result = result.and_then(|handle| match handle {
+                        Handle(0) => {
+                            let communicator = self.name().to_owned();
+                            Err(CommError::NothingRegistered { communicator, address, bytes })
+                        }
+                        handle => Ok(handle),
+                    });
+                    self.registry.came(address, &result);
+                    (address, bytes, true, result.map(drop))
+                }
+                Job::Deregister(address, handle) => {
+                    // SAFETY: inside the gate; the handle is the communicator's own, and given back once.
+                    let result = unsafe { self.raw_deregister(handle) };
+                    self.registry.went(address, &result);
+                    (address, 0, false, result)
+                }
+            };
+            let Err(source) = result else { continue };
+            let failed = Unsettled { address, bytes, is_registration, source: source.into() };
+            if failed.is_registration {
+                self.lacks(&failed.reason());
+            }
+            first = first.and(Err(failed));
+        }
+        first
+    }
+
+    /// Something is not registered that should be.
+    fn lacks(&self, reason: &str) {
+        let mut state = self.registry.lock();
+        let reason = state.failure.get_or_insert_with(|| reason.into()).clone();
+        let alarm = state.alarm.clone();
+        drop(state);
+        if let Some(alarm) = alarm {
+            self.gate.poison(&reason);
+            alarm(&reason);
+        }
+    }
+
+    /// From now on the members rely on what is registered: what fails from here on, or has failed since the caller
+    /// looked, poisons the communicator and is told to `alarm`.
+    pub(crate) fn rely(&self, alarm: Arc<Alarm>) {
+        let failure = {
+            let mut state = self.registry.lock();
+            state.alarm = Some(alarm.clone());
+            state.failure.clone()
+        };
+        if let Some(reason) = failure {
+            self.gate.poison(&reason);
+            alarm(&reason);
+        }
+    }
+
+    /// Nothing is to be registered any more, so nothing lacks.
+    pub(crate) fn forgive(&self) {
+        self.registry.lock().failure = None;
+    }
+
+    /// Deregisters everything, for the end. The caller is inside the gate, for the last time but one.
+    pub(super) fn deregister_all(&self) -> Result<()> {
+        let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
+        for address in known {
+            self.registry.leave(DEREGISTER, address)?;
+        }
+        if self.registry.owes() { self.settle().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
+    }
+
+    /// Registers a range for whoever keeps the memory; whether NCCL gave a handle.
+    ///
+    /// # Safety
+    /// The memory stays where it is until the range is deregistered, or the communicator is gone.
+    pub(super) unsafe fn register(&self, ptr: DevicePtr, bytes: usize, deadline: Deadline) -> Result<bool> {
+        if ptr.0 == 0 || bytes == 0 {
+            return Err(ArgumentError::Null { call: "register", buffer: "registered", bytes }.into());
+        }
+        self.nccl.api().require(Feature::REGISTER)?;
+        let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline))?;
+        let _current = self.context.enter()?;
+        let range = Range { bytes, phase: Phase::Moving, unwanted: false, keeper: None };
+        self.registry.insert(REGISTER, ptr.0, range)?;
+        // SAFETY: inside the gate; the caller's contract.
+        let result = unsafe { self.raw_register(ptr.0, bytes) };
+        self.registry.came(ptr.0, &result);
+        result.map(|handle| handle != Handle(0))
+    }
+
+    /// Deregisters what [`register`](Self::register) registered; may be tried again when the communicator was busy.
+    pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
+        if self.gate.check(DEREGISTER).is_err() {
+            return Ok(());
+        }
+        let _entry = match self.gate.enter(DEREGISTER, Kind::Local, Some(deadline)) {
+            Ok(entry) => entry,
+            // It ended, or was poisoned, while we waited.
+            Err(_) if self.gate.check(DEREGISTER).is_err() => return Ok(()),
+            Err(busy) => return Err(busy),
+        };
+        let _current = self.context.enter()?;
+        let handle = match self.registry.lock().ranges.get_mut(&ptr.0) {
+            Some(range) => match std::mem::replace(&mut range.phase, Phase::Moving) {
+                Phase::Registered(handle) => handle,
+                _ => return Ok(()),
+            },
+            None => return Ok(()),
+        };
+        // SAFETY: inside the gate; the handle is the communicator's own, and given back once, whatever NCCL answers.
+        let result = unsafe { self.raw_deregister(handle) };
+        self.registry.went(ptr.0, &Ok(()));
+        result
+    }
+
+    /// # Safety
+    /// The caller is inside the gate; the memory stays where it is until it is deregistered.
+    unsafe fn raw_register(&self, address: u64, bytes: usize) -> Result<Handle> {
+        let mut handle = ptr::null_mut();
+        let buffer = address as *mut c_void;
+        // SAFETY: the communicator is alive inside the gate; the memory is alive by the caller's contract; the handle is
+        // written before the call returns, because communicators are blocking.
+        unsafe { call!(&self.nccl, self.name(), ncclCommRegister(self.raw(), buffer, bytes, &mut handle)) }?;
+        Ok(Handle(handle.addr()))
+    }
+
+    /// # Safety
+    /// The caller is inside the gate; the handle is the communicator's.
+    unsafe fn raw_deregister(&self, Handle(handle): Handle) -> Result<()> {
+        if handle == 0 {
+            return Ok(());
+        }
+        let handle = handle as *mut c_void;
+        // SAFETY: the communicator is alive inside the gate; the handle is its own.
+        unsafe { call!(&self.nccl, self.name(), ncclCommDeregister(self.raw(), handle)) }
+    }
+}
+
+/// What no single range failed with.
+fn nowhere(source: CommError) -> Unsettled {
+    Unsettled { address: 0, bytes: 0, is_registration: true, source: source.into() }
+}

@@ -1,0 +1,371 @@
+//! Whether a group's memory is registered: on all of its members, or on none.
+//!
+//! What each rank wants and can is a part of what the members say of themselves. Where all want it and can, every rank
+//! registers the segments that it has with the new communicator, and the members meet once more: with what they
+//! registered, or with what went wrong. One answer follows from that for all.
+
+use std::{env, fmt, sync::Arc};
+
+use nccl_sys::{Feature, Version};
+
+use super::{Member, ProcessGroup, Result};
+use crate::{comm::Nccl, memory::Unregistrable, store::Deadline};
+
+/// What a rank says of registration when it joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Stance {
+    /// It wants it, and can.
+    Wanted,
+    /// It was not asked to.
+    NotAsked,
+    /// It was asked to, and is built without the feature `registration`.
+    NotBuilt,
+    /// It was asked to, and its NCCL has no registration.
+    Release,
+    /// It was asked to, and its environment forbids NCCL to register.
+    LocalRegister,
+    /// It was asked to, and its environment has NCCL copy by the driver, which registers nothing.
+    CudaMemcpy,
+}
+
+/// With the words that stand for them in the store.
+const STANCES: [(Stance, &str); 6] = [
+    (Stance::Wanted, "register"),
+    (Stance::NotAsked, "unasked"),
+    (Stance::NotBuilt, "unbuilt"),
+    (Stance::Release, "release"),
+    (Stance::LocalRegister, "local"),
+    (Stance::CudaMemcpy, "memcpy"),
+];
+
+impl Stance {
+    /// This rank's.
+    pub(super) fn here(wanted: bool, nccl: &Nccl) -> Self {
+        let set = |name: &str| env::var(name).ok().and_then(|value| value.trim().parse::<i64>().ok());
+        if !wanted {
+            Self::NotAsked
+        } else if !cfg!(feature = "registration") {
+            Self::NotBuilt
+        } else if !nccl.has(Feature::REGISTER) {
+            Self::Release
+        } else if set("NCCL_LOCAL_REGISTER") == Some(0) {
+            Self::LocalRegister
+        } else if set("NCCL_P2P_USE_CUDA_MEMCPY").is_some_and(|value| value != 0) {
+            Self::CudaMemcpy
+        } else {
+            Self::Wanted
+        }
+    }
+
+    pub(super) fn word(self) -> &'static str {
+        STANCES.iter().find(|(stance, _)| *stance == self).map_or("unasked", |(_, word)| word)
+    }
+
+    pub(super) fn from_word(word: &str) -> Option<Self> {
+        STANCES.iter().find(|(_, known)| *known == word).map(|(stance, _)| *stance)
+    }
+}
+
+/// Why a group's memory is not registered: the same on every member. Ranks are those of the job.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotRegistered {
+    /// Nobody asked for it.
+    #[error(
+        "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
+    )]
+    NotAsked,
+    /// The group was joined from PyTorch.
+    #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
+    Joined,
+    /// Some ranks were asked to, but not this one.
+    #[error("rank {rank} was not asked to register; ask all (Builder::registration) or none")]
+    NotAskedOf {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank is built without it.
+    #[error("rank {rank} is built without the feature `registration`")]
+    NotBuilt {
+        /// The rank.
+        rank: usize,
+    },
+    /// A rank's library has no registration.
+    #[error("rank {rank} has NCCL {release}; registration needs 2.19")]
+    Release {
+        /// The rank.
+        rank: usize,
+        /// Its release.
+        release: Version,
+    },
+    /// A rank's environment forbids it.
+    #[error("{setting} in the environment of rank {rank}, so NCCL registers nothing there")]
+    Environment {
+        /// The rank.
+        rank: usize,
+        /// What is set.
+        setting: &'static str,
+    },
+    /// A rank follows no allocator.
+    #[error(
+        "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made"
+    )]
+    NoAllocator {
+        /// The rank.
+        rank: usize,
+    },
+    /// Ranks follow allocators of different kinds, so that of one buffer some would have it registered and others not.
+    #[error("rank {rank} has allocators of {found}, but rank {other} of {other_found}")]
+    Allocators {
+        /// One rank.
+        rank: usize,
+        /// What its allocators' memory is.
+        found: String,
+        /// The other.
+        other: usize,
+        /// What that one's is.
+        other_found: String,
+    },
+    /// No allocator has memory that can be registered.
+    #[error("the memory of the ranks' allocators cannot be registered: {reason}")]
+    Unregistrable {
+        /// Why.
+        reason: Unregistrable,
+    },
+    /// A rank could not register what it had.
+    #[error("rank {rank} could not register its memory: {problem}")]
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// What failed.
+        problem: String,
+    },
+}
+
+/// What follows from what the members said of themselves.
+pub(super) fn decide(members: &[Member], size: usize) -> Result<(), NotRegistered> {
+    if members.len() != size {
+        return Err(NotRegistered::Joined);
+    }
+    if members.iter().all(|member| member.registration == Stance::NotAsked) {
+        return Err(NotRegistered::NotAsked);
+    }
+    let unable = members.iter().filter(|member| member.registration != Stance::Wanted);
+    let Some(member) = unable.min_by_key(|member| member.rank) else { return Ok(()) };
+    let rank = member.rank;
+    Err(match member.registration {
+        Stance::NotBuilt => NotRegistered::NotBuilt { rank },
+        Stance::Release => NotRegistered::Release { rank, release: member.nccl },
+        Stance::LocalRegister => NotRegistered::Environment { rank, setting: "NCCL_LOCAL_REGISTER=0" },
+        Stance::CudaMemcpy => NotRegistered::Environment { rank, setting: "NCCL_P2P_USE_CUDA_MEMCPY=1" },
+        Stance::NotAsked | Stance::Wanted => NotRegistered::NotAskedOf { rank },
+    })
+}
+
+/// What became of registration with one communicator.
+pub(super) struct Registered {
+    pub(super) outcome: Result<(), NotRegistered>,
+    /// Whose segments the communicator knows.
+    pub(super) registrars: Vec<u64>,
+    #[cfg(feature = "registration")]
+    _enlistment: Option<crate::registration::Enlistment>,
+}
+
+impl Registered {
+    /// Nothing is.
+    pub(super) fn not(reason: NotRegistered) -> Arc<Self> {
+        Arc::new(Self {
+            outcome: Err(reason),
+            registrars: Vec::new(),
+            #[cfg(feature = "registration")]
+            _enlistment: None,
+        })
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registered({:?})", self.outcome)
+    }
+}
+
+impl ProcessGroup {
+    /// Whether the memory of this process's allocators is registered with the group's communicator: the same answer on
+    /// every member, from when the group was made.
+    ///
+    /// # Errors
+    /// The reason why not, with the rank that it is for.
+    pub fn registration(&self) -> Result<(), NotRegistered> {
+        self.registered.outcome.clone()
+    }
+
+    /// Has the members agree on registration with the new communicator. Collective where all want it.
+    pub(super) fn agree_on_registration(mut self, deadline: Deadline) -> Result<Self> {
+        self.registered = match decide(&self.members, self.size()) {
+            Err(reason) => Registered::not(reason),
+            Ok(()) => self.register(deadline)?,
+        };
+        self.sight.agreed(&self.registered);
+        Ok(self)
+    }
+
+    #[cfg(not(feature = "registration"))]
+    fn register(&self, _deadline: Deadline) -> Result<Arc<Registered>> {
+        Ok(Registered::not(NotRegistered::NotBuilt { rank: self.global_rank() }))
+    }
+
+    #[cfg(feature = "registration")]
+    fn register(&self, deadline: Deadline) -> Result<Arc<Registered>> {
+        use self::vote::Ballot;
+        use crate::{registration::Enlistment, store::rendezvous};
+        const MEETING: &str = "registration";
+        let enlistment = Enlistment::new(&self.communicator);
+        let classes = enlistment.classes();
+        let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
+        let ballot = Ballot { classes, problem: served.err() };
+        let cards = self.counter.vigil.attend(MEETING, || {
+            let met = rendezvous(
+                &self.store,
+                MEETING,
+                self.rank,
+                self.size(),
+                ballot.encode().as_bytes(),
+                deadline,
+            );
+            met.map_err(|error| self.explain(error, "the registration of memory"))
+        })?;
+        let ranks = self.global_ranks();
+        if let Err(reason) = vote::count(&cards, &ranks) {
+            return Ok(Registered::not(reason));
+        }
+        let vigil = Arc::downgrade(&self.counter.vigil);
+        enlistment.rely(move |reason| {
+            if let Some(vigil) = vigil.upgrade() {
+                vigil.fail(format!(
+                    "memory that all members have registered is not registered there: {reason}"
+                ));
+            }
+        });
+        let registrars = enlistment.registrars();
+        Ok(Arc::new(Registered { outcome: Ok(()), registrars, _enlistment: Some(enlistment) }))
+    }
+}
+
+#[cfg(feature = "registration")]
+mod vote {
+    use super::NotRegistered;
+    use crate::{memory::Unregistrable, registration::MemoryClass};
+
+    /// What a rank met the others with.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) struct Ballot {
+        pub(super) classes: Vec<MemoryClass>,
+        pub(super) problem: Option<String>,
+    }
+
+    const CLASSES: [(MemoryClass, char, &str); 3] = [
+        (MemoryClass::Registrable, 'r', "registrable memory"),
+        (MemoryClass::NotExportable, 'p', "memory that cannot be exported"),
+        (MemoryClass::Remappable, 'm', "re-mappable memory"),
+    ];
+
+    impl Ballot {
+        /// As text: a letter for each allocator, and what went wrong.
+        pub(super) fn encode(&self) -> String {
+            let letter = |class: &MemoryClass| {
+                CLASSES.iter().find(|(known, ..)| known == class).map(|(_, letter, _)| *letter)
+            };
+            let letters: String = self.classes.iter().filter_map(letter).collect();
+            format!("{letters} {}", self.problem.as_deref().unwrap_or(""))
+        }
+
+        fn decode(card: &[u8]) -> Option<Self> {
+            let text = String::from_utf8_lossy(card);
+            let (letters, problem) = text.split_once(' ')?;
+            let class = |letter: char| {
+                CLASSES.iter().find(|(_, known, _)| *known == letter).map(|(class, ..)| *class)
+            };
+            let classes = letters.chars().map(class).collect::<Option<_>>()?;
+            Some(Self { classes, problem: Some(problem.to_owned()).filter(|problem| !problem.is_empty()) })
+        }
+
+        fn describe(&self) -> String {
+            let name = |class: &MemoryClass| {
+                CLASSES.iter().find(|(known, ..)| known == class).map_or("", |(_, _, name)| name)
+            };
+            self.classes.iter().map(name).collect::<Vec<_>>().join(", ")
+        }
+    }
+
+    /// What follows from all ballots, which are in the order of `ranks`.
+    pub(super) fn count(cards: &[Vec<u8>], ranks: &[usize]) -> Result<(), NotRegistered> {
+        let mut ballots = Vec::new();
+        for (card, rank) in cards.iter().zip(ranks) {
+            let unread =
+                || NotRegistered::Failed { rank: *rank, problem: "its ballot cannot be read".into() };
+            ballots.push((*rank, Ballot::decode(card).ok_or_else(unread)?));
+        }
+        ballots.sort_by_key(|(rank, _)| *rank);
+        let Some((first_rank, first)) = ballots.first() else { return Err(NotRegistered::NotAsked) };
+        for (rank, ballot) in &ballots {
+            let (rank, other) = (*rank, *first_rank);
+            if let Some(problem) = ballot.problem.clone() {
+                return Err(NotRegistered::Failed { rank, problem });
+            }
+            if ballot.classes.is_empty() {
+                return Err(NotRegistered::NoAllocator { rank });
+            }
+            if ballot.classes != first.classes {
+                let (found, other_found) = (ballot.describe(), first.describe());
+                return Err(NotRegistered::Allocators { rank, found, other, other_found });
+            }
+        }
+        match first.classes.first() {
+            _ if first.classes.contains(&MemoryClass::Registrable) => Ok(()),
+            Some(MemoryClass::Remappable) => {
+                Err(NotRegistered::Unregistrable { reason: Unregistrable::Remappable })
+            }
+            _ => Err(NotRegistered::Unregistrable { reason: Unregistrable::NotExportable }),
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use proptest::prelude::*;
+
+        fn ballot() -> impl Strategy<Value = Ballot> {
+            let class = prop::sample::select(CLASSES.map(|(class, ..)| class).to_vec());
+            let problem = prop::option::weighted(0.2, "[ -~]{1,20}");
+            (prop::collection::vec(class, 0..3), problem)
+                .prop_map(|(classes, problem)| Ballot { classes, problem })
+        }
+
+        proptest! {
+            #[test]
+            fn ballots_survive_the_store(ballot in ballot()) {
+                prop_assert_eq!(Ballot::decode(ballot.encode().as_bytes()), Some(ballot));
+            }
+
+            #[test]
+            fn memory_is_registered_only_where_all_have_the_same_and_nothing_failed(
+                ballots in prop::collection::vec(ballot(), 1..5),
+            ) {
+                let cards: Vec<_> = ballots.iter().map(|ballot| ballot.encode().into_bytes()).collect();
+                let ranks: Vec<_> = (10..10 + cards.len()).collect();
+                let good = ballots.iter().all(|ballot| {
+                    ballot.problem.is_none()
+                        && ballot.classes == ballots[0].classes
+                        && ballot.classes.contains(&MemoryClass::Registrable)
+                });
+                prop_assert_eq!(count(&cards, &ranks).is_ok(), good);
+            }
+
+            #[test]
+            fn what_is_no_ballot_is_refused(card in prop::collection::vec(any::<u8>(), 0..20)) {
+                let _ = count(&[card], &[0]);
+            }
+        }
+    }
+}

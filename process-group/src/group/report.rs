@@ -1,0 +1,124 @@
+//! Which operations' buffers lay in registered memory, and why others did not.
+
+use std::fmt;
+
+use super::{NotRegistered, ProcessGroup};
+use crate::{
+    comm::Operation,
+    memory::{Place, Unregistrable},
+};
+
+/// How a buffer lay when an operation was given it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Lying {
+    /// In a segment that is registered with the group's communicator.
+    Registered,
+    /// In a segment that would be registered, had the members agreed to it: [`RegistrationReport::policy`] says why not.
+    NotAgreed,
+    /// In no segment of an allocator that is followed.
+    Foreign,
+    /// In a segment of a pool that is re-mappable.
+    Remappable,
+    /// In a segment of a pool whose memory cannot be exported.
+    NotExportable,
+    /// In a segment of an allocator that was attached after the group was made.
+    Late,
+}
+
+impl Lying {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Registered, Self::NotAgreed, Self::Foreign, Self::Remappable, Self::NotExportable, Self::Late];
+
+    pub(super) fn from_code(code: u64) -> Option<Self> {
+        Self::ALL.get(code as usize).copied()
+    }
+
+    /// How memory lies to a communicator that knows these registrars' segments, if any.
+    pub(super) fn of(place: &Place, registrars: Option<&[u64]>) -> Self {
+        match (place.segment, registrars) {
+            (None, _) => Self::Foreign,
+            (Some((_, Some(Unregistrable::Remappable))), _) => Self::Remappable,
+            (Some((_, Some(Unregistrable::NotExportable))), _) => Self::NotExportable,
+            (Some((_, None)), None) => Self::NotAgreed,
+            (Some((registrar, None)), Some(known)) if known.contains(&registrar) => Self::Registered,
+            (Some((_, None)), Some(_)) => Self::Late,
+        }
+    }
+
+    /// Why memory that lies so is not registered; `None` if it is.
+    #[must_use]
+    pub const fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Registered => None,
+            Self::NotAgreed => Some("in a segment that the members did not agree to register"),
+            Self::Foreign => Some("in no segment of an allocator that is followed"),
+            Self::Remappable => Some("in a re-mappable pool"),
+            Self::NotExportable => Some("in a pool whose memory cannot be exported"),
+            Self::Late => Some("in an allocator that was attached after the group was made"),
+        }
+    }
+}
+
+/// Which buffers lay in registered memory, as far as one group's calls on this rank go.
+///
+/// It counts the buffers of every operation that the group was given and found good, also while a graph captured them;
+/// those of `_list` operations and of batches as the operations of NCCL that they are made of. Not counted are buffers
+/// without elements, one-sided operations (theirs lie in windows), launches of graphs, calls on [`ProcessGroup::communicator`] itself, and, of calls that several threads
+/// make in the same moment, a few. Nothing is counted in a group whose
+/// [`Builder::check_buffers`](super::Builder::check_buffers) is off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegistrationReport {
+    /// Whether the group's memory is registered, and why not.
+    pub policy: Result<(), NotRegistered>,
+    /// The operations that had buffers.
+    pub operations: Vec<OperationBuffers>,
+}
+
+/// How the buffers of one operation lay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OperationBuffers {
+    /// The operation, by its method's name.
+    pub operation: &'static str,
+    /// Buffers that were registered.
+    pub registered: u64,
+    /// Those that were not, by how they lay.
+    pub unregistered: Vec<(Lying, u64)>,
+}
+
+impl ProcessGroup {
+    /// Which operations' buffers lay in registered memory, and why others did not.
+    #[must_use]
+    pub fn registration_report(&self) -> RegistrationReport {
+        let policy = self.registration();
+        let one = |operation: Operation| {
+            let seen = Lying::ALL.map(|lying| (lying, self.sight.seen(operation, lying)));
+            let registered = self.sight.seen(operation, Lying::Registered);
+            let unregistered: Vec<_> =
+                seen.into_iter().filter(|(lying, n)| *n > 0 && lying.reason().is_some()).collect();
+            let found = registered > 0 || !unregistered.is_empty();
+            found.then(|| OperationBuffers { operation: operation.name(), registered, unregistered })
+        };
+        RegistrationReport { operations: Operation::ALL.into_iter().filter_map(one).collect(), policy }
+    }
+}
+
+impl fmt::Display for RegistrationReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.policy {
+            Ok(()) => writeln!(f, "memory of allocators is registered on all members")?,
+            Err(reason) => writeln!(f, "memory is registered on no member: {reason}")?,
+        }
+        for OperationBuffers { operation, registered, unregistered } in &self.operations {
+            write!(f, "{operation}: {registered} buffers registered")?;
+            for (lying, count) in unregistered {
+                write!(f, "; {count} {}", lying.reason().unwrap_or_default())?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,172 @@
+//! What a group has seen of the memory that its operations are given: that it is memory of its device, and whether it is
+//! registered.
+//!
+//! Memory is looked up when it is seen for the first time, by its allocation: in the tables of the allocators that this
+//! process follows, or by asking the driver. After that a buffer costs a comparison of what is in a cache line, no lock
+//! and no call. What is seen is forgotten when a segment of an allocator that is followed comes or goes. Other memory
+//! that was freed, and whose address is now something else, is not noticed.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering, fence},
+    },
+};
+
+use cuda_driver::Context;
+
+use super::{BufferError, GroupError, Result, registration::Registered, report::Lying};
+use crate::{
+    comm::{Communicator, Operation, Task},
+    memory::{self, Place},
+};
+
+/// What was found out about a range. A reader that finds the same stamp before and after has read one entry.
+#[derive(Default)]
+#[repr(align(64))]
+struct Slot {
+    /// Another number with each entry; odd while it is written.
+    stamp: AtomicU64,
+    /// The tables' generation that it was found in; 0: nothing is here.
+    generation: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    lying: AtomicU64,
+}
+
+impl Slot {
+    /// What was found of the range, if it is this one.
+    #[inline]
+    fn find(&self, generation: u64, start: u64, end: u64) -> Option<Lying> {
+        let stamp = self.stamp.load(Ordering::Acquire);
+        let found = self.generation.load(Ordering::Relaxed) == generation
+            && self.start.load(Ordering::Relaxed) <= start
+            && end <= self.end.load(Ordering::Relaxed);
+        let lying = self.lying.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let whole = stamp & 1 == 0 && self.stamp.load(Ordering::Relaxed) == stamp;
+        if found && whole { Lying::from_code(lying) } else { None }
+    }
+
+    /// Takes an entry. One thread at a time does.
+    fn set(&self, generation: u64, place: &Place, lying: Lying) {
+        let stamp = self.stamp.load(Ordering::Relaxed);
+        self.stamp.store(stamp + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.start.store(place.start, Ordering::Relaxed);
+        self.end.store(place.end, Ordering::Relaxed);
+        self.lying.store(lying as u64, Ordering::Relaxed);
+        self.stamp.store(stamp + 2, Ordering::Release);
+    }
+}
+
+/// How many slots there are for allocations of a page or more, and as many again for smaller ones.
+const SLOTS: usize = 64;
+/// As a power of two: allocations of so many bytes are many pages.
+const PAGE: u32 = 21;
+/// As a power of two: what the driver aligns to.
+const UNIT: u32 = 9;
+
+const OPERATIONS: usize = Operation::ALL.len();
+const LYINGS: usize = Lying::ALL.len();
+
+/// What one group has seen.
+pub(super) struct Sight {
+    context: Context,
+    /// Whether buffers are looked at.
+    pub(super) looks: bool,
+    large: Box<[Slot; SLOTS]>,
+    small: Box<[Slot; SLOTS]>,
+    writing: Mutex<()>,
+    /// Whose segments the communicator knows; nothing where the members did not agree to register.
+    registrars: OnceLock<Vec<u64>>,
+    /// Buffers that were seen, by operation and by how they lay.
+    counts: [[AtomicU64; LYINGS]; OPERATIONS],
+}
+
+impl Sight {
+    pub(super) fn new(context: &Context, looks: bool) -> Self {
+        let slots = || Box::new(std::array::from_fn(|_| Slot::default()));
+        Self {
+            context: context.clone(),
+            looks,
+            large: slots(),
+            small: slots(),
+            writing: Mutex::default(),
+            registrars: OnceLock::new(),
+            counts: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+        }
+    }
+
+    /// What became of registration.
+    pub(super) fn agreed(&self, registered: &Registered) {
+        if registered.outcome.is_ok() {
+            let _ = self.registrars.set(registered.registrars.clone());
+        }
+    }
+
+    /// How many buffers of an operation lay so.
+    pub(super) fn seen(&self, operation: Operation, lying: Lying) -> u64 {
+        self.counts[operation as usize][lying as usize].load(Ordering::Relaxed)
+    }
+
+    /// Looks at the buffers of an operation, whose arguments were checked.
+    #[inline]
+    pub(super) fn look(&self, group: &str, communicator: &Communicator, task: &Task) -> Result<()> {
+        if !self.looks {
+            return Ok(());
+        }
+        for (side, address, bytes) in task.buffers(communicator.place()).into_iter().flatten() {
+            if bytes == 0 {
+                continue;
+            }
+            let lying = match self.known(address, address.saturating_add(bytes)) {
+                Some(lying) => lying,
+                None => self.find(address, bytes).map_err(|source| GroupError::Buffer {
+                    operation: task.call,
+                    group: group.to_owned(),
+                    buffer: side,
+                    source,
+                })?,
+            };
+            let count = &self.counts[task.operation as usize][lying as usize];
+            // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// What was seen of a range before.
+    #[inline]
+    fn known(&self, start: u64, end: u64) -> Option<Lying> {
+        let generation = memory::generation();
+        let large = &self.large[(start >> PAGE) as usize % SLOTS];
+        large.find(generation, start, end).or_else(|| {
+            let small = &self.small[(start >> UNIT) as usize % SLOTS];
+            small.find(generation, start, end)
+        })
+    }
+
+    #[cold]
+    fn find(&self, address: u64, bytes: u64) -> Result<Lying, BufferError> {
+        // Before the look: what changes meanwhile is looked up again.
+        let generation = memory::generation();
+        let place = memory::look(&self.context, cuda_driver::DevicePtr(address), bytes)?;
+        let lying = Lying::of(&place, self.registrars.get().map(Vec::as_slice));
+        let (slots, shift) = match place.end - place.start >= 1 << PAGE {
+            true => (&self.large, PAGE),
+            false => (&self.small, UNIT),
+        };
+        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        slots[(address >> shift) as usize % SLOTS].set(generation, &place, lying);
+        Ok(lying)
+    }
+}
+
+impl fmt::Debug for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sight").field("looks", &self.looks).finish_non_exhaustive()
+    }
+}

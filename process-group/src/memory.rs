@@ -1,0 +1,227 @@
+//! What is known of this process's memory by its addresses: the segments of allocators that are followed, and what the
+//! driver has said of other memory.
+//!
+//! Not for every call: a look takes a lock. Groups remember what they have seen, and forget it when the
+//! [generation](generation) changes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cuda_driver::{Context, DevicePtr, memory::MemoryKind};
+
+/// Why a segment is not registered, though its allocator is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unregistrable {
+    /// Its pool moves pages, so that a range may be another memory later.
+    #[error("its pool is re-mappable: only memory that stays where it is can be registered")]
+    Remappable,
+    /// Other processes cannot be given it.
+    #[error(
+        "its pool's memory cannot be exported, as other ranks need it: take VirtualMemorySource with \
+         Sharing::by_descriptor()"
+    )]
+    NotExportable,
+}
+
+/// Why memory is not what a group's operations take: memory of the group's device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BufferError {
+    /// The driver knows nothing of it.
+    #[error(
+        "nothing that the driver knows is at {address:#x}: memory of the host that is not its own, or memory that was \
+         freed"
+    )]
+    Unknown {
+        /// Where.
+        address: u64,
+    },
+    /// Memory of the host. NCCL could reach what is page-locked, at the speed of the bus; no group takes it, since hardly
+    /// anybody means it. [`Communicator`](crate::comm::Communicator) does not look.
+    #[error("{address:#x} is memory of the host: copy it to the device first")]
+    Host {
+        /// Where.
+        address: u64,
+    },
+    /// Memory of another device.
+    #[error("{address:#x} is memory of device {found}, but the group is on device {wanted}")]
+    OtherDevice {
+        /// Where.
+        address: u64,
+        /// Whose memory it is, as an ordinal.
+        found: u32,
+        /// The group's device.
+        wanted: u32,
+    },
+    /// The memory ends before the buffer does.
+    #[error("{bytes} bytes at {address:#x} were given, but memory ends after {found}")]
+    Short {
+        /// Where the buffer starts.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// How many bytes there are.
+        found: u64,
+    },
+    /// The driver did not say.
+    #[error("the driver was asked for the memory")]
+    Driver(#[source] Box<cuda_driver::Error>),
+}
+
+impl From<cuda_driver::Error> for BufferError {
+    fn from(error: cuda_driver::Error) -> Self {
+        Self::Driver(Box::new(error))
+    }
+}
+
+/// A segment of an allocator that is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) start: u64,
+    /// One past the last byte.
+    pub(crate) end: u64,
+    /// The device's ordinal.
+    pub(crate) device: u32,
+    /// Who follows the allocator.
+    pub(crate) registrar: u64,
+    pub(crate) refusal: Option<Unregistrable>,
+}
+
+/// What lies around an address: as far as it is of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// Who follows the allocator that it is of, and why it is not registered if not; `None` for other memory.
+    pub(crate) segment: Option<(u64, Option<Unregistrable>)>,
+}
+
+#[derive(Default)]
+struct Map {
+    segments: BTreeMap<u64, Extent>,
+    /// What the driver said: of whoever's memory, by its start, with its end and its device.
+    others: BTreeMap<u64, (u64, u32)>,
+}
+
+/// So much of what the driver said is remembered.
+const OTHERS: usize = 4096;
+
+static MAP: RwLock<Map> = RwLock::new(Map { segments: BTreeMap::new(), others: BTreeMap::new() });
+
+/// Changes whenever a segment comes or goes; never 0.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+fn read() -> RwLockReadGuard<'static, Map> {
+    MAP.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write() -> RwLockWriteGuard<'static, Map> {
+    MAP.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of the last change: what was looked up under another is to be looked up again.
+#[inline]
+pub(crate) fn generation() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A segment is there.
+#[cfg(feature = "registration")]
+pub(crate) fn come(extent: Extent) {
+    let mut map = write();
+    map.others.retain(|start, (end, _)| *end <= extent.start || extent.end <= *start);
+    map.segments.insert(extent.start, extent);
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+/// The segment at an address goes.
+#[cfg(feature = "registration")]
+pub(crate) fn go(start: u64) {
+    write().segments.remove(&start);
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
+/// What lies around `bytes` bytes at `ptr`, all of which must be memory of the context's device. The driver is asked
+/// once for each allocation that no allocator which is followed has.
+pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Place, BufferError> {
+    let wanted = context.device().ordinal();
+    let end = ptr.0.saturating_add(bytes);
+    let mut place: Option<Place> = None;
+    let mut at = ptr.0;
+    loop {
+        let (mut piece, mut device) = known(at).map_or_else(|| ask(context, at), Ok)?;
+        if device != wanted && piece.segment.is_none() {
+            // What the driver said once may have been freed since.
+            (piece, device) = ask(context, at)?;
+        }
+        if device != wanted {
+            return Err(BufferError::OtherDevice { address: at, found: device, wanted });
+        }
+        let joined = match place {
+            None => piece,
+            // Neighbours of two kinds are neither.
+            Some(before) => Place {
+                start: before.start,
+                end: piece.end,
+                segment: before.segment.filter(|_| before.segment == piece.segment),
+            },
+        };
+        if joined.end >= end {
+            return Ok(joined);
+        }
+        at = joined.end;
+        place = Some(joined);
+        if known(at).is_none() && ask(context, at).is_err() {
+            return Err(BufferError::Short { address: ptr.0, bytes, found: at - ptr.0 });
+        }
+    }
+}
+
+/// What the tables say of an address.
+fn known(address: u64) -> Option<(Place, u32)> {
+    let map = read();
+    if let Some((_, extent)) = map.segments.range(..=address).next_back().filter(|(_, e)| e.end > address) {
+        let Extent { start, end, device, registrar, refusal } = *extent;
+        return Some((Place { start, end, segment: Some((registrar, refusal)) }, device));
+    }
+    let (start, (end, device)) = map.others.range(..=address).next_back()?;
+    (*end > address).then_some((Place { start: *start, end: *end, segment: None }, *device))
+}
+
+/// Asks the driver about an address, and remembers what it says.
+fn ask(context: &Context, address: u64) -> Result<(Place, u32), BufferError> {
+    let ptr = DevicePtr(address);
+    let unknown = BufferError::Unknown { address };
+    let Some(details) = context.driver().pointer_details(ptr)? else { return Err(unknown) };
+    match details.info.kind {
+        // It moves between host and device by itself, and every device reaches it.
+        _ if details.is_managed => {}
+        MemoryKind::Device => {}
+        MemoryKind::Host => return Err(BufferError::Host { address }),
+        _ => return Err(unknown),
+    }
+    // Of a reservation: what is mapped there, not all of it.
+    let range = context.address_range(ptr).unwrap_or(details.range);
+    let own = context.device().ordinal();
+    let device = if details.is_managed { own } else { details.info.device.unwrap_or(own) };
+    let (start, end) = (range.start.0, range.start.0.saturating_add(range.bytes as u64));
+    if !(start..end).contains(&address) {
+        return Err(unknown);
+    }
+    let mut map = write();
+    if map.others.len() >= OTHERS {
+        map.others.clear();
+    }
+    // Managed memory is of every device, and remembered by none.
+    if !details.is_managed {
+        map.others.retain(|other, (other_end, _)| *other_end <= start || end <= *other);
+        map.others.insert(start, (end, device));
+    }
+    Ok((Place { start, end, segment: None }, device))
+}

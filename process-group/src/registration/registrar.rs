@@ -1,0 +1,298 @@
+//! The half of a registrar that the allocator knows: what comes and goes, and who is to know.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use caching_alloc::core::{Action, Entry, Hold, Segment, SegmentId, Snapshot, Tracker, TrackerError};
+
+use super::{Counts, RegistrarError, Result, Unregistrable};
+use crate::{
+    comm::{CommError, Keeper, Shared, Unsettled},
+    memory::{self, Extent},
+    store::Deadline,
+};
+
+/// What one allocator has, and which communicators are to know of it.
+pub(super) struct Registrar {
+    /// Unique in the process.
+    pub(super) serial: u64,
+    device: u32,
+    pub(super) patience: Duration,
+    state: Mutex<State>,
+    tally: Arc<Tally>,
+}
+
+#[derive(Default)]
+struct State {
+    communicators: Vec<Weak<Shared>>,
+    /// With why nobody is to know them, if so.
+    segments: BTreeMap<SegmentId, (Segment, Option<Unregistrable>)>,
+    /// What went while a communicator still knew it.
+    gone: Vec<Weak<Kept>>,
+    /// Who keeps a segment that is there.
+    kept: BTreeMap<SegmentId, Vec<Weak<Kept>>>,
+}
+
+#[derive(Default)]
+struct Tally {
+    registered: AtomicU64,
+    deregistered: AtomicU64,
+    failures: AtomicU64,
+    alive: AtomicU64,
+}
+
+fn add(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A segment that a communicator knows, or is to know.
+struct Kept {
+    _hold: Hold,
+    tally: Arc<Tally>,
+    is_registered: AtomicBool,
+}
+
+impl Keeper for Kept {
+    fn registered(&self) {
+        self.is_registered.store(true, Ordering::Relaxed);
+        add(&self.tally.registered);
+        add(&self.tally.alive);
+    }
+
+    fn deregistered(&self) {
+        if self.is_registered.swap(false, Ordering::Relaxed) {
+            add(&self.tally.deregistered);
+            self.tally.alive.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn failed(&self) {
+        add(&self.tally.failures);
+    }
+}
+
+/// Whether a communicator will still make calls.
+fn works(shared: &Shared) -> bool {
+    shared.gate.check("register").is_ok()
+}
+
+/// Whether a communicator has ended, or is about to.
+fn has_ended(shared: &Shared) -> bool {
+    matches!(shared.gate.check("register"), Err(CommError::Closed { .. }))
+}
+
+impl State {
+    fn working(&mut self) -> Vec<Arc<Shared>> {
+        self.communicators.retain(|weak| weak.upgrade().is_some_and(|shared| !has_ended(&shared)));
+        self.communicators.iter().filter_map(Weak::upgrade).filter(|shared| works(shared)).collect()
+    }
+
+    fn position(&self, shared: &Arc<Shared>) -> Option<usize> {
+        let weak = Arc::downgrade(shared);
+        self.communicators.iter().position(|known| known.ptr_eq(&weak))
+    }
+}
+
+impl Registrar {
+    pub(super) fn new(device: u32, patience: Duration) -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        Self { serial, device, patience, state: Mutex::default(), tally: Arc::default() }
+    }
+
+    pub(super) fn device(&self) -> u32 {
+        self.device
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is consistent between its calls; a panic inside one leaves, at worst, a segment held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let mut state = self.lock();
+        state.gone.retain(|kept| kept.strong_count() > 0);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            segments: state.segments.len(),
+            communicators: state.working().len(),
+            registrations: load(&self.tally.alive) as usize,
+            registered: load(&self.tally.registered),
+            deregistered: load(&self.tally.deregistered),
+            failures: load(&self.tally.failures),
+            kept: state.gone.len(),
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let communicators: Vec<_> = self.lock().communicators.iter().filter_map(Weak::upgrade).collect();
+        communicators.iter().filter(|shared| !has_ended(shared)).try_for_each(|shared| {
+            shared.registry.failure().map_or(Ok(()), |reason| {
+                let communicator = shared.name().to_owned();
+                Err(RegistrarError::Lacking { communicator, reason: reason.to_string() })
+            })
+        })
+    }
+
+    /// A segment is there: it is registered before anybody gets a block of it.
+    fn come(&self, segment: &Segment, refusal: Option<Unregistrable>) -> Result<()> {
+        memory::come(Extent {
+            start: segment.address(),
+            end: segment.memory().end(),
+            device: self.device,
+            registrar: self.serial,
+            refusal,
+        });
+        let mut state = self.lock();
+        state.segments.insert(segment.id(), (segment.clone(), refusal));
+        if refusal.is_some() {
+            return Ok(());
+        }
+        let mut first = Ok(());
+        for shared in state.working() {
+            first = first.and(self.bring(&mut state, &shared, segment, false));
+        }
+        first
+    }
+
+    /// A segment is to go: nobody may know it any more.
+    fn go(&self, segment: &Segment) -> Result<()> {
+        memory::go(segment.address());
+        let mut state = self.lock();
+        state.segments.remove(&segment.id());
+        let kept = state.kept.remove(&segment.id()).unwrap_or_default();
+        let communicators: Vec<_> = state.communicators.iter().filter_map(Weak::upgrade).collect();
+        let mut first = Ok(());
+        if !kept.is_empty() {
+            for shared in communicators {
+                first = first.and(dismiss(&shared, segment.address()));
+            }
+        }
+        state.gone.retain(|kept| kept.strong_count() > 0);
+        state.gone.extend(kept.into_iter().filter(|kept| kept.strong_count() > 0));
+        first
+    }
+
+    /// Has a communicator know a segment; `noted` leaves it at the note.
+    fn bring(&self, state: &mut State, shared: &Shared, segment: &Segment, noted: bool) -> Result<()> {
+        let hold = segment.hold(shared.name())?;
+        let is_registered = AtomicBool::new(false);
+        let kept = Arc::new(Kept { _hold: hold, tally: self.tally.clone(), is_registered });
+        let holders = state.kept.entry(segment.id()).or_default();
+        holders.retain(|kept| kept.strong_count() > 0);
+        holders.push(Arc::downgrade(&kept));
+        let (address, bytes) = (segment.address(), usize::try_from(segment.bytes()).unwrap_or(usize::MAX));
+        let brought =
+            if noted { shared.note(address, bytes, kept) } else { shared.bring(address, bytes, kept) };
+        Ok(brought?)
+    }
+
+    /// Serves a communicator from now on: it knows every segment that is there when this returns, and learns of every
+    /// one that comes. After a failure it is served no more, and knows none.
+    pub(super) fn serve(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
+        let found = shared.context.device().ordinal();
+        if found != self.device {
+            let communicator = shared.name().to_owned();
+            return Err(RegistrarError::WrongDevice { communicator, found, wanted: self.device });
+        }
+        let noted = {
+            let mut state = self.lock();
+            if state.position(shared).is_some() {
+                return Err(RegistrarError::AlreadyServed { communicator: shared.name().to_owned() });
+            }
+            state.communicators.push(Arc::downgrade(shared));
+            let registrable = state.segments.values().filter(|(_, refusal)| refusal.is_none());
+            let registrable: Vec<_> = registrable.map(|(segment, _)| segment.clone()).collect();
+            registrable.iter().try_for_each(|segment| self.bring(&mut state, shared, segment, true))
+        };
+        let settled = noted.and_then(|()| shared.settle_by(deadline).map_err(RegistrarError::from));
+        if settled.is_err() {
+            // What cannot be undone is kept by the communicator itself.
+            let _ = self.leave(shared, deadline);
+            shared.forgive();
+        }
+        settled
+    }
+
+    /// Serves a communicator no more: it knows no segment of this allocator.
+    pub(super) fn leave(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
+        let mut state = self.lock();
+        let Some(at) = state.position(shared) else {
+            return Err(RegistrarError::NotServed { communicator: shared.name().to_owned() });
+        };
+        state.communicators.swap_remove(at);
+        let mut first = Ok(());
+        for (segment, _) in state.segments.values().filter(|(_, refusal)| refusal.is_none()) {
+            first = first.and(dismiss(shared, segment.address()));
+        }
+        drop(state);
+        if !works(shared) {
+            return first;
+        }
+        first.and(shared.settle_by(deadline).map_err(RegistrarError::from))
+    }
+
+    /// Serves nobody any more.
+    pub(super) fn clear(&self) -> Result<()> {
+        let communicators: Vec<_> = self.lock().communicators.iter().filter_map(Weak::upgrade).collect();
+        let mut first = Ok(());
+        for shared in communicators {
+            first = first.and(self.leave(&shared, Deadline::after(self.patience)));
+        }
+        let segments = std::mem::take(&mut self.lock().segments);
+        segments.values().for_each(|(segment, _)| memory::go(segment.address()));
+        first
+    }
+}
+
+/// Has a communicator forget a segment; nothing if it does not know it.
+fn dismiss(shared: &Shared, address: u64) -> Result<()> {
+    match shared.dismiss(address) {
+        Err(Unsettled { source, .. }) if matches!(*source, CommError::Argument(_)) => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+impl fmt::Debug for Registrar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registrar({:?})", self.counts())
+    }
+}
+
+impl Tracker for Registrar {
+    fn name(&self) -> &str {
+        "segment registrar"
+    }
+
+    fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
+        for state in &snapshot.segments {
+            self.come(&state.segment, Unregistrable::of_fixed(state.segment.source()))?;
+        }
+        for segment in snapshot.mapped.iter().flat_map(|mapped| &mapped.segments) {
+            self.come(segment, Some(Unregistrable::Remappable))?;
+        }
+        Ok(())
+    }
+
+    fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
+        let mut first = Ok(());
+        for entry in entries {
+            first = first.and(match &entry.action {
+                Action::SegmentAlloc(segment) => {
+                    self.come(segment, Unregistrable::of_fixed(segment.source()))
+                }
+                Action::SegmentMap(segment) => self.come(segment, Some(Unregistrable::Remappable)),
+                Action::SegmentFree(segment) | Action::SegmentUnmap(segment) => self.go(segment),
+                _ => Ok(()),
+            });
+        }
+        Ok(first?)
+    }
+}

@@ -1,0 +1,134 @@
+//! Buffers that are not memory of the group's device: refused before anything is launched.
+
+use cuda_driver::{DevicePtr, memory::DeviceMemory};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp},
+    group::{Buffer, BufferError, GroupError},
+    registration::SegmentRegistrar,
+};
+use rusty_fork::rusty_fork_test;
+
+use super::{
+    super::common::{far, machine, values},
+    LARGE, Memory, allocator_of,
+};
+
+/// What a group says of a buffer, as an all-reduce's and as an all-gather's.
+fn refused(
+    world: &ProcessGroup,
+    stream: &cuda_driver::Stream,
+    ptr: DevicePtr,
+    elements: usize,
+) -> BufferError {
+    let buffer = Buffer::new(ptr, elements, F32);
+    let error = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap_err();
+    assert!(matches!(&error, GroupError::Buffer { operation: "all_reduce", buffer: "send", .. }), "{error}");
+    let error = unsafe { world.batch(stream, |batch| batch.send(buffer, 1 - world.rank())) }.unwrap_err();
+    let GroupError::Buffer { operation: "send", buffer: "send", source, .. } = error else {
+        panic!("{error}")
+    };
+    // The same, asked for by itself.
+    let checked = Buffer::checked(world.context(), ptr, elements, F32).unwrap_err();
+    let GroupError::Buffer { source: again, .. } = checked else { panic!("{checked}") };
+    assert_eq!(again.to_string(), source.to_string());
+    source
+}
+
+rusty_fork_test! {
+    #[test]
+    fn memory_of_the_host_and_of_other_devices_is_refused_and_nothing_is_launched() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let stream = rank.stream();
+            let other = machine.context(1 - rank.rank);
+            let theirs = DeviceMemory::new(&other, 4096).unwrap();
+            let wanted = rank.rank as u32;
+            for _ in 0..2 {
+                let error = refused(&world, &stream, theirs.ptr(), 8);
+                assert!(matches!(error, BufferError::OtherDevice { found, wanted: w, .. } if found == 1 - wanted && w == wanted), "{error}");
+            }
+            // Of an allocator that is followed, without asking the driver.
+            let (allocator, id, _other_stream) = allocator_of(
+                &super::super::common::Rank { context: other.clone(), nccl: rank.nccl.clone(), store: rank.store.clone(), ..rank },
+                Memory::Exportable,
+            );
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let block = allocator.allocate(LARGE, id).unwrap();
+            let error = refused(&world, &stream, DevicePtr(block.address()), 8);
+            assert!(matches!(error, BufferError::OtherDevice { .. }), "{error}");
+            let pinned = cuda_driver::memory::PinnedMemory::new(&rank.context, 4096, cuda_driver::memory::PinnedFlags::empty()).unwrap();
+            let host = DevicePtr(pinned.as_ptr().addr() as u64);
+            let error = refused(&world, &stream, host, 8);
+            assert!(matches!(error, BufferError::Host { .. }), "{error}");
+            let plain = vec![0f32; 64];
+            let error = refused(&world, &stream, DevicePtr(plain.as_ptr().addr() as u64), 8);
+            assert!(matches!(error, BufferError::Unknown { .. }), "{error}");
+            let own = rank.memory(&[1.0; 64]);
+            let error = refused(&world, &stream, own.ptr(), 1 << 28);
+            assert!(matches!(error, BufferError::Short { .. }), "{error}");
+            assert_eq!(machine.world.calls("ncclAllReduce"), 0);
+            assert_eq!(world.sequence(), 0);
+            world.barrier(far()).unwrap();
+
+            // A buffer of its own is looked at once.
+            let buffer = Buffer::checked(world.context(), own.ptr(), 64, F32).unwrap();
+            for _ in 0..3 {
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            }
+            world.quiesce(far()).unwrap();
+            assert_eq!(values(&own), [8.0; 64]);
+            world.destroy(far()).unwrap();
+            drop(block);
+            registrar.detach().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn the_driver_is_asked_once_for_an_allocation() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            let stream = rank.stream();
+            let memory = rank.memory(&vec![1.0; 1 << 20]);
+            let before = machine.world.calls("cuPointerGetAttributes");
+            for part in 0..64usize {
+                let buffer = Buffer::new(memory.ptr() + part * 4096, 1024, F32);
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            }
+            assert_eq!(machine.world.calls("cuPointerGetAttributes"), before + 1);
+            world.quiesce(far()).unwrap();
+            world.destroy(far()).unwrap();
+
+            let world = rank.builder().name("unseeing").check_buffers(false).build().unwrap();
+            let before = machine.world.calls("cuPointerGetAttributes");
+            let other = rank.memory(&[1.0]);
+            let buffer = Buffer::new(other.ptr(), 1, F32);
+            unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            assert_eq!(machine.world.calls("cuPointerGetAttributes"), before);
+            assert!(world.registration_report().operations.is_empty());
+            world.quiesce(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn an_address_that_is_other_memory_now_is_looked_up_again() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let stream = rank.stream();
+            for round in 0..40usize {
+                // Freed by one rank, the address may come back as the other's.
+                let memory = rank.memory(&vec![1.0; 64 << (round % 8)]);
+                let buffer = Buffer::new(memory.ptr(), 64 << (round % 8), F32);
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            }
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+}

@@ -1,0 +1,76 @@
+//! Registration of allocators' memory: of one rank's segments, by agreement of many, and what happens when it fails.
+
+mod buffers;
+mod policy;
+mod segments;
+mod trouble;
+
+use std::sync::Arc;
+
+use caching_alloc::{
+    core::{Allocator, SegmentSource, Settings, StreamId},
+    driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource},
+};
+use cuda_driver::Stream;
+use process_group::{ProcessGroup, comm::DataType::F32, group::Buffer};
+
+use super::common::{Machine, Rank, far};
+
+/// More than a segment of small requests.
+const LARGE: u64 = 24 << 20;
+
+/// What an allocator's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Exportable,
+    Plain,
+    Remappable,
+}
+
+fn allocator_of(rank: &Rank, memory: Memory) -> (Allocator, StreamId, Stream) {
+    let events = Arc::new(DriverEvents::new(&rank.context));
+    let stream = rank.stream();
+    let id = events.introduce(&stream);
+    let sharing = if memory == Memory::Exportable { Sharing::by_descriptor() } else { Sharing::none() };
+    let virtual_memory = || VirtualMemorySource::new(&rank.context, sharing).unwrap();
+    let source: Arc<dyn SegmentSource> = match memory {
+        Memory::Plain => Arc::new(DriverSource::new(&rank.context)),
+        _ => Arc::new(virtual_memory()),
+    };
+    let allocator = match memory {
+        Memory::Remappable => Allocator::remapping(source, events, Settings::default()).unwrap(),
+        _ => Allocator::new(source, events, Settings::default()),
+    };
+    (allocator, id, stream)
+}
+
+fn allocator(rank: &Rank) -> (Allocator, StreamId) {
+    let (allocator, id, _) = allocator_of(rank, Memory::Exportable);
+    (allocator, id)
+}
+
+/// Runs one rank alone, which is enough for what is local.
+fn alone(machine: &Machine, body: impl Fn(Rank) + Sync) {
+    machine.ranks(1, body);
+}
+
+/// Gathers the numbers of a group's ranks through the allocator's memory, and says what came.
+fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &Stream) -> Vec<f32> {
+    let bytes = (world.size() * 4) as u64;
+    let (send, receive) = (allocator.allocate(4, id).unwrap(), allocator.allocate(bytes, id).unwrap());
+    let at = |address: u64| cuda_driver::DevicePtr(address);
+    unsafe {
+        world.context().copy_from_host(at(send.address()), &[world.rank() as f32]).unwrap();
+        let from = Buffer::new(at(send.address()), 1, F32);
+        let to = Buffer::new(at(receive.address()), world.size(), F32);
+        world.all_gather(from, to, stream).unwrap().wait_timeout(far()).unwrap();
+        let mut found = vec![-1f32; world.size()];
+        world.context().copy_to_host(&mut found, at(receive.address())).unwrap();
+        found
+    }
+}
+
+/// 0, 1, 2 and so on.
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|number| number as f32).collect()
+}
