@@ -128,14 +128,10 @@ impl Watch {
         let told = bell.clone();
         let listener: Arc<Listener> = Arc::new(move |rank, loss| told.tell(Trouble::Lost { rank, loss }));
         peers.tell(&listener);
-        let watchers: Vec<_> = members.iter().map(|member| watchers(member, members)).collect();
-        let (mut watched, mut is_heard) = (Vec::new(), false);
-        for (member, watchers) in members.iter().zip(watchers) {
-            is_heard |= member.rank == rank && !watchers.is_empty();
-            watched.extend(Some(member.rank).filter(|_| watchers.contains(&rank)));
-        }
+        let post = Post { rank, sites: sites(members), heartbeat, pause: Duration::ZERO };
+        let is_heard = post.is_heard();
         let pause = if is_heard { heartbeat / 4 } else { (heartbeat / 2).min(Clerk::PAUSE) };
-        let post = Post { rank, watched, heartbeat, pause };
+        let post = Post { pause, ..post };
         let clerk = Clerk {
             store: Desk::folder(store),
             rank,
@@ -188,17 +184,14 @@ impl Drop for Watch {
     }
 }
 
-/// Whether only the store can tell one of the other.
-fn is_apart(one: &Member, other: &Member) -> bool {
-    !one.is_beside(other) && (one.host, one.process) != (other.host, other.process)
-}
-
-/// Who reads a member's heartbeats: the first two after it, around the job, that only the store can tell of it.
-fn watchers(member: &Member, members: &[Member]) -> Vec<usize> {
-    const WATCHERS: usize = 2;
-    let place = members.iter().position(|other| other.rank == member.rank).unwrap_or_default();
-    let after = members.iter().cycle().skip(place + 1).take(members.len() - 1);
-    after.filter(|other| is_apart(member, other)).take(WATCHERS).map(|other| other.rank).collect()
+/// Where members are: those of one site are one process, or know of each other without the store.
+fn sites(members: &[Member]) -> Vec<(usize, usize)> {
+    let is_together = |one: &Member, other: &Member| {
+        one.is_beside(other) || (one.host, one.process) == (other.host, other.process)
+    };
+    let site =
+        |member: &Member| members.iter().position(|other| is_together(other, member)).unwrap_or_default();
+    members.iter().map(|member| (member.rank, site(member))).collect()
 }
 
 fn beat_key(rank: usize) -> String {
@@ -402,19 +395,19 @@ impl Clerk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use crate::group::Witnesses;
 
-    proptest! {
-        /// Every rank is read by two of other hosts, or by as many as there are.
-        #[test]
-        fn everybody_is_watched(hosts in prop::collection::vec(0u64..4, 1..12)) {
-            let members: Vec<_> = hosts.iter().enumerate().map(|(rank, host)| Member::example(rank, *host)).collect();
-            for (member, host) in members.iter().zip(&hosts) {
-                let watchers = watchers(member, &members);
-                prop_assert_eq!(watchers.len(), hosts.iter().filter(|other| *other != host).count().min(2));
-                prop_assert!(watchers.iter().all(|other| hosts[*other] != *host));
-            }
-        }
+    #[test]
+    fn a_site_is_a_host_or_a_process() {
+        let mut members: Vec<_> =
+            [7, 8, 7, 8, 9].iter().enumerate().map(|(rank, host)| Member::example(rank, *host)).collect();
+        members[4].process = members[3].process;
+        let found = |members: &[Member]| sites(members).into_iter().map(|(_, site)| site).collect::<Vec<_>>();
+        assert_eq!(found(&members), [0, 1, 0, 1, 4]);
+        members.iter_mut().for_each(|member| member.witnesses = Witnesses::Store);
+        assert_eq!(found(&members), [0, 1, 2, 3, 4]);
+        members[2].process = members[0].process;
+        assert_eq!(found(&members), [0, 1, 0, 3, 4]);
     }
 
     #[test]

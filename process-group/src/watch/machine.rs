@@ -19,13 +19,36 @@ use crate::peers::Loss;
 pub(super) struct Post {
     /// This rank of the job.
     pub(super) rank: usize,
-    /// The ranks whose heartbeats it reads.
-    pub(super) watched: Vec<usize>,
+    /// The job's ranks, and where each is: only the store can tell ranks of different sites of each other.
+    pub(super) sites: Vec<(usize, usize)>,
     /// A rank is lost when it has been silent for more than the time between two exchanges over this, and before twice
     /// this.
     pub(super) heartbeat: Duration,
     /// Between two exchanges: a quarter of the heartbeat at most, where heartbeats are read.
     pub(super) pause: Duration,
+}
+
+impl Post {
+    /// How many read a rank's heartbeats.
+    const WATCHERS: usize = 2;
+
+    /// Whether others know of this rank by its heartbeats alone.
+    pub(super) fn is_heard(&self) -> bool {
+        let own = self.sites.iter().find(|(rank, _)| *rank == self.rank);
+        own.is_some_and(|(_, own)| self.sites.iter().any(|(_, site)| site != own))
+    }
+
+    /// Who reads a rank's heartbeats, by its place: the first after it, around the job, that are elsewhere and there.
+    fn watchers<'a>(
+        &'a self,
+        place: usize,
+        is_lost: impl Fn(usize) -> bool + 'a,
+    ) -> impl Iterator<Item = usize> + 'a {
+        let site = self.sites[place].1;
+        let after = self.sites.iter().cycle().skip(place + 1).take(self.sites.len() - 1);
+        let there = after.filter(move |(rank, other)| *other != site && !is_lost(*rank));
+        there.take(Self::WATCHERS).map(|(rank, _)| *rank)
+    }
 }
 
 /// What an exchange has read.
@@ -161,10 +184,9 @@ impl Machine {
     const FAREWELLS: u32 = 4;
 
     pub(super) fn new(post: Post, now: Duration) -> Self {
-        let watch = |rank: &usize| Watched { rank: *rank, beat: None, since: now, is_over: false };
-        Self {
-            watched: post.watched.iter().map(watch).collect(),
+        let mut machine = Self {
             post,
+            watched: Vec::new(),
             beats: 0,
             next: now,
             read: now,
@@ -182,6 +204,25 @@ impl Machine {
             left: false,
             farewells: 0,
             last: None,
+        };
+        machine.watch(now);
+        machine
+    }
+
+    /// Reads the heartbeats also of ranks whose readers are lost.
+    fn watch(&mut self, now: Duration) {
+        let Self { post, standing, watched, .. } = self;
+        let is_lost = |lost: usize| {
+            standing.iter().any(|trouble| matches!(trouble, Trouble::Lost { rank, .. } if *rank == lost))
+        };
+        for (place, (rank, _)) in post.sites.iter().enumerate() {
+            let is_known = watched.iter().any(|watched| watched.rank == *rank);
+            if !is_known
+                && !is_lost(*rank)
+                && post.watchers(place, is_lost).any(|watcher| watcher == post.rank)
+            {
+                watched.push(Watched { rank: *rank, beat: None, since: now, is_over: false });
+            }
         }
     }
 
@@ -294,8 +335,12 @@ impl Machine {
             other => self.inquiries.retain(|inquiry| other.group() != Some(&inquiry.group)),
         }
         if !self.standing.contains(&trouble) {
+            let is_loss = matches!(trouble, Trouble::Lost { .. });
             self.standing.push(trouble.clone());
             self.acts.push_back(trouble);
+            if is_loss {
+                self.watch(now);
+            }
         }
     }
 
@@ -354,5 +399,27 @@ impl Machine {
             }
         }
         Output::Sleep(self.next.max(self.retry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every rank is read by two of other sites, or by as many as there are, whoever is lost.
+        #[test]
+        fn everybody_is_watched(sites in prop::collection::vec((0usize..4, any::<bool>()), 1..12)) {
+            let (heartbeat, pause) = (Duration::from_secs(1), Duration::from_millis(250));
+            let is_lost = |rank: usize| sites[rank].1;
+            let post = Post { rank: 0, sites: sites.iter().map(|(site, _)| *site).enumerate().collect(), heartbeat, pause };
+            for place in 0..sites.len() {
+                let watchers: Vec<_> = post.watchers(place, is_lost).collect();
+                let apart = sites.iter().filter(|(site, lost)| *site != sites[place].0 && !lost).count();
+                prop_assert_eq!(watchers.len(), apart.min(2));
+                prop_assert!(watchers.iter().all(|other| sites[*other].0 != sites[place].0 && !is_lost(*other)));
+            }
+        }
     }
 }
