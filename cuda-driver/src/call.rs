@@ -29,6 +29,7 @@ macro_rules! call {
 
 pub(crate) use {call, code};
 
+#[inline]
 pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result<()> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code)) }
 }

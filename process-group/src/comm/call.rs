@@ -20,12 +20,15 @@ macro_rules! call {
 pub(crate) use call;
 
 /// Turns NCCL's code into a result, with what NCCL says about it at this moment.
+#[inline]
 pub(crate) fn check(api: &Api, call: &'static str, communicator: &str, code: ncclResult_t) -> Result<()> {
-    if code == ncclResult_t::ncclSuccess {
-        return Ok(());
-    }
+    if code == ncclResult_t::ncclSuccess { Ok(()) } else { Err(failure(api, call, communicator, code)) }
+}
+
+#[cold]
+fn failure(api: &Api, call: &'static str, communicator: &str, code: ncclResult_t) -> CommError {
     let (meaning, text, last) = (api.meaning(code), text(api, code), last_error(api));
-    Err(CommError::Nccl { call, communicator: communicator.into(), code, meaning, text, last })
+    CommError::Nccl { call, communicator: communicator.into(), code, meaning, text, last }
 }
 
 /// The error of a call that answered success without `what` it was asked for.

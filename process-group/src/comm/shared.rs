@@ -124,12 +124,19 @@ impl Shared {
     }
 
     /// Passes a result on, and closes the communicator for further calls if the error left it in an unknown state.
+    #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| {
-            if error.poisons() {
-                self.gate.poison(&error.to_string());
-            }
-        })
+        if let Err(error) = &result {
+            self.condemn(error);
+        }
+        result
+    }
+
+    #[cold]
+    fn condemn(&self, error: &CommError) {
+        if error.poisons() {
+            self.gate.poison(&error.to_string());
+        }
     }
 }
 

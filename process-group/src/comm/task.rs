@@ -75,6 +75,11 @@ impl Operation {
         }
     }
 
+    /// Whether it is one end of a message.
+    pub(crate) const fn is_message(self) -> bool {
+        matches!(self, Self::Send | Self::Recv)
+    }
+
     /// Whether the other end does not take part, or only waits.
     pub(crate) const fn is_one_sided(self) -> bool {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
@@ -146,7 +151,7 @@ impl Task {
     /// The buffers that this rank has a use for: what for, where, and their bytes. One that is both stands for itself once.
     #[inline]
     pub(crate) fn buffers(&self, place: &Place) -> [Option<(&'static str, u64, u64)>; 2] {
-        let share = (self.count as u64).saturating_mul(self.dtype.size() as u64);
+        let share = self.bytes();
         let all = share.saturating_mul(place.size as u64);
         let named = place.rank == self.rank;
         let send = |bytes| Some(("send", self.send.0, bytes));
@@ -169,6 +174,11 @@ impl Task {
             (Some((_, from, bytes)), Some((_, to, length))) if from == to && bytes == length => [send, None],
             _ => [send, receive],
         }
+    }
+
+    /// Bytes of one share.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
     /// Checks what one rank can check alone; `grouped` says whether it will be launched within a group.
@@ -282,7 +292,7 @@ impl Launch<'_> {
         let Self { nccl, name, comm, stream, .. } = *self;
         let Task { operation, count, dtype, rank, .. } = *task;
         let (send, receive, root) = (task.send.0 as *const _, task.receive.0 as *mut _, rank as i32);
-        let moved = dtype.moved(self.release());
+        let moved = || dtype.moved(self.release());
         let native = || nccl.has(Feature::ALL_TO_ALL);
         // SAFETY: the caller's contract; ranks were checked.
         unsafe {
@@ -297,20 +307,32 @@ impl Launch<'_> {
                     call!(nccl, name, ncclReduceScatter(send, receive, count, dtype.raw(), op, comm, stream))
                 }),
                 Operation::Broadcast => {
-                    call!(nccl, name, ncclBroadcast(send, receive, count, moved, root, comm, stream))
+                    call!(nccl, name, ncclBroadcast(send, receive, count, moved(), root, comm, stream))
                 }
                 Operation::AllGather => {
-                    call!(nccl, name, ncclAllGather(send, receive, count, moved, comm, stream))
+                    call!(nccl, name, ncclAllGather(send, receive, count, moved(), comm, stream))
                 }
-                Operation::Send => call!(nccl, name, ncclSend(send, count, moved, root, comm, stream)),
-                Operation::Recv => call!(nccl, name, ncclRecv(receive, count, moved, root, comm, stream)),
+                Operation::Send => call!(nccl, name, ncclSend(send, count, moved(), root, comm, stream)),
+                Operation::Recv => call!(nccl, name, ncclRecv(receive, count, moved(), root, comm, stream)),
                 Operation::PutSignal if count > 0 => {
                     let (window, at) = self.window.unwrap_or((ptr::null_mut(), 0));
                     let flags = ONLY.cast_unsigned();
                     call!(
                         nccl,
                         name,
-                        ncclPutSignal(send, count, moved, root, window, at, ONLY, ONLY, flags, comm, stream)
+                        ncclPutSignal(
+                            send,
+                            count,
+                            moved(),
+                            root,
+                            window,
+                            at,
+                            ONLY,
+                            ONLY,
+                            flags,
+                            comm,
+                            stream
+                        )
                     )
                 }
                 // A put of nothing is a signal too.
@@ -324,13 +346,13 @@ impl Launch<'_> {
                     call!(nccl, name, ncclWaitSignal(1, &mut awaited, comm, stream))
                 }
                 Operation::AllToAll if native() => {
-                    call!(nccl, name, ncclAlltoAll(send, receive, count, moved, comm, stream))
+                    call!(nccl, name, ncclAlltoAll(send, receive, count, moved(), comm, stream))
                 }
                 Operation::Gather if native() => {
-                    call!(nccl, name, ncclGather(send, receive, count, moved, root, comm, stream))
+                    call!(nccl, name, ncclGather(send, receive, count, moved(), root, comm, stream))
                 }
                 Operation::Scatter if native() => {
-                    call!(nccl, name, ncclScatter(send, receive, count, moved, root, comm, stream))
+                    call!(nccl, name, ncclScatter(send, receive, count, moved(), root, comm, stream))
                 }
                 Operation::AllToAll | Operation::Gather | Operation::Scatter => self.messages(task),
             }

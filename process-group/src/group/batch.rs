@@ -45,52 +45,71 @@ impl<'a> Batch<'a> {
     }
 
     /// Launches what was queued, as `operation`.
-    pub(super) fn launch(self, operation: &'static str) -> Result<Work> {
+    pub(super) fn launch(&self, operation: &'static str) -> Result<Work> {
         let vigil = &self.group.counter.vigil;
         vigil.check()?;
-        vigil.explain(self.launch_all(operation))
+        let tasks = self.tasks.borrow();
+        vigil.explain(match &*tasks {
+            Tasks { first: Some(task), rest } if rest.is_empty() => self.launch_one(task, operation),
+            tasks => self.launch_all(tasks, operation),
+        })
     }
 
-    fn launch_all(self, operation: &'static str) -> Result<Work> {
-        let Self { group, stream, tasks, site } = self;
-        let tasks = tasks.into_inner();
-        let is_collective = || checked::is_collective(operation, tasks.iter());
-        to_oneself(group, &tasks).inspect_err(|error| group.refused(is_collective(), error))?;
-        if let Some(checked) = &group.checked {
-            checked.compare(group, tasks.iter().copied().collect())?;
+    /// What most calls are: nothing is allocated, and nothing done twice.
+    fn launch_one(&self, task: &Task, operation: &'static str) -> Result<Work> {
+        let Self { group, stream, site, .. } = self;
+        let alone = slice::from_ref(task);
+        if task.operation.is_message() && task.rank == group.rank || group.checked.is_some() {
+            self.examine(alone, operation)?;
         }
-        let bytes = |task: &Task| (task.count as u64).saturating_mul(task.dtype.size() as u64);
-        let bytes = tasks.iter().map(bytes).fold(0, u64::saturating_add);
-        let _range = profile::range(operation, &group.name, bytes);
-        // SAFETY: the contract of the method that queued the task; it was checked there.
-        let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
-        let record = |recording: &mut Recording<'_>, tasks: &[Task]| {
-            recording.call(Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
-        };
-        let track = &group.counter.track;
-        // Members need not make equally many one-sided calls.
-        let counted = tasks.first.is_none() || tasks.iter().any(|task| !task.operation.is_one_sided());
+        let _range = profile::range(operation, &group.name, task.bytes());
         let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
         blank.start(stream)?;
-        let span = match &tasks {
-            Tasks { first: None, .. } => Span::default(),
-            Tasks { first: Some(task), rest } if rest.is_empty() => {
-                let mut recording = Recording::new(track, site, false);
-                record(&mut recording, slice::from_ref(task))?;
-                recording.end(operation)
-            }
-            _ => {
-                let tasks: Vec<_> = tasks.iter().copied().collect();
-                let mut recording = Recording::new(track, site, tasks.chunk_by(are_one).count() > 1);
-                let together = Group::begin(group.nccl())?;
-                let queued = tasks.chunk_by(are_one).try_for_each(|tasks| record(&mut recording, tasks));
-                let launched = together.finish();
-                queued?;
-                launched?;
-                recording.end(operation)
-            }
-        };
+        let call = Call::of(alone, group.size());
+        // SAFETY: the contract of the method that queued the task; it was checked there.
+        let launch = || unsafe { group.communicator.launch(task, stream) };
+        let span = group.counter.track.one(&call, site, launch)?;
+        group.mark(blank, operation, stream, span, !task.operation.is_one_sided())
+    }
+
+    fn launch_all(&self, tasks: &Tasks, operation: &'static str) -> Result<Work> {
+        let Self { group, stream, site, .. } = self;
+        let tasks: Vec<_> = tasks.iter().copied().collect();
+        self.examine(&tasks, operation)?;
+        let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
+        let _range = profile::range(operation, &group.name, bytes);
+        let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
+        blank.start(stream)?;
+        let mut span = Span::default();
+        if !tasks.is_empty() {
+            let batch = tasks.chunk_by(are_one).count() > 1;
+            let mut recording = Recording::new(&group.counter.track, site, batch);
+            // SAFETY: the contract of the method that queued the task; it was checked there.
+            let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
+            let together = Group::begin(group.nccl())?;
+            let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
+                recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
+            });
+            let launched = together.finish();
+            queued?;
+            launched?;
+            span = recording.end(operation);
+        }
+        // Members need not make equally many one-sided calls.
+        let counted = tasks.is_empty() || tasks.iter().any(|task| !task.operation.is_one_sided());
         group.mark(blank, operation, stream, span, counted)
+    }
+
+    /// What is looked at when all is queued.
+    #[cold]
+    fn examine(&self, tasks: &[Task], operation: &'static str) -> Result<()> {
+        let group = self.group;
+        to_oneself(group, tasks)
+            .inspect_err(|error| group.refused(checked::is_collective(operation, tasks.iter()), error))?;
+        match &group.checked {
+            Some(checked) => checked.compare(group, tasks.to_vec()),
+            None => Ok(()),
+        }
     }
 
     /// Whether all members make the call, as far as what was queued tells.
@@ -438,7 +457,7 @@ fn message(call: &'static str, buffer: Buffer, out: bool, peer: usize) -> Task {
 }
 
 /// Refuses messages to this rank itself that have no other half, or another length.
-fn to_oneself(group: &ProcessGroup, tasks: &Tasks) -> Result<()> {
+fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
     let own =
         |operation| tasks.iter().filter(move |task| task.operation == operation && task.rank == group.rank);
     let (mut sent, mut received) = (own(Operation::Send), own(Operation::Recv));

@@ -212,10 +212,18 @@ impl Vigil {
     /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped
     /// for another reason, which is the error.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| match self.end.get() {
+        match result {
+            Ok(value) => Ok(value),
+            Err(error) => Err(self.reason(error)),
+        }
+    }
+
+    #[cold]
+    fn reason(&self, error: GroupError) -> GroupError {
+        match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
             Some(end) => self.error(end),
-        })
+        }
     }
 
     #[cold]

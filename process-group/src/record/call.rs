@@ -233,6 +233,7 @@ impl Call {
         }
     }
 
+    #[inline]
     fn of_one(task: &Task, size: usize) -> Self {
         let Task { operation, count, dtype, op, rank, .. } = *task;
         let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));

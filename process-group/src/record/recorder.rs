@@ -167,7 +167,6 @@ impl std::fmt::Debug for Track {
 #[derive(Debug, Clone, Copy)]
 struct Begun {
     record: u64,
-    call: Call,
     /// Whether it raised its group's count.
     counted: bool,
 }
@@ -206,7 +205,8 @@ impl Track {
 
     /// Records a call that is about to be launched. `batch` is what the batch that it is in has counted already: a
     /// batch counts once as a collective and once as a message.
-    fn begin(&self, call: Call, batch: Option<&mut Batched>, site: &'static Location<'static>) -> Begun {
+    #[inline]
+    fn begin(&self, call: &Call, batch: Option<&mut Batched>, site: &'static Location<'static>) -> Begun {
         let batched = batch.is_some();
         let message = call.operation.is_message();
         let mut alone = Batched::default();
@@ -220,18 +220,19 @@ impl Track {
             group: self.group,
             collective: count(&self.counts.collectives, counted && !message),
             messages: count(&self.counts.messages, counted && message),
-            pair: self.pair(&call).map_or(0, |pair| count(pair, true)),
+            pair: self.pair(call).map_or(0, |pair| count(pair, true)),
             message,
             batched,
         };
-        Begun { record: self.recorder.ring.write(call, position, site, ticks()), call, counted }
+        Begun { record: self.recorder.ring.write(call, position, site, ticks()), counted }
     }
 
     /// Takes back a call that was refused.
-    fn refuse(&self, begun: Begun, batch: Option<&mut Batched>) {
-        let Begun { record, call, counted } = begun;
+    #[cold]
+    fn refuse(&self, call: &Call, begun: Begun, batch: Option<&mut Batched>) {
+        let Begun { record, counted } = begun;
         self.recorder.ring.retract(record);
-        if let Some(pair) = self.pair(&call) {
+        if let Some(pair) = self.pair(call) {
             pair.fetch_sub(1, Ordering::Relaxed);
         }
         if counted {
@@ -257,11 +258,29 @@ impl Track {
                 message: !batch.collective,
                 batched: true,
             };
-            self.recorder.ring.write(Call::end(name), position, site, ticks())
+            self.recorder.ring.write(&Call::end(name), position, site, ticks())
         })
     }
 
+    /// Launches a call that is in no batch, which is recorded before and taken back if it is refused; its record.
+    #[inline]
+    pub(crate) fn one<E>(
+        &self,
+        call: &Call,
+        site: &'static Location<'static>,
+        launch: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Span, E> {
+        let begun = self.begin(call, None, site);
+        if let Err(error) = launch() {
+            self.refuse(call, begun, None);
+            return Err(error);
+        }
+        self.rolling.step(call.fold(Fold::default()));
+        Ok(Span::default().with(begun.record))
+    }
+
     /// Says on which stream these calls are.
+    #[inline]
     pub(crate) fn enqueued(&self, span: Span, stream: u64, captured: bool) {
         self.recorder.ring.enqueued(span, self.group, stream, captured);
     }
@@ -285,39 +304,33 @@ impl Track {
     }
 }
 
-/// The calls of one work, as they are launched.
+/// The calls of a batch, as they are launched.
 pub(crate) struct Recording<'a> {
     track: &'a Track,
     site: &'static Location<'static>,
+    /// As what it was counted, unless it is a single call that is made of others.
     batch: Option<Batched>,
     span: Span,
     fold: Fold,
 }
 
 impl<'a> Recording<'a> {
-    /// One call from `site`, or those of a batch.
+    /// Those of a batch from `site`, or of a call that is made of others, which are one record.
     pub(crate) fn new(track: &'a Track, site: &'static Location<'static>, batch: bool) -> Self {
-        Self {
-            track,
-            site,
-            batch: batch.then(Batched::default),
-            span: Span::default(),
-            fold: Fold::default(),
-        }
+        let batch = batch.then(Batched::default);
+        Self { track, site, batch, span: Span::default(), fold: Fold::default() }
     }
 
     /// Launches a call, which is recorded before and taken back if it is refused.
-    pub(crate) fn call<T, E>(&mut self, call: Call, launch: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    pub(crate) fn call<E>(&mut self, call: &Call, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let begun = self.track.begin(call, self.batch.as_mut(), self.site);
-        let launched = launch();
-        match launched {
-            Ok(_) => {
-                self.span = self.span.with(begun.record);
-                self.fold = call.fold(self.fold);
-            }
-            Err(_) => self.track.refuse(begun, self.batch.as_mut()),
+        if let Err(error) = launch() {
+            self.track.refuse(call, begun, self.batch.as_mut());
+            return Err(error);
         }
-        launched
+        self.span = self.span.with(begun.record);
+        self.fold = call.fold(self.fold);
+        Ok(())
     }
 
     /// All that `name` is made of are launched: their records.

@@ -110,9 +110,10 @@ impl Ring {
     }
 
     /// Writes a record; returns its number.
+    #[inline]
     pub(super) fn write(
         &self,
-        call: Call,
+        call: &Call,
         position: Position,
         site: &'static Location<'static>,
         created: u64,
@@ -287,7 +288,7 @@ mod tests {
                 match step {
                     Step::Write => {
                         let number = model.len() as u64;
-                        prop_assert_eq!(ring.write(call, position(number), Location::caller(), 1), number);
+                        prop_assert_eq!(ring.write(&call, position(number), Location::caller(), 1), number);
                         model.push((number, false));
                         lost = lost.max(model.len().saturating_sub(8));
                     }
@@ -312,7 +313,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..20_000 {
-                    ring.write(call(number), position(number), Location::caller(), number + 1);
+                    ring.write(&call(number), position(number), Location::caller(), number + 1);
                 }
             });
             while ring.next.load(Ordering::Relaxed) < 20_000 {
