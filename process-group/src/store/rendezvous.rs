@@ -41,7 +41,13 @@ pub fn rendezvous(
     meeting.arrive(card)?;
     meeting.outcome()?;
     let cards: Vec<_> = (0..world).map(|rank| meeting.card(rank)).collect();
-    store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline)
+    match store.multi_get(&cards.iter().map(String::as_str).collect::<Vec<_>>(), deadline) {
+        // It was complete for ranks that were told of fewer.
+        Err(StoreError::Timeout { waited, .. }) => {
+            Err(StoreError::Absent { ranks: meeting.without_card()?, world, at: name.to_owned(), waited })
+        }
+        cards => cards,
+    }
 }
 
 /// Waits until all ranks have come to `name`: [`rendezvous`] without cards.
@@ -124,18 +130,24 @@ impl Meeting<'_> {
 
     /// What this rank finds when its deadline has passed.
     fn opinion(&self) -> Result<Vec<u8>> {
-        let mut absent = Vec::new();
-        for rank in 0..self.world {
-            if !self.store.check(&[&self.card(rank)])? {
-                absent.push(rank.to_string());
-            }
-        }
+        let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
         // All are here: the last one is about to write that, or has died before it could.
         if absent.is_empty() {
             Ok(COMPLETE.to_vec())
         } else {
             Ok(format!("{ABSENT}{}", absent.join(",")).into())
         }
+    }
+
+    /// Who has not come so far.
+    fn without_card(&self) -> Result<Vec<usize>> {
+        let mut absent = Vec::new();
+        for rank in 0..self.world {
+            if !self.store.check(&[&self.card(rank)])? {
+                absent.push(rank);
+            }
+        }
+        Ok(absent)
     }
 
     fn absent(&self, outcome: &[u8]) -> Result<Vec<usize>> {
