@@ -4,11 +4,13 @@
 //! wait for it there. That is all that a rank needs to be in their communicator; whatever else our groups agree on over
 //! the store has nobody at the other end who answers.
 //!
-//! | release | key of the unique id, below [`DEFAULT_GROUP`] | looked at |
+//! | release | backend | key of the unique id, below [`DEFAULT_GROUP`] |
 //! |---|---|---|
-//! | up to 2.14, and `nccl-legacy` in 2.15 | `0`, the first of a counter | 2.11's and 2.15's text |
-//! | 2.15 | `0/nccl_storekey_0`, the group's name and the first of a counter | its text |
+//! | up to 2.14 | `nccl` | `0`, the first of a counter |
+//! | 2.15 | `nccl-legacy` | the same |
+//! | 2.15 | `nccl`, `nccl2`, `nccl-lazy` | `0/nccl_storekey_0`, the group's name and the first of a counter |
 //!
+//! All three lines of 2.15 were seen in a store that it had written to.
 //! So rank 0 puts the id under both, and the others take it from where it comes.
 
 use std::{slice, sync::Arc, thread, time::Duration};
@@ -77,7 +79,7 @@ impl Builder {
     /// where, as `torchrun` sets them; where no agent hosts the store, rank 0 does, of either language. A
     /// [`store`](Self::store) that is given must be the job's own, without any prefix.
     ///
-    /// With PyTorch 2.11 and 2.15, `nccl` and `nccl-legacy`. All ranks load the same release of NCCL: name PyTorch's file
+    /// With PyTorch 2.11 and 2.15, `nccl` and, in 2.15, `nccl-legacy`. All ranks load the same release of NCCL: name PyTorch's file
     /// in `NCCL_SYS_LIBRARY` (`nvidia/nccl/lib/libnccl.so.2` beside its packages).
     ///
     /// What the group has is what a communicator has: every operation of this crate, [`Work`](super::Work) and deadlines, the
@@ -92,10 +94,10 @@ impl Builder {
     /// And of PyTorch's ranks it asks for what follows:
     /// - `init_process_group` names the backend `nccl`; without one it makes a group of `gloo` too, which waits for
     ///   this rank. Nor is `TORCH_DISTRIBUTED_DEBUG` `DETAIL`, for the same reason;
-    /// - `send` and `recv` come after a `device_id` or between `batch_isend_irecv`'s: alone, and without one, a pair
+    /// - `send` and `recv` come after a `device_id` or are those of `batch_isend_irecv`: alone, and without one, a pair
     ///   of ranks makes a communicator of its own up to 2.14;
-    /// - the first communicator of the job is joined. `new_group` after a `device_id` splits it, which every rank
-    ///   must take part in: without one, groups of Python's ranks alone can be made.
+    /// - the first communicator of the job is joined. `new_group` splits it where it is there from the start, after a
+    ///   `device_id` and always in 2.15, and every rank would have to take part: so no further groups then.
     ///
     /// The example `torch_all_reduce` adds up across both languages.
     ///
