@@ -14,8 +14,9 @@ use super::{
     Environment, GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result, Stance, Witnesses,
     checked::Checked,
     duty::Duty,
+    join::join,
     member,
-    process_group::{Counter, SharedStore, explain},
+    process_group::{Counter, SharedStore},
     registration::Registered,
     sight::Sight,
     vigil::{NO, Vigil},
@@ -25,7 +26,7 @@ use crate::{
     comm::{self, Communicator, Config, Nccl, UniqueId},
     peers::Peers,
     record::{self, Desk, DumpError, GroupEntry, Progress, Recorder, Track},
-    store::{Deadline, PrefixStore, Store, TcpStore, rendezvous},
+    store::{Deadline, PrefixStore, Store, TcpStore},
     watch::{Watch, Watchdog},
 };
 
@@ -226,14 +227,10 @@ impl Builder {
         let store = own_part(&root, &name, self.epoch);
 
         Watch::announce(&store, rank)?;
-        let card = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance).encode();
+        let record =
+            Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance).encode();
         let ranks: Arc<[usize]> = (0..size).collect();
-        let cards = rendezvous(&store, "join", rank, size, card.as_bytes(), deadline)
-            .map_err(|error| explain(&name, &ranks, error, "the start of the group"))?;
-        let members: Arc<[Member]> = member::agree(&cards)
-            .map_err(|source| GroupError::Disagreement { group: name.to_string(), source })?
-            .into();
-
+        let members = join(&name, &store, rank, size, &record, deadline)?;
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);

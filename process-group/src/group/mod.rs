@@ -5,7 +5,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment` | how ranks become a group |
+//! | `builder`, `environment`, `join` | how ranks become a group |
 //! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
@@ -28,6 +28,7 @@ mod collective;
 mod duty;
 mod environment;
 mod error;
+mod join;
 mod list;
 mod member;
 mod one_sided;
