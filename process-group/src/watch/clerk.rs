@@ -130,7 +130,7 @@ impl Watch {
         peers.tell(&listener);
         let post = Post { rank, sites: sites(members), heartbeat, pause: Duration::ZERO };
         let is_heard = post.is_heard();
-        let pause = if is_heard { heartbeat / 4 } else { (heartbeat / 2).min(Clerk::PAUSE) };
+        let pause = (heartbeat / if is_heard { 4 } else { 2 }).min(Clerk::PAUSE);
         let post = Post { pause, ..post };
         let clerk = Clerk {
             store: Desk::folder(store),
@@ -238,7 +238,7 @@ struct Clerk {
 }
 
 impl Clerk {
-    /// Between two exchanges where nobody waits for heartbeats: questions are answered within this.
+    /// Between two exchanges at most: questions are answered within this.
     const PAUSE: Duration = Duration::from_millis(500);
     /// So many answers lie in the store.
     const KEPT: u64 = 256;
