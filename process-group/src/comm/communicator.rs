@@ -255,6 +255,7 @@ impl Communicator {
     fn begin_finalize(&self) -> Serving<()> {
         let waiting_for = "all ranks to finish their work and destroy the communicator".into();
         let call = ("ncclCommFinalize", Kind::Child);
+        self.shared.registry.retire();
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
             // What was revoked has nothing to finish, and NCCL refuses it.
             if !shared.nccl.has(Feature::CONFIG) || shared.gate.is_revoked() {

@@ -56,6 +56,10 @@ struct State {
     failure: Option<Arc<str>>,
     /// Once the members rely on what is registered.
     alarm: Option<Arc<Alarm>>,
+    /// Who has ranges come and go.
+    users: usize,
+    /// Nothing comes any more: the communicator is about to end.
+    ending: bool,
 }
 
 struct Range {
@@ -126,14 +130,33 @@ impl Registry {
         Ok(())
     }
 
+    /// A user begins.
+    pub(crate) fn begin(&self) {
+        self.lock().users += 1;
+    }
+
+    /// A user is gone. After the last, nobody relies on anything.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.users = state.users.saturating_sub(1);
+        if state.users == 0 {
+            (state.alarm, state.failure) = (None, None);
+        }
+    }
+
+    /// Nothing comes any more.
+    pub(super) fn retire(&self) {
+        self.lock().ending = true;
+    }
+
     /// What is to be done next.
     fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         while let Some(address) = state.todo.pop_front() {
-            let failed = state.failure.is_some();
+            let failed = state.failure.is_some() || state.ending;
             let Some(range) = state.ranges.get_mut(&address) else { continue };
             match range.phase {
-                // After a failure nothing more is begun.
+                // After a failure, and towards the end, nothing more is begun.
                 Phase::Coming if failed => drop(state.ranges.remove(&address)),
                 Phase::Coming => {
                     range.phase = Phase::Moving;
@@ -254,6 +277,9 @@ impl Shared {
     /// Has a range registered before the next call, or by [`settle_by`](Self::settle_by).
     pub(crate) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
         let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
+        if self.registry.lock().ending {
+            return Ok(());
+        }
         self.registry.insert(REGISTER, address, range).map_err(|source| {
             let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
             self.lacks(&unsettled.reason());
@@ -359,11 +385,6 @@ impl Shared {
             self.gate.poison(&reason);
             alarm(&reason);
         }
-    }
-
-    /// Nothing is to be registered any more, so nothing lacks.
-    pub(crate) fn forgive(&self) {
-        self.registry.lock().failure = None;
     }
 
     /// Deregisters everything, for the end. The caller is inside the gate, for the last time but one.

@@ -60,7 +60,6 @@ impl Enlistment {
             // Of what NCCL does not let go, the communicator keeps the memory.
             let _ = followed.registrar.leave(&shared, patience);
         }
-        shared.forgive();
     }
 }
 

@@ -151,7 +151,7 @@ impl SegmentRegistrar {
     ///
     /// # Errors
     /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], after which the
-    /// communicator is not served and nothing is registered with it.
+    /// communicator is not served and nothing is registered with it; one that another registrar serves is poisoned then.
     pub fn add(&self, communicator: &Communicator) -> Result<()> {
         let shared = communicator.shared();
         self.followed.registrar.serve(shared, Deadline::after(self.followed.registrar.patience))?;

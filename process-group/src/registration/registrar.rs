@@ -208,6 +208,7 @@ impl Registrar {
                 return Err(RegistrarError::AlreadyServed { communicator: shared.name().to_owned() });
             }
             state.communicators.push(Arc::downgrade(shared));
+            shared.registry.begin();
             let registrable = state.segments.values().filter(|(_, refusal)| refusal.is_none());
             let registrable: Vec<_> = registrable.map(|(segment, _)| segment.clone()).collect();
             registrable.iter().try_for_each(|segment| self.bring(&mut state, shared, segment, true))
@@ -216,7 +217,6 @@ impl Registrar {
         if settled.is_err() {
             // What cannot be undone is kept by the communicator itself.
             let _ = self.leave(shared, deadline);
-            shared.forgive();
         }
         settled
     }
@@ -228,6 +228,7 @@ impl Registrar {
             return Err(RegistrarError::NotServed { communicator: shared.name().to_owned() });
         };
         state.communicators.swap_remove(at);
+        shared.registry.end();
         let mut first = Ok(());
         for (segment, _) in state.segments.values().filter(|(_, refusal)| refusal.is_none()) {
             first = first.and(dismiss(shared, segment.address()));

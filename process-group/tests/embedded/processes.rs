@@ -20,6 +20,17 @@ const RANKS: usize = 4;
 /// Starts `test`, by its path with the crate, as one of `ranks` ranks that find their store at `address`, with a
 /// variable that tells it what to do; the other variables are a launcher's.
 pub(super) fn spawn(test: &str, case: (&str, &str), rank: usize, ranks: usize, address: &str) -> Child {
+    spawn_with(test, &[case], rank, ranks, address)
+}
+
+/// The same, with several variables.
+pub(super) fn spawn_with(
+    test: &str,
+    variables: &[(&str, &str)],
+    rank: usize,
+    ranks: usize,
+    address: &str,
+) -> Child {
     let port = address.rsplit(':').next().unwrap();
     // The harness names tests without the crate.
     let (_, test) = test.split_once("::").unwrap();
@@ -31,7 +42,7 @@ pub(super) fn spawn(test: &str, case: (&str, &str), rank: usize, ranks: usize, a
         .env("MASTER_ADDR", "127.0.0.1")
         .env("MASTER_PORT", port)
         .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env(case.0, case.1)
+        .envs(variables.iter().copied())
         .spawn()
         .unwrap()
 }

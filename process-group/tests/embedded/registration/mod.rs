@@ -1,6 +1,9 @@
 //! Registration of allocators' memory: of one rank's segments, by agreement of many, and what happens when it fails.
 
 mod buffers;
+mod churn;
+mod faults;
+mod hook;
 mod policy;
 mod segments;
 mod trouble;
