@@ -16,6 +16,7 @@ use super::{
     communicator::settings,
     gate::Kind,
     group,
+    making::{self, Making, Origin},
     service::Service,
     shared::{Seat, Serving, Shared},
 };
@@ -67,6 +68,7 @@ impl Communicator {
         Serving::begin(&self.shared, &self.service, (CALL, kind), waiting_for, move |parent| {
             let handle = Arc::<AtomicPtr<ncclComm>>::default();
             let mut settings = raw.raw();
+            let begun = making::Begun::now(&parent.context);
             // SAFETY: the parent is alive while this call is inside; the cell, the list and the settings outlive the
             // call, and the cell what it becomes.
             let made = unsafe {
@@ -82,7 +84,8 @@ impl Communicator {
                 parent.gate.poison("it was shrunk after a failure");
             }
             made?;
-            child(parent, CALL, handle, raw, config)
+            let making = begun.done(&parent.context, Origin::Shrink(mode));
+            child(parent, CALL, handle, raw, (config, making))
         })
         .finish(deadline)
     }
@@ -121,7 +124,7 @@ pub(super) fn child(
     call: &'static str,
     handle: Arc<AtomicPtr<ncclComm>>,
     raw: nccl_sys::Config,
-    config: Config,
+    (config, making): (Config, Making),
 ) -> Result<Communicator> {
     let comm = handle.load(Ordering::Acquire);
     if comm.is_null() {
@@ -135,6 +138,8 @@ pub(super) fn child(
     }
     let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank: rank as usize };
     let shared = Shared::new(&seat, size as usize, &config, raw, handle);
+    // Set once: a communicator is made once.
+    let _ = shared.making.set(making);
     let service = Service::start(shared.name())?;
     Ok(Communicator { shared, service, config })
 }

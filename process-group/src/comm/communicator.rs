@@ -18,7 +18,9 @@ use super::{
     check::{ArgumentError, Place},
     children::child,
     gate::Kind,
-    group, reaper,
+    group,
+    making::{self, Making, Origin},
+    reaper,
     service::{Listener, Service, Ticket, Unkept},
     shared::{Seat, Serving, Shared},
 };
@@ -132,6 +134,7 @@ impl Communicator {
         let split =
             Serving::begin(&self.shared, &self.service, (CALL, Kind::Child), waiting_for, move |parent| {
                 let handle = Arc::<AtomicPtr<ncclComm>>::default();
+                let begun = making::Begun::now(&parent.context);
                 let mut settings = raw.raw();
                 // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
                 // and the cell what it becomes.
@@ -145,7 +148,8 @@ impl Communicator {
                 if color == NCCL_SPLIT_NOCOLOR && handle.load(Ordering::Acquire).is_null() {
                     return Ok(None);
                 }
-                child(parent, CALL, handle, raw, config).map(Some)
+                let making = begun.done(&parent.context, Origin::Split);
+                child(parent, CALL, handle, raw, (config, making)).map(Some)
             });
         split.finish(deadline)
     }
@@ -199,6 +203,12 @@ impl Communicator {
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle::new(self.shared.clone())
+    }
+
+    /// How it came to be; `None` until NCCL has made it.
+    #[must_use]
+    pub fn making(&self) -> Option<Making> {
+        self.shared.making.get().copied()
     }
 
     /// Why the communicator can no longer be used, if so.
@@ -417,6 +427,7 @@ impl Forming {
         let call = if seat.nccl.has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { "ncclCommInitRank" };
         let serving =
             Serving::begin(&shared, &service, (call, Kind::Collective), waiting_for, move |shared| {
+                let begun = making::Begun::now(&shared.context);
                 let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
                 if nccl.has(Feature::CONFIG) {
                     let mut settings = shared.config.raw();
@@ -432,6 +443,8 @@ impl Forming {
                 if shared.raw().is_null() {
                     return Err(unwritten(nccl.api(), call, name, "communicator"));
                 }
+                // Set once: a communicator is made once.
+                let _ = shared.making.set(begun.done(&shared.context, Origin::UniqueId));
                 Ok(())
             });
         Ok(Self { shared, service, config, serving })

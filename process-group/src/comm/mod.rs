@@ -9,7 +9,7 @@
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
 //! | `check` | what one rank can refuse before a launch |
 //! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
-//! | `children` | shrinking, revoking |
+//! | `children`, `making` | shrinking, revoking; how each came to be |
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | work |
 //! | `window`, `register`, `registry`, `memory` | memory that NCCL knows, and what it takes for itself |
@@ -31,6 +31,7 @@ mod config;
 mod error;
 mod gate;
 mod group;
+mod making;
 mod memory;
 mod nccl;
 mod one_sided;
@@ -55,6 +56,7 @@ pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;
 pub(crate) use group::refuse_inside as refuse_inside_group;
+pub use making::{Making, Origin};
 pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
 #[cfg(feature = "registration")]

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use super::{
     call::{self, call},
     check::Place,
     gate::{Gate, Kind},
+    making::Making,
     registry::Registry,
     service::{Force, Listener, Service, Ticket, Unkept},
     window::Windows,
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     /// NCCL keeps the address of the name in it.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
+    /// Once NCCL has made it.
+    pub(super) making: OnceLock<Making>,
     /// Told of an abort.
     listeners: Mutex<Vec<Weak<Listener>>>,
     /// Whether one-sided operations were prepared.
@@ -66,6 +69,7 @@ impl Shared {
             handle,
             config: raw,
             windows: Mutex::default(),
+            making: OnceLock::new(),
             listeners: Mutex::default(),
             one_sided: AtomicBool::new(false),
             registry: Registry::default(),

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, ToSocketAddrs},
     path::PathBuf,
     sync::{Arc, Weak, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cuda_driver::{Context, Driver};
@@ -19,6 +19,7 @@ use super::{
     process_group::{Counter, SharedStore},
     registration::Registered,
     sight::Sight,
+    startup::Clock,
     vigil::{NO, Vigil},
     work::{Marks, Outstanding},
 };
@@ -218,7 +219,7 @@ impl Builder {
     /// - [`GroupError::Dump`]: the folder for dumps cannot be made;
     /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
     pub fn build(self) -> Result<ProcessGroup> {
-        let deadline = Deadline::after(self.timeout);
+        let (began, deadline) = (Instant::now(), Deadline::after(self.timeout));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
             self.ready(false, deadline)?;
         let terms = self.terms(timing, checked);
@@ -232,6 +233,7 @@ impl Builder {
         let ranks: Arc<[usize]> = (0..size).collect();
         let members = join(&name, &store, rank, size, &record, deadline)?;
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
+        let met = began.elapsed();
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = Arc::new(Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers));
@@ -240,9 +242,11 @@ impl Builder {
         let start = Start { vigil: &vigil, name: &name, nccl: &nccl, leader: 0 };
         let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
         let id = (GroupId { uid, epoch: self.epoch }, id);
+        let exchanged = began.elapsed();
         let desk = Arc::new(Desk::open(&store, size)?);
         let seat = Seat { name, rank, ranks, members, numbers, store, terms, recorder, desk, watch };
-        let group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
+        let mut group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
+        group.startup.met(met, exchanged - met);
         Ok(ProcessGroup { host, ..group })
     }
 
@@ -452,7 +456,7 @@ impl Seat {
         let guard = Watchdog::add(&vigil);
         let counter = Counter::new(id, name.clone(), track, vigil, context.device());
         let marks = Marks::new(context, terms.timing);
-        let (splits, barriers) = (AtomicU64::new(0), AtomicU64::new(0));
+        let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
         let (registered, sight) =
             (Registered::not(NotRegistered::NotAsked), Sight::new(context, terms.looks));
         ProcessGroup {
@@ -467,6 +471,8 @@ impl Seat {
             terms,
             counter,
             splits,
+            shrinks,
+            startup: Clock::default(),
             barriers,
             marks,
             outstanding,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BufferError, Disagreement, SplitError, TorchError};
+use super::{BufferError, Disagreement, ShrinkError, SplitError, TorchError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},
@@ -69,6 +69,15 @@ pub enum GroupError {
         group: String,
         /// What does not fit.
         source: SplitError,
+    },
+
+    /// The group cannot go on as those that are left have asked. Every one that came gets the same error.
+    #[error("{group}: it cannot be shrunk as its members asked: {source}")]
+    Shrink {
+        /// The name of the group that was to be shrunk.
+        group: String,
+        /// What does not fit.
+        source: ShrinkError,
     },
 
     /// The rank that makes a unique id could not.

@@ -9,7 +9,8 @@
 //! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
-//! | `plan`, `split` | groups of some of the ranks |
+//! | `plan`, `split`, `shrink` | groups of some of the ranks, and of those that are left |
+//! | `startup` | what its making took |
 //! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
 //! | `checked` | calls that are compared before they are launched |
@@ -36,8 +37,10 @@ mod plan;
 mod process_group;
 mod registration;
 mod report;
+mod shrink;
 mod sight;
 mod split;
+mod startup;
 mod torch;
 mod vigil;
 mod work;
@@ -52,6 +55,8 @@ pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
 pub use registration::{NotRegistered, Stance};
 pub use report::{Lying, OperationBuffers, RegistrationReport};
+pub use shrink::ShrinkError;
+pub use startup::Startup;
 pub use torch::TorchError;
 pub use work::Work;
 

@@ -18,6 +18,7 @@ use super::{
     member,
     registration::Registered,
     sight::Sight,
+    startup::Clock,
     vigil::Vigil,
     work::{Marks, Outstanding},
 };
@@ -78,6 +79,8 @@ pub struct ProcessGroup {
     pub(super) terms: Terms,
     pub(super) counter: Arc<Counter>,
     pub(super) splits: AtomicU64,
+    pub(super) shrinks: AtomicU64,
+    pub(super) startup: Clock,
     pub(super) barriers: AtomicU64,
     pub(super) marks: Arc<Marks>,
     pub(super) outstanding: Arc<Outstanding>,
@@ -343,7 +346,8 @@ pub(super) fn explain(group: &str, ranks: &[usize], error: StoreError, meeting: 
 
 impl fmt::Debug for ProcessGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProcessGroup({} {}: rank {} of {})", self.id(), self.name, self.rank, self.size())
+        let (id, name, rank, size) = (self.id(), &self.name, self.rank, self.size());
+        write!(f, "ProcessGroup({id} {name}: rank {rank} of {size}; {})", self.startup())
     }
 }
 

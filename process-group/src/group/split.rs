@@ -1,6 +1,9 @@
 //! Groups of some of a group's ranks.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
 
 use nccl_sys::Feature;
 
@@ -64,15 +67,24 @@ impl ProcessGroup {
         self.counter.vigil.check()?;
         comm::settings("split", self.nccl(), &config)?;
         self.communicator.check()?;
-        self.quiesce(deadline)?;
-        let card = request.encode(name);
+        // Of what was revoked there is nothing to wait for.
+        if self.counter.vigil.check_work().is_ok() {
+            self.quiesce(deadline)?;
+        }
+        let (card, began) = (request.encode(name), Instant::now());
         let cards = self.counter.vigil.attend(&meeting, || {
             rendezvous(&self.store, &meeting, self.rank, self.size(), card.as_bytes(), deadline)
                 .map_err(|error| self.explain(error, "the split"))
         })?;
+        let met = began.elapsed();
         let (plan, name) = plan::agree(&cards, &self.global_ranks())
             .map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
         let first = self.number(&meeting, plan.groups().len(), deadline)?;
+        let exchanged = began.elapsed();
+        let started = |mut group: Self| {
+            group.startup.met(met, exchanged - met);
+            group
+        };
         let placement = plan.placement(self.rank);
         let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting));
         let id =
@@ -85,7 +97,7 @@ impl ProcessGroup {
             let communicator = self.counter.vigil.explain(communicator)?;
             return Ok(match (seat, placement, communicator) {
                 (Some(seat), Some(placement), Some(communicator)) => {
-                    Some(seat.take(id(placement), communicator, deadline)?)
+                    Some(started(seat.take(id(placement), communicator, deadline)?))
                 }
                 _ => None,
             });
@@ -97,7 +109,9 @@ impl ProcessGroup {
         let group = id(placement);
         let (_, unique) =
             if placement.rank == 0 { start.publish(group.uid)? } else { start.follow(deadline)? };
-        seat.init(vigil, (group, unique), self.nccl(), self.context(), config, deadline).map(Some)
+        seat.init(vigil, (group, unique), self.nccl(), self.context(), config, deadline)
+            .map(started)
+            .map(Some)
     }
 
     /// The first of `count` numbers for new groups: rank 0 takes them, and tells the others.

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -39,6 +42,8 @@ pub(crate) struct Vigil {
     /// What is watched from when the group is made.
     pub(super) duty: OnceLock<Duty>,
     end: OnceLock<End>,
+    /// Whether the group's work was given up, and nothing else.
+    revoked: AtomicBool,
     /// Where this rank waits for the others.
     waits: Mutex<Vec<Wait>>,
     /// Told of losses, and of aborts, as long as the vigil lasts.
@@ -85,6 +90,7 @@ impl Vigil {
             heartbeat,
             duty: OnceLock::new(),
             end: OnceLock::new(),
+            revoked: AtomicBool::new(false),
             waits: Mutex::default(),
             listeners: OnceLock::new(),
         });
@@ -158,7 +164,8 @@ impl Vigil {
     }
 
     /// Makes a communicator of all members: a loss ends that too, while it is being made. Under `name`, which serves
-    /// one communicator, each says that it has come to NCCL, so that who has not by the deadline, or has failed there, is named.
+    /// one communicator, each says that it has come to NCCL, so that who has not by
+    /// the deadline, or has failed there, is named.
     pub(super) fn form(
         &self,
         name: &str,
@@ -209,6 +216,24 @@ impl Vigil {
         }
     }
 
+    /// What was enqueued may have been given up from now on.
+    pub(super) fn revoke(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    /// What was enqueued has not been given up.
+    ///
+    /// # Errors
+    /// Those of [`check`](Self::check); [`CommError::Revoked`].
+    pub(super) fn check_work(&self) -> Result<()> {
+        self.check()?;
+        if self.revoked.load(Ordering::Acquire) {
+            let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
+            return Err(CommError::Revoked { call: "a wait for work", communicator }.into());
+        }
+        Ok(())
+    }
+
     /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped
     /// for another reason, which is the error.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
@@ -242,6 +267,12 @@ impl Vigil {
         self.wait(Wait::Meeting(name.to_owned()), meet)
     }
 
+    /// Runs `hear`, a wait for what another member says at `key`, which begins with [`NO`] when the group has ended
+    /// first.
+    pub(super) fn attend_word<T>(&self, key: &str, hear: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.wait(Wait::Word(key.to_owned()), hear)
+    }
+
     /// Waits for what `speaker`, a rank of the job, says at `key` in this `meeting`; it begins with [`NO`] when there
     /// will be nothing.
     pub(super) fn hear(
@@ -251,7 +282,7 @@ impl Vigil {
         meeting: &'static str,
         deadline: Deadline,
     ) -> Result<Vec<u8>> {
-        self.wait(Wait::Word(key.to_owned()), || {
+        self.attend_word(key, || {
             let word = self.store.get(key, deadline).map_err(|error| match error {
                 StoreError::Timeout { waited, .. } => {
                     let (group, size) = (self.name.to_string(), self.ranks.len());

@@ -5,7 +5,10 @@ use std::thread;
 use process_group::comm::{
     AbortHandle, CommError, DataType::F32, Group, ReduceOp, WindowRequest, wait_for_dropped,
 };
-use process_group::store::Store;
+use process_group::{
+    group::{Buffer, GroupError},
+    store::{Store, StoreError},
+};
 use rusty_fork::rusty_fork_test;
 
 use super::common::{faithful, far, machine, soon};
@@ -55,6 +58,43 @@ rusty_fork_test! {
             communicator.abort(far()).unwrap();
             let _ = stream.synchronize();
         });
+    }
+
+    #[test]
+    fn who_waits_for_work_or_at_a_meeting_of_a_group_is_told_of_its_abort() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let aborter = world.abort_handle();
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            if rank.rank == 1 {
+                rank.store.wait(&["aborted"], far()).unwrap();
+                // The other has said that it does not come.
+                let error = world.barrier(far()).unwrap_err();
+                assert!(
+                    matches!(&error, GroupError::Store(StoreError::GivenUp { .. }) | GroupError::Absent { .. }),
+                    "{error}"
+                );
+                return world.abort(far()).unwrap();
+            }
+            let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+            thread::scope(|scope| {
+                let waits = [
+                    scope.spawn(|| work.wait_timeout(far())),
+                    scope.spawn(|| world.barrier(far())),
+                ];
+                rank.store.wait(&["process-group/world/0/barrier/0/arrived"], far()).unwrap();
+                aborter.abort(far()).unwrap();
+                for wait in waits {
+                    let error = wait.join().unwrap().unwrap_err();
+                    assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+                }
+            });
+            let _ = stream.synchronize();
+            rank.store.set("aborted", b"").unwrap();
+        });
+        machine.world.finish().unwrap();
     }
 
     #[test]

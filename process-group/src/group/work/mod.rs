@@ -114,8 +114,8 @@ impl Work {
     /// on the device did wrong.
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
-        // Looked at after: what was aborted is done as well.
-        self.mark.counter.vigil.check()?;
+        // Looked at after: what was aborted, or revoked, is done as well.
+        self.mark.counter.vigil.check_work()?;
         Ok(done)
     }
 
