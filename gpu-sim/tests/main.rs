@@ -18,6 +18,7 @@ mod rig;
 
 mod nccl_capture;
 mod nccl_collectives;
+mod nccl_conformance;
 mod nccl_divergence;
 mod nccl_groups;
 mod nccl_lifecycle;

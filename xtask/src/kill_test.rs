@@ -13,7 +13,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
 use cuda_driver::{Stream, StreamFlags};
 use process_group::ProcessGroup;
-use process_group::comm::{DataType, ReduceOp};
+use process_group::comm::{DataType, ReduceOp, ShrinkMode};
 use process_group::group::{Buffer, GroupError, Witnesses};
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::{Pid, Signal, kill_process};
@@ -106,19 +106,22 @@ struct Report {
     apart: bool,
     /// From the signal to the error that names the rank.
     known: Vec<Times>,
-    /// From the error to a right sum in a group of those that are left.
-    again: Times,
+    /// From asking for a group of those that are left, by shrinking the old one, to a right sum in it.
+    shrunk: Times,
+    /// The same of one that is built anew.
+    rebuilt: Times,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let plan = backend::plan(options.backend, options.ranks)?;
     let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    let mut again = Vec::new();
+    let (mut shrunk, mut rebuilt) = (Vec::new(), Vec::new());
     for round in 0..options.rounds as usize {
         let job = Job::start(options, plan.backend, plan.ranks, round)?;
-        for (place, time, rest) in job.lose(options.stop).with_context(|| format!("round {round}"))? {
-            known.entry(place).or_default().push(time);
-            again.push(rest);
+        for found in job.lose(options.stop).with_context(|| format!("round {round}"))? {
+            known.entry(found.place).or_default().push(found.known);
+            shrunk.push(found.shrunk);
+            rebuilt.push(found.rebuilt);
         }
     }
     let known = known.into_iter().map(|(place, times)| times_of(PLACES[place], times)).collect();
@@ -131,7 +134,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         heartbeat_ms: options.heartbeat,
         apart: options.apart,
         known,
-        again: times_of("a new group's first sum", again),
+        shrunk: times_of("a right sum after a shrink", shrunk),
+        rebuilt: times_of("a right sum of a new group", rebuilt),
     };
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -139,7 +143,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(["survivor", "times", "p50 ms", "p99 ms", "most ms"]);
-    for Times { place, count, p50, p99, most } in report.known.iter().chain([&report.again]) {
+    for Times { place, count, p50, p99, most } in report.known.iter().chain([&report.shrunk, &report.rebuilt])
+    {
         let ms = |time: &f64| format!("{time:.2}");
         table.add_row([place.clone(), count.to_string(), ms(p50), ms(p99), ms(most)]);
     }
@@ -178,6 +183,18 @@ impl Rank {
     }
 }
 
+/// What a survivor found; times in ms.
+struct Found {
+    /// Where it was.
+    place: usize,
+    /// Until it knew.
+    known: f64,
+    /// Of shrinking the group, to a right sum.
+    shrunk: f64,
+    /// Of making a new one, to a right sum.
+    rebuilt: f64,
+}
+
 /// A job whose last rank will be lost.
 struct Job {
     ranks: Vec<Rank>,
@@ -212,9 +229,8 @@ impl Job {
         Ok(Self { ranks, _store: store })
     }
 
-    /// Loses the last rank; for each of the others where it was, the ms until it knew, and the ms until it had a right
-    /// sum again.
-    fn lose(mut self, stop: bool) -> Result<Vec<(usize, f64, f64)>> {
+    /// Loses the last rank: what each of the others found.
+    fn lose(mut self, stop: bool) -> Result<Vec<Found>> {
         let victim = self.ranks.pop().context("a job has ranks")?;
         for rank in self.ranks.iter().chain([&victim]) {
             rank.hear("waits")?;
@@ -229,8 +245,9 @@ impl Job {
             let mut words = line.split_whitespace();
             let place: usize = words.next().context("no place")?.parse()?;
             let known: i128 = words.next().context("no time")?.parse()?;
-            let again: i128 = rank.hear("again")?.parse()?;
-            found.push((place, (known - lost) as f64 / 1e6, (again - known) as f64 / 1e6));
+            let took = |what: &str| -> Result<f64> { Ok(rank.hear(what)?.parse::<u64>()? as f64 / 1e6) };
+            let (shrunk, rebuilt) = (took("shrunk")?, took("rebuilt")?);
+            found.push(Found { place, known: (known - lost) as f64 / 1e6, shrunk, rebuilt });
         }
         for rank in &mut self.ranks {
             let status = rank.child.wait()?;
@@ -301,15 +318,25 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
     }
     say(&format!("lost {place} {known}"))?;
     let begun = Instant::now();
-    world.abort(deadline())?;
-    // What was given up is off the device, or soon is: the next group has a stream of its own.
+    world.abort_handle().abort(deadline())?;
+    let right_sum = |rest: &ProcessGroup| -> Result<()> {
+        // What was given up is off the device, or soon is: each group has a stream of its own.
+        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
+        all_reduce(rest, &stream).with_context(|| format!("{:.1?} after the loss", begun.elapsed()))?;
+        let mut sums = [0f32; 1024];
+        memory.copy_to_host(0, &mut sums)?;
+        ensure!(sums == [victim as f32; 1024], "expected sums of {victim}, found {}", sums[0]);
+        Ok(())
+    };
+    let shrinking = Instant::now();
+    let rest = world.shrink(&[victim], ShrinkMode::AfterFailure)?;
+    right_sum(&rest)?;
+    say(&format!("shrunk {}", shrinking.elapsed().as_nanos()))?;
+    rest.destroy(deadline())?;
+    let rebuilding = Instant::now();
     let rest = builder().epoch(1).world_size(victim).build()?;
-    let stream = Stream::new(&context, StreamFlags::NON_BLOCKING)?;
-    all_reduce(&rest, &stream).with_context(|| format!("{:.1?} after the loss", begun.elapsed()))?;
-    let mut sums = [0f32; 1024];
-    memory.copy_to_host(0, &mut sums)?;
-    ensure!(sums == [victim as f32; 1024], "expected sums of {victim}, found {}", sums[0]);
-    say(&format!("again {}", now()))?;
+    right_sum(&rest)?;
+    say(&format!("rebuilt {}", rebuilding.elapsed().as_nanos()))?;
     rest.destroy(deadline())?;
     Ok(())
 }

@@ -44,6 +44,9 @@ mod run_tests;
 mod sanitize;
 mod shell;
 mod soak;
+#[cfg(test)]
+#[path = "../tests/soak.rs"]
+mod soak_end_to_end;
 mod torch_env;
 mod trace;
 mod viz;

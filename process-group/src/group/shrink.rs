@@ -140,8 +140,9 @@ impl ProcessGroup {
                 ShrinkMode::Orderly
             };
             let config = seat.config(config);
-            let made = self.communicator.shrink(&excluded, mode, &config, deadline).map_err(GroupError::from);
-            let made = vigil.explain(self.counter.vigil.explain(made))?;
+            let made = self.communicator.shrink(&excluded, mode, &config, deadline);
+            // A loss that was noticed meanwhile has aborted the whole: to be asked for again.
+            let made = self.counter.vigil.explain(vigil.explain_making(made))?;
             seat.take(id, made, deadline)?
         } else {
             let leader = self.members[left[0]].rank;

@@ -92,9 +92,8 @@ impl ProcessGroup {
         if self.nccl().has(Feature::SPLIT) {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config = seat.as_ref().map_or_else(|| config.clone(), |seat| seat.config(config.clone()));
-            let communicator =
-                self.communicator.split(color, key, &config, deadline).map_err(GroupError::from);
-            let communicator = self.counter.vigil.explain(communicator)?;
+            let communicator = self.communicator.split(color, key, &config, deadline);
+            let communicator = self.counter.vigil.explain_making(communicator)?;
             return Ok(match (seat, placement, communicator) {
                 (Some(seat), Some(placement), Some(communicator)) => {
                     Some(started(seat.take(id(placement), communicator, deadline)?))

@@ -11,6 +11,7 @@ use std::{
 };
 
 use cuda_driver::Context;
+use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Result, duty::Duty};
 use crate::{
@@ -181,14 +182,14 @@ impl Vigil {
         self.guard(&forming.abort_handle());
         let came = |place: usize| format!("{name}/{place}");
         let told = self.store.set(&came(self.place), b"");
-        let formed = forming.finish(deadline).map_err(|error| match error {
-            CommError::DeadlineExceeded { waited, .. } => {
+        let formed = self.explain_making(forming.finish(deadline)).map_err(|error| match error {
+            GroupError::Comm(CommError::DeadlineExceeded { waited, .. }) => {
                 // Whom the store does not know is not told of.
                 let is_absent = |place: &usize| self.store.check(&[&came(*place)]).is_ok_and(|came| !came);
                 let absent = (0..self.ranks.len()).filter(is_absent);
                 let ranks: Vec<_> = absent.map(|place| self.ranks[place]).collect();
                 if ranks.is_empty() {
-                    return error.into();
+                    return error;
                 }
                 let (group, size) = (self.name.to_string(), self.ranks.len());
                 GroupError::Absent { group, ranks, size, meeting: "the making of the communicator", waited }
@@ -196,10 +197,10 @@ impl Vigil {
             other => {
                 // As if it had never come: NCCL does not tell the others that it is gone.
                 let _ = self.store.delete(&came(self.place));
-                other.into()
+                other
             }
         });
-        let communicator = self.explain(formed)?;
+        let communicator = formed?;
         told?;
         Ok(communicator)
     }
@@ -308,14 +309,27 @@ impl Vigil {
         self.check()?;
         let waited = waiting();
         if let Err(GroupError::Store(StoreError::GivenUp { .. })) = &waited {
-            // Another member knows why, and has told.
-            self.bell.hurry();
-            let patience = Deadline::after(self.heartbeat * 2);
-            while !self.is_over() && !patience.expired() {
-                thread::sleep(Duration::from_millis(1));
-            }
+            self.hear_why();
         }
         self.explain(waited)
+    }
+
+    /// Another member knows why the group ends, and has told, or is about to.
+    fn hear_why(&self) {
+        self.bell.hurry();
+        let patience = Deadline::after(self.heartbeat * 2);
+        while !self.is_over() && !patience.expired() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What an error of NCCL's means where all members make something together: who notices a loss first aborts, and
+    /// the others may see that before they notice themselves.
+    pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
+        if let Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) = &made {
+            self.hear_why();
+        }
+        self.explain(made.map_err(GroupError::from))
     }
 
     fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
@@ -339,20 +353,18 @@ impl Vigil {
         }
         self.abort();
         let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
-        let vigil = self.clone();
+        // Later waits find that the group is over. The thread keeps nothing of the group that it does not need.
+        let (open, store, recorder) = (self.waits().clone(), self.store.clone(), self.recorder.clone());
         let farewell = move || {
-            let open = vigil.waits().clone();
             for wait in open {
                 // A store that cannot be reached ends the waits by itself.
                 let _ = match wait {
-                    Wait::Meeting(name) => give_up(&vigil.store, &name, place),
-                    Wait::Word(key) => {
-                        vigil.store.compare_set(&key, b"", &[NO, no.as_bytes()].concat()).map(drop)
-                    }
+                    Wait::Meeting(name) => give_up(&store, &name, place),
+                    Wait::Word(key) => store.compare_set(&key, b"", &[NO, no.as_bytes()].concat()).map(drop),
                 };
             }
             if !is_dropped {
-                vigil.recorder.trouble();
+                recorder.trouble();
             }
         };
         let _ = thread::Builder::new().name("farewell".into()).spawn(farewell);

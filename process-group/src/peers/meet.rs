@@ -30,7 +30,7 @@ use rustix::{
 use super::{PeerError, page::Page};
 use crate::{
     group::Member,
-    store::{Deadline, PrefixStore, Store},
+    store::{Deadline, PrefixStore, Store, StoreError},
 };
 
 /// A process of this host that is watched.
@@ -74,7 +74,12 @@ pub(super) fn meet(
     let mut peers = Vec::new();
     for other in others.iter().copied().filter(|other| *other > place) {
         let fail = |problem: String| PeerError::Greeting { rank: members[other].rank, problem };
-        let card = store.get(&key(other), deadline)?;
+        let card = store.get(&key(other), deadline).map_err(|error| match error {
+            StoreError::Timeout { waited, .. } => {
+                PeerError::Absent { ranks: vec![members[other].rank], waited }
+            }
+            other => other.into(),
+        })?;
         let (word, path) =
             card.split_first_chunk::<16>().ok_or_else(|| fail("no word in the store".into()))?;
         let path = std::str::from_utf8(path).map_err(|_| fail("no path in the store".into()))?;

@@ -94,7 +94,6 @@ rusty_fork_test! {
             let _ = stream.synchronize();
             rank.store.set("aborted", b"").unwrap();
         });
-        machine.world.finish().unwrap();
     }
 
     #[test]

@@ -1,0 +1,26 @@
+//! The soak of aborts as a user runs it, for a few rounds.
+
+use std::process::Command;
+
+use crate::demo_end_to_end::xtask;
+
+/// However slow this machine is; how soon an abort is over is measured by the command itself.
+const LIMIT: &str = "60";
+
+fn soak(options: &[&str]) -> serde_json::Value {
+    let mut command = Command::new(xtask());
+    command.args(["soak", "abort", "--backend", "sim", "--json", "--limit", LIMIT]).args(options);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn every_case_leaves_nothing_behind() {
+    let report = soak(&["--times", "4"]);
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 12, "{report}");
+    // Three ranks, of whom the absent one has nothing to abort while it makes no communicator.
+    assert!(cases.iter().all(|case| case["rounds"].as_u64().is_some_and(|rounds| rounds >= 8)), "{report}");
+    assert_eq!(report["skipped"].as_array().unwrap().len(), 0, "{report}");
+}
