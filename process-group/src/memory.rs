@@ -2,7 +2,7 @@
 //! driver has said of other memory.
 //!
 //! Not for every call: a look takes a lock. Groups remember what they have seen, and forget it when the
-//! [generation](generation) changes.
+//! [generation] changes.
 
 use std::{
     collections::BTreeMap,

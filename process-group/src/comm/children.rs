@@ -43,9 +43,11 @@ impl Communicator {
     /// can be shrunk [after a failure](ShrinkMode::AfterFailure).
     ///
     /// # Errors
-    /// - [`CommError::Missing`] below 2.27.3;
-    /// - [`CommError::Argument`] for a list that is empty, names this rank or one that is not there, or one twice;
-    /// - [`CommError::DeadlineExceeded`] and [`CommError::Nccl`], which poison this communicator too.
+    /// - [`CommError::Missing`](super::CommError::Missing) below 2.27.3;
+    /// - [`CommError::Argument`](super::CommError::Argument) for a list that is empty, names this rank or one that is
+    ///   not there, or one twice;
+    /// - [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded) and
+    ///   [`CommError::Nccl`](super::CommError::Nccl), which poison this communicator too.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(
         &self,
@@ -98,8 +100,9 @@ impl Communicator {
     /// takes an abort. NCCL 2.28.7.
     ///
     /// # Errors
-    /// [`CommError::Missing`] below 2.28.7; [`CommError::Revoked`] the second time; [`CommError::Nccl`] and
-    /// [`CommError::DeadlineExceeded`], which poison the communicator.
+    /// [`CommError::Missing`](super::CommError::Missing) below 2.28.7;
+    /// [`CommError::Revoked`](super::CommError::Revoked) the second time; [`CommError::Nccl`](super::CommError::Nccl) and
+    /// [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded), which poison the communicator.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommRevoke";
