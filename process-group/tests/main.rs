@@ -2,6 +2,8 @@
 
 mod embedded;
 mod hardware;
+#[cfg(feature = "registration")]
+mod hardware_hook;
 mod hardware_torch;
 mod python;
 mod store_file;

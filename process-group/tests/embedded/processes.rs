@@ -24,7 +24,7 @@ pub(super) fn spawn(test: &str, case: (&str, &str), rank: usize, ranks: usize, a
 }
 
 /// The same, with several variables.
-pub(super) fn spawn_with(
+pub(crate) fn spawn_with(
     test: &str,
     variables: &[(&str, &str)],
     rank: usize,
@@ -107,7 +107,7 @@ fn one_rank() {
     machine.world.finish().unwrap();
 }
 
-pub(super) fn all_succeed(ranks: Vec<Child>) {
+pub(crate) fn all_succeed(ranks: Vec<Child>) {
     // Every one is waited for, so that none outlives the test.
     let ended: Vec<_> = ranks.into_iter().map(|mut rank| rank.wait().unwrap()).collect();
     assert!(ended.iter().all(|status| status.success()), "{ended:?}");
