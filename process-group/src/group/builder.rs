@@ -2,7 +2,6 @@
 
 use std::{
     fmt, fs,
-    net::{IpAddr, ToSocketAddrs},
     path::PathBuf,
     sync::{Arc, Weak, atomic::AtomicU64},
     time::{Duration, Instant},
@@ -60,8 +59,8 @@ pub struct Builder {
     checked: bool,
     dump_folder: Option<PathBuf>,
     timing: bool,
-    registration: Option<bool>,
-    check_buffers: bool,
+    pub(super) registration: Option<bool>,
+    pub(super) check_buffers: bool,
 }
 
 impl fmt::Debug for Builder {
@@ -192,22 +191,6 @@ impl Builder {
         Self { timing, ..self }
     }
 
-    /// Has the segments of the allocators that this process follows registered with the group's communicator, and with
-    /// those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
-    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree on it: either all register, or none, and
-    /// [`ProcessGroup::registration`] says why. Allocators are attached before the group is made; see the module
-    /// `registration`.
-    pub fn registration(self, wanted: bool) -> Self {
-        Self { registration: Some(wanted), ..self }
-    }
-
-    /// Whether the group looks that the buffers it is given are memory of its device (default: yes). Each allocation is
-    /// looked at when it is seen for the first time; what was freed meanwhile, and is something else now, is not noticed.
-    /// Without, [`ProcessGroup::registration_report`] counts nothing.
-    pub fn check_buffers(self, check: bool) -> Self {
-        Self { check_buffers: check, ..self }
-    }
-
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
@@ -271,7 +254,7 @@ impl Builder {
         let (store, host) = match &self.store {
             Some(store) => (store.clone(), None),
             None => {
-                let store = tcp_store(&environment, rank, counted.then_some(size), deadline)?;
+                let store = environment.tcp_store(rank, counted.then_some(size), deadline)?;
                 (Arc::new(store.clone()) as SharedStore, store.is_host().then_some(store))
             }
         };
@@ -504,41 +487,4 @@ impl ProcessGroup {
     pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
         Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
     }
-}
-
-/// The store that the environment names.
-fn tcp_store(
-    environment: &Environment,
-    rank: usize,
-    workers: Option<usize>,
-    deadline: Deadline,
-) -> Result<TcpStore> {
-    let host = environment
-        .master_address
-        .as_deref()
-        .ok_or_else(|| Environment::missing("MASTER_ADDR", "a store"))?;
-    let port = environment.master_port.ok_or_else(|| Environment::missing("MASTER_PORT", "a store"))?;
-    let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-    let mut options = TcpStore::options();
-    if let Some(workers) = workers {
-        options = options.workers(i64::try_from(workers).unwrap_or(i64::MAX));
-    }
-    if let Some(secret) = &environment.store_secret {
-        options = options.secret(secret.clone());
-    }
-    if rank != 0 || environment.agent_store {
-        return Ok(options.connect(&address, deadline)?);
-    }
-    // The interface that the name means; a name that has no address is told by the store itself.
-    let interface =
-        (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
-    let options = match interface {
-        Some(interface) if !is_loopback(interface) => options.listen(interface),
-        _ => options,
-    };
-    Ok(options.host(port, deadline)?)
-}
-
-fn is_loopback(interface: IpAddr) -> bool {
-    interface.to_canonical().is_loopback()
 }

@@ -1,9 +1,13 @@
 //! What the environment says about this rank, in the words of `torchrun`, `mpirun` or `srun`.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    net::{IpAddr, ToSocketAddrs},
+    path::PathBuf,
+};
 
 use super::{GroupError, Result};
-use crate::store::Secret;
+use crate::store::{Deadline, Secret, TcpStore};
 
 /// Where this rank stands, as a launcher tells it.
 ///
@@ -157,6 +161,42 @@ impl Environment {
     pub(super) fn missing(variable: &'static str, instead: &'static str) -> GroupError {
         GroupError::Environment { variable, problem: "is not set".into(), instead }
     }
+}
+
+impl Environment {
+    /// The store that the environment names.
+    pub(super) fn tcp_store(
+        &self,
+        rank: usize,
+        workers: Option<usize>,
+        deadline: Deadline,
+    ) -> Result<TcpStore> {
+        let host = self.master_address.as_deref().ok_or_else(|| Self::missing("MASTER_ADDR", "a store"))?;
+        let port = self.master_port.ok_or_else(|| Self::missing("MASTER_PORT", "a store"))?;
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let mut options = TcpStore::options();
+        if let Some(workers) = workers {
+            options = options.workers(i64::try_from(workers).unwrap_or(i64::MAX));
+        }
+        if let Some(secret) = &self.store_secret {
+            options = options.secret(secret.clone());
+        }
+        if rank != 0 || self.agent_store {
+            return Ok(options.connect(&address, deadline)?);
+        }
+        // The interface that the name means; a name that has no address is told by the store itself.
+        let interface =
+            (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
+        let options = match interface {
+            Some(interface) if !is_loopback(interface) => options.listen(interface),
+            _ => options,
+        };
+        Ok(options.host(port, deadline)?)
+    }
+}
+
+fn is_loopback(interface: IpAddr) -> bool {
+    interface.to_canonical().is_loopback()
 }
 
 /// Whether PyTorch's switch for registration is on, under either of its names.

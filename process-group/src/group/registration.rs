@@ -8,7 +8,7 @@ use std::{env, fmt, sync::Arc};
 
 use nccl_sys::{Feature, Version};
 
-use super::{Member, ProcessGroup, Result};
+use super::{Builder, Member, ProcessGroup, Result};
 use crate::{comm::Nccl, memory::Unregistrable, store::Deadline};
 
 /// What a rank says of registration when it joins.
@@ -187,6 +187,26 @@ impl Registered {
 impl fmt::Debug for Registered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Registered({:?})", self.outcome)
+    }
+}
+
+impl Builder {
+    /// Has the segments of the allocators that this process follows registered with the group's communicator, and with
+    /// those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
+    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree on it: either all register, or none, and
+    /// [`ProcessGroup::registration`] says why. Allocators are attached before the group is made; see the module
+    /// `registration`.
+    pub fn registration(mut self, wanted: bool) -> Self {
+        self.registration = Some(wanted);
+        self
+    }
+
+    /// Whether the group looks that the buffers it is given are memory of its device (default: yes). Each allocation is
+    /// looked at when it is seen for the first time; what was freed meanwhile, and is something else now, is not noticed.
+    /// Without, [`ProcessGroup::registration_report`] counts nothing.
+    pub fn check_buffers(mut self, check: bool) -> Self {
+        self.check_buffers = check;
+        self
     }
 }
 
