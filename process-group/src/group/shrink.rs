@@ -258,6 +258,7 @@ impl Survivors<'_> {
             stands => {
                 let stands = stands?;
                 if stands.starts_with(NO) {
+                    vigil.hear_why();
                     vigil.check()?;
                 }
                 Ok(text(&stands))

@@ -292,6 +292,7 @@ impl Vigil {
                 other => other.into(),
             })?;
             if word.starts_with(NO) {
+                self.hear_why();
                 self.check()?;
             }
             Ok(word)
@@ -315,7 +316,7 @@ impl Vigil {
     }
 
     /// Another member knows why the group ends, and has told, or is about to.
-    fn hear_why(&self) {
+    pub(super) fn hear_why(&self) {
         self.bell.hurry();
         let patience = Deadline::after(self.heartbeat * 2);
         while !self.is_over() && !patience.expired() {

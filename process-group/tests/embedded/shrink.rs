@@ -194,7 +194,8 @@ rusty_fork_test! {
                         }
                         aborter.abort(far()).unwrap();
                         let error = blocked.join().unwrap();
-                        assert!(matches!(error, CommError::Closed { .. }), "{error}");
+                        let is_ended = matches!(error, CommError::Closed { .. } | CommError::Nccl { .. });
+                        assert!(is_ended, "{error}");
                     });
                     rank.store.set("aborted", b"").unwrap();
                 }
@@ -277,7 +278,8 @@ rusty_fork_test! {
         let machine = machine(3);
         machine.ranks(3, |rank| {
             let world = rank.world();
-            let wrong = if rank.rank == 0 { vec![1, 2] } else { vec![(rank.rank + 1) % 3] };
+            // Nobody can go on alone, so none of them is done before another comes.
+            let wrong = [(rank.rank + 1) % 3];
             let error = world.shrink(&wrong, ShrinkMode::AfterFailure).unwrap_err();
             let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
             else {
