@@ -44,6 +44,16 @@ impl AbortHandle {
         }
     }
 
+    /// Tells `listener` no more.
+    pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
+        self.shared.tell_no_more(listener);
+    }
+
+    /// Whether both are of one communicator.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
     /// Whether it is being destroyed or aborted, or gone.
     pub(crate) fn has_ended(&self) -> bool {
         self.shared.gate.is_closed()
@@ -105,7 +115,8 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
         .iter()
         .map(|shared| {
             // Who finds the gate closed comes second, and leaves the work to the first.
-            let first = shared.gate.close(force.how());
+            let idle = shared.gate.close_unmade(force.how());
+            let first = !idle && shared.gate.close(force.how());
             shared.interrupt(force);
             first.then(|| -> Result<Ticket<Result<()>>> {
                 let thread = Service::start(shared.name())?;

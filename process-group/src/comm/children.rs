@@ -143,6 +143,7 @@ pub(super) fn child(
     let shared = Shared::new(&seat, size as usize, &config, raw, handle);
     // Set once: a communicator is made once.
     let _ = shared.making.set(making);
+    shared.gate.open();
     let service = Service::start(shared.name())?;
     Ok(Communicator { shared, service, config })
 }

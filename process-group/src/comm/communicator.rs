@@ -61,6 +61,9 @@ pub struct Communicator {
     pub(super) config: Config,
 }
 
+/// How errors call the making of one.
+const INIT: &str = "ncclCommInitRank";
+
 impl Communicator {
     /// Joins a new communicator of `size` ranks as `rank`. Collective: returns when all ranks of `id` have joined.
     ///
@@ -79,7 +82,74 @@ impl Communicator {
         config: &Config,
         deadline: Deadline,
     ) -> Result<Self> {
-        Forming::begin(Seat { nccl, context, rank }, id, size, config)?.finish(deadline)
+        let communicator = Self::prepare(&Seat { nccl, context, rank }, size, config)?;
+        communicator.begin_join(id).finish(deadline)?;
+        Ok(communicator)
+    }
+
+    /// A communicator that is still to [join](Self::join) the others. Nothing is asked of NCCL; it can be aborted.
+    pub(crate) fn prepare(seat: &Seat<'_>, size: usize, config: &Config) -> Result<Self> {
+        let raw = settings(INIT, seat.nccl, config)?;
+        let place = Place { rank: seat.rank, size, release: seat.nccl.release() };
+        place.member(INIT, "rank", seat.rank)?;
+        let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
+        let shared = Shared::new(seat, size, &config, raw, Arc::default());
+        let service = Service::start(shared.name())?;
+        Ok(Self { shared, service, config })
+    }
+
+    /// Joins the others, all with the same `id`. Collective. What `go_on` says now and then decides whether there is
+    /// still anything to wait for. After a failure it can only be aborted, or dropped.
+    ///
+    /// # Errors
+    /// As for [`init`](Self::init), and those of `go_on`.
+    pub(crate) fn join<E: From<CommError> + fmt::Display>(
+        &self,
+        id: &UniqueId,
+        deadline: Deadline,
+        go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.begin_join(id).finish_while(deadline, go_on)
+    }
+
+    fn begin_join(&self, id: &UniqueId) -> Serving<()> {
+        let Place { rank, size, .. } = self.shared.place;
+        let id = *id;
+        let waiting_for = format!("all {size} ranks to join with unique id {id}");
+        let call = if self.nccl().has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { INIT };
+        let join = move |shared: &Shared| {
+            let begun = making::Begun::now(&shared.context);
+            let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
+            let number = |n: usize| {
+                let no_rank =
+                    |_| ArgumentError::NoSuchRank { call, role: "rank", rank: n, size: i32::MAX as usize };
+                i32::try_from(n).map_err(no_rank)
+            };
+            let (size, rank) = (number(size)?, number(rank)?);
+            if nccl.has(Feature::CONFIG) {
+                let mut settings = shared.config.raw();
+                // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
+                // outlive the call, and the strings they point to lie in `shared`; the context is current.
+                unsafe {
+                    call!(nccl, name, ncclCommInitRankConfig(out, size, id.raw(), rank, &mut settings))
+                }?;
+            } else {
+                // SAFETY: as above.
+                unsafe { call!(nccl, name, ncclCommInitRank(out, size, id.raw(), rank)) }?;
+            }
+            if shared.raw().is_null() {
+                return Err(unwritten(nccl.api(), call, name, "communicator"));
+            }
+            // Set once: a communicator is made once.
+            let _ = shared.making.set(begun.done(&shared.context, Origin::UniqueId));
+            Ok(())
+        };
+        Serving::begin(&self.shared, &self.service, (call, Kind::Making), waiting_for, move |shared| {
+            // Whatever went wrong, NCCL may have begun to build one.
+            join(shared).inspect_err(|error| shared.gate.poison(&error.to_string()))?;
+            shared.gate.open();
+            Ok(())
+        })
     }
 
     /// [`init`](Self::init) for a thread that drives several ranks, each with its device: they join side by side.
@@ -95,13 +165,15 @@ impl Communicator {
         config: &Config,
         deadline: Deadline,
     ) -> Result<Vec<Self>> {
-        let begin = |(rank, context): &(usize, &Context)| {
-            Forming::begin(Seat { nccl, context, rank: *rank }, id, size, config)
+        let prepare = |(rank, context): &(usize, &Context)| {
+            Self::prepare(&Seat { nccl, context, rank: *rank }, size, config)
         };
+        let prepared = ranks.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         // Every rank begins before the first is waited for, and every one is waited for before an error returns.
-        let forming = ranks.iter().map(begin).collect::<Result<Vec<_>>>()?;
-        let formed: Vec<_> = forming.into_iter().map(|rank| rank.finish(deadline)).collect();
-        formed.into_iter().collect()
+        let joining: Vec<_> = prepared.iter().map(|rank| rank.begin_join(id)).collect();
+        let joined: Vec<_> = joining.into_iter().map(|rank| rank.finish(deadline)).collect();
+        joined.into_iter().collect::<Result<()>>()?;
+        Ok(prepared)
     }
 
     /// Splits off a communicator of the ranks that give the same `color`, ordered by `key` and then by rank; a
@@ -118,15 +190,30 @@ impl Communicator {
         config: &Config,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
+        self.split_while(color, key, config, deadline, || Ok(()))
+    }
+
+    /// [`split`](Self::split), as long as `go_on` says now and then that there is anything to wait for.
+    ///
+    /// # Errors
+    /// As for [`split`](Self::split), and those of `go_on`.
+    pub(crate) fn split_while<E: From<CommError> + fmt::Display>(
+        &self,
+        color: Option<u32>,
+        key: i32,
+        config: &Config,
+        deadline: Deadline,
+        go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<Option<Self>, E> {
         const CALL: &str = "ncclCommSplit";
         let raw = settings(CALL, self.nccl(), config)?;
-        self.nccl().api().require(Feature::SPLIT)?;
+        self.nccl().api().require(Feature::SPLIT).map_err(CommError::from)?;
         let color = match color.map(i32::try_from) {
             None => NCCL_SPLIT_NOCOLOR,
             Some(Ok(color)) => color,
             Some(Err(_)) => {
                 let problem = format!("{color:?} is above {}", i32::MAX);
-                return Err(CommError::Setting { setting: "color", problem });
+                return Err(CommError::Setting { setting: "color", problem }.into());
             }
         };
         let waiting_for = format!("the other ranks to split (this one gives color {color} and key {key})");
@@ -151,7 +238,7 @@ impl Communicator {
                 let making = begun.done(&parent.context, Origin::Split);
                 child(parent, CALL, handle, raw, (config, making)).map(Some)
             });
-        split.finish(deadline)
+        split.finish_while(deadline, go_on)
     }
 
     /// This rank, below [`size`](Self::size).
@@ -193,7 +280,8 @@ impl Communicator {
     }
 
     /// NCCL's handle, for calls that this crate lacks. It is valid until the communicator ends, and one thread at a
-    /// time may use it: not beside any method of this value.
+    /// time may use it: not beside any method of this value. Null for the communicator of a
+    /// [lazy](crate::group::Builder::lazy) group that is not connected.
     #[must_use]
     pub fn raw(&self) -> ncclComm_t {
         self.shared.raw()
@@ -214,7 +302,7 @@ impl Communicator {
     /// Why the communicator can no longer be used, if so.
     ///
     /// # Errors
-    /// [`CommError::Poisoned`] or [`CommError::Closed`].
+    /// [`CommError::Poisoned`], [`CommError::Closed`] or [`CommError::Unmade`].
     pub fn check(&self) -> Result<()> {
         self.shared.gate.check("check")
     }
@@ -248,18 +336,25 @@ impl Communicator {
         if group::is_open() {
             return communicators.iter().map(|_| group::refuse_inside("ncclCommDestroy")).collect();
         }
-        let finalizing: Vec<_> = communicators.iter().map(Self::begin_finalize).collect();
-        let finalized: Vec<_> = finalizing.into_iter().map(|serving| serving.finish(deadline)).collect();
+        let finalizing: Vec<_> = communicators
+            .iter()
+            // Of what was never made, on any rank, there is nothing to end.
+            .map(|communicator| {
+                let made = !communicator.shared.gate.close_unmade("destroyed");
+                made.then(|| communicator.begin_finalize())
+            })
+            .collect();
+        let finalized: Vec<_> =
+            finalizing.into_iter().map(|serving| Some(serving?.finish(deadline))).collect();
         let destroying: Vec<_> = communicators
             .iter()
             .zip(finalized)
-            .map(|(communicator, finalized)| finalized.and_then(|()| communicator.begin_destroy()))
+            .map(|(communicator, finalized)| Some(finalized?.and_then(|()| communicator.begin_destroy())))
             .collect();
-        communicators
-            .iter()
-            .zip(destroying)
-            .map(|(communicator, destroying)| communicator.finish_destroy(destroying?, deadline))
-            .collect()
+        let finish = |(communicator, destroying): (&Self, Option<Result<_>>)| {
+            destroying.map_or(Ok(()), |destroying| communicator.finish_destroy(destroying?, deadline))
+        };
+        communicators.iter().zip(destroying).map(finish).collect()
     }
 
     fn begin_finalize(&self) -> Serving<()> {
@@ -334,6 +429,11 @@ impl Communicator {
         self.abort_handle().abort(deadline)
     }
 
+    /// Lets in nothing but an abort from now on.
+    pub(crate) fn give_up(&self, reason: &str) {
+        self.shared.gate.poison(reason);
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -393,77 +493,6 @@ pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Resu
         });
     }
     Ok(lowered)
-}
-
-/// A communicator in the making.
-pub(crate) struct Forming {
-    shared: Arc<Shared>,
-    service: Service,
-    config: Config,
-    serving: Serving<()>,
-}
-
-impl Forming {
-    /// Begins to join a new communicator.
-    pub(crate) fn begin(seat: Seat<'_>, id: &UniqueId, size: usize, config: &Config) -> Result<Self> {
-        let raw = settings("ncclCommInitRank", seat.nccl, config)?;
-        let rank = seat.rank;
-        let place = Place { rank, size, release: seat.nccl.release() };
-        place.member("ncclCommInitRank", "rank", rank)?;
-        let number = |n: usize| {
-            i32::try_from(n).map_err(|_| ArgumentError::NoSuchRank {
-                call: "ncclCommInitRank",
-                role: "rank",
-                rank: n,
-                size: i32::MAX as usize,
-            })
-        };
-        let (nranks, rank) = (number(size)?, number(rank)?);
-        let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
-        let shared = Shared::new(&seat, size, &config, raw, Arc::default());
-        let service = Service::start(shared.name())?;
-        let id = *id;
-        let waiting_for = format!("all {size} ranks to join with unique id {id}");
-        let call = if seat.nccl.has(Feature::CONFIG) { "ncclCommInitRankConfig" } else { "ncclCommInitRank" };
-        let serving =
-            Serving::begin(&shared, &service, (call, Kind::Collective), waiting_for, move |shared| {
-                let begun = making::Begun::now(&shared.context);
-                let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
-                if nccl.has(Feature::CONFIG) {
-                    let mut settings = shared.config.raw();
-                    // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
-                    // outlive the call, and the strings they point to lie in `shared`; the context is current.
-                    unsafe {
-                        call!(nccl, name, ncclCommInitRankConfig(out, nranks, id.raw(), rank, &mut settings))
-                    }?;
-                } else {
-                    // SAFETY: as above.
-                    unsafe { call!(nccl, name, ncclCommInitRank(out, nranks, id.raw(), rank)) }?;
-                }
-                if shared.raw().is_null() {
-                    return Err(unwritten(nccl.api(), call, name, "communicator"));
-                }
-                // Set once: a communicator is made once.
-                let _ = shared.making.set(begun.done(&shared.context, Origin::UniqueId));
-                Ok(())
-            });
-        Ok(Self { shared, service, config, serving })
-    }
-
-    /// What aborts it, also while the other ranks are waited for.
-    pub(crate) fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(self.shared.clone())
-    }
-
-    /// Waits until all ranks have joined.
-    pub(crate) fn finish(self, deadline: Deadline) -> Result<Communicator> {
-        let Self { shared, service, config, serving } = self;
-        let result = serving.finish(deadline);
-        // Made first, so that a failure takes the way of every communicator that is dropped: NCCL may have
-        // begun to build one, or may still be at it.
-        let communicator = Communicator { shared, service, config };
-        result.map(|()| communicator)
-    }
 }
 
 /// A communicator that is being destroyed.

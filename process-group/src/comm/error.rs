@@ -94,6 +94,15 @@ pub enum CommError {
         reason: String,
     },
 
+    /// NCCL has not been asked to make the communicator yet: that of a [lazy](crate::group::Builder::lazy) group.
+    #[error("{call}: {communicator} is not made yet; connect its group first, on every member")]
+    Unmade {
+        /// The call that was refused.
+        call: &'static str,
+        /// Whose call it was.
+        communicator: String,
+    },
+
     /// The communicator's work was given up.
     #[error(
         "{call}: {communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work"

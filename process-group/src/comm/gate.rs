@@ -40,11 +40,15 @@ pub(crate) enum Kind {
     Child,
     /// The same, of those that a poisoned communicator takes too.
     Rescue,
+    /// The call that makes the communicator, which nothing comes before.
+    Making,
 }
 
 /// Whether calls are let in.
 #[derive(Debug, Clone)]
 enum Phase {
+    /// NCCL has not made it: nothing is let in but the call that does.
+    Unmade,
     Open,
     /// A call failed or is late; only an abort is let in.
     Poisoned(Arc<str>),
@@ -80,12 +84,36 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// An open gate; `communicator` is how errors call its owner.
+    /// The gate of what is not made yet; `communicator` is how errors call its owner.
     pub(crate) fn new(communicator: String) -> Self {
-        let state =
-            State { phase: Phase::Open, revoked: false, inside: None, group: None, observers: 0, waiting: 0 };
-        let word = AtomicU8::new(0);
+        let phase = Phase::Unmade;
+        let state = State { phase, revoked: false, inside: None, group: None, observers: 0, waiting: 0 };
+        let word = AtomicU8::new(LOCKED);
         Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Lets calls in: the communicator is made.
+    pub(crate) fn open(&self) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Unmade) {
+            state.phase = Phase::Open;
+        }
+    }
+
+    /// Whether NCCL has not made it, and is not asked to again.
+    pub(crate) fn is_unmade(&self) -> bool {
+        matches!(self.lock().phase, Phase::Unmade)
+    }
+
+    /// Closes the gate of what was never made, and is not being made: there is nothing to end. `false` for any other.
+    pub(crate) fn close_unmade(&self, how: &str) -> bool {
+        let mut state = self.lock();
+        let idle = matches!(state.phase, Phase::Unmade) && state.inside.is_none();
+        if idle {
+            state.phase = Phase::Closed(how.into());
+        }
+        self.changed(state);
+        idle
     }
 
     /// How errors call the communicator.
@@ -135,6 +163,7 @@ impl Gate {
         let communicator = || self.communicator.clone();
         match &state.phase {
             Phase::Open => Ok(()),
+            Phase::Unmade => Err(CommError::Unmade { call, communicator: communicator() }),
             Phase::Poisoned(reason) => {
                 Err(CommError::Poisoned { call, communicator: communicator(), reason: reason.to_string() })
             }
@@ -175,7 +204,9 @@ impl Gate {
         let mut state = self.lock();
         loop {
             match (kind, self.admitted(&state, call)) {
-                (Kind::GroupEnd, _) | (Kind::Rescue, Err(CommError::Poisoned { .. })) => {}
+                (Kind::GroupEnd, _)
+                | (Kind::Rescue, Err(CommError::Poisoned { .. }))
+                | (Kind::Making, Err(CommError::Unmade { .. })) => {}
                 (Kind::Enqueue | Kind::Collective, Ok(())) if state.revoked => {
                     return Err(CommError::Revoked { call, communicator: self.communicator.clone() });
                 }
@@ -184,7 +215,9 @@ impl Gate {
             let held_by_other = state.group.is_some_and(|owner| owner != thread::current().id());
             let busy_with = match (self.inside(&state), kind) {
                 (Some(inside), _) => inside,
-                (None, Kind::Collective | Kind::Child | Kind::Rescue) if state.group.is_some() => {
+                (None, Kind::Collective | Kind::Child | Kind::Rescue | Kind::Making)
+                    if state.group.is_some() =>
+                {
                     "an open group"
                 }
                 (None, Kind::Enqueue) if held_by_other => "another thread's open group",
@@ -237,7 +270,7 @@ impl Gate {
     /// Lets in nothing but an abort from now on. The first reason stays.
     pub(crate) fn poison(&self, reason: &str) {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Open) {
+        if matches!(state.phase, Phase::Open | Phase::Unmade) {
             state.phase = Phase::Poisoned(reason.into());
         }
         self.changed(state);
@@ -374,6 +407,12 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn gate() -> Gate {
+        let gate = Gate::new("a".into());
+        gate.open();
+        gate
+    }
+
     fn soon() -> Option<Deadline> {
         Some(Deadline::after(Duration::from_millis(5)))
     }
@@ -384,7 +423,7 @@ mod tests {
 
     #[test]
     fn one_call_at_a_time() {
-        let gate = Gate::new("a".into());
+        let gate = gate();
         let entry = gate.enter("first", Kind::Enqueue, None).unwrap();
         let error = gate.enter("second", Kind::Local, soon()).unwrap_err();
         assert!(error.to_string().contains("the enqueueing of an operation"), "{error}");
@@ -400,7 +439,7 @@ mod tests {
     fn one_call_at_a_time_whichever_way_they_come() {
         use std::sync::atomic::AtomicBool;
 
-        let gate = Gate::new("a".into());
+        let gate = gate();
         let inside = AtomicBool::new(false);
         thread::scope(|scope| {
             for kind in [Kind::Enqueue, Kind::Enqueue, Kind::Local, Kind::Collective] {
@@ -422,8 +461,24 @@ mod tests {
     }
 
     #[test]
-    fn a_group_keeps_out_collectives_of_others_but_not_local_calls() {
+    fn what_is_not_made_lets_in_its_making_alone() {
         let gate = Gate::new("a".into());
+        assert!(matches!(gate.enter("all_reduce", Kind::Enqueue, None), Err(CommError::Unmade { .. })));
+        let making = gate.enter("init", Kind::Making, None).unwrap();
+        assert!(!gate.close_unmade("destroyed"));
+        drop(making);
+        gate.open();
+        assert!(!gate.close_unmade("destroyed"));
+        gate.enter("all_reduce", Kind::Enqueue, None).unwrap();
+        let never = Gate::new("b".into());
+        assert!(never.close_unmade("destroyed"));
+        never.open();
+        assert!(matches!(never.check("x"), Err(CommError::Closed { .. })));
+    }
+
+    #[test]
+    fn a_group_keeps_out_collectives_of_others_but_not_local_calls() {
+        let gate = gate();
         drop(gate.enter("queued", Kind::Enqueue, None).unwrap());
         gate.join_group();
         thread::scope(|scope| {
@@ -459,7 +514,7 @@ mod tests {
 
     #[test]
     fn those_who_wait_learn_that_the_gate_has_closed() {
-        let gate = Gate::new("a".into());
+        let gate = gate();
         let entry = gate.enter("register windows", Kind::Collective, None).unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| gate.enter("all_reduce", Kind::Enqueue, None).map(drop));

@@ -51,7 +51,7 @@ pub(crate) use abort::PATIENCE;
 pub use check::ArgumentError;
 pub use children::ShrinkMode;
 pub use communicator::Communicator;
-pub(crate) use communicator::{Forming, settings};
+pub(crate) use communicator::settings;
 pub use config::{Config, CtaPolicy};
 pub use error::{CommError, Result};
 pub use group::Group;

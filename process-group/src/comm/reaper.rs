@@ -79,7 +79,9 @@ fn reaper() -> &'static Reaper {
 
 /// Takes a communicator whose owner is gone, and aborts it in the background. Nothing for one that has ended.
 pub(crate) fn take(shared: &Arc<Shared>) {
-    if matches!(shared.gate.check("drop"), Err(CommError::Closed { .. })) {
+    if shared.gate.close_unmade("dropped")
+        || matches!(shared.gate.check("drop"), Err(CommError::Closed { .. }))
+    {
         return;
     }
     let reaper = reaper();

@@ -142,24 +142,42 @@ impl<T: Send + 'static> Ticket<T> {
 impl<T> Ticket<T> {
     /// The job's value, once it is there.
     pub(crate) fn wait(self, deadline: Deadline) -> Result<T, Unkept> {
+        self.look(deadline).unwrap_or(Err(Unkept::Late))
+    }
+
+    /// The job's value, if it comes until then; it is given once.
+    pub(crate) fn look(&self, until: Deadline) -> Option<Result<T, Unkept>> {
         let mut held = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let mut patience = Duration::MAX;
         loop {
             match std::mem::replace(&mut *held, Outcome::Abandoned) {
-                Outcome::Kept(value) => return Ok(value),
-                Outcome::Broken | Outcome::Abandoned => return Err(Unkept::Broken),
-                Outcome::Pending(Some(until)) if until <= Instant::now() => return Err(Unkept::Interrupted),
-                Outcome::Pending(_) if deadline.expired() => return Err(Unkept::Late),
-                Outcome::Pending(until) => {
-                    *held = Outcome::Pending(until);
-                    if let Some(until) = until {
-                        patience = until.saturating_duration_since(Instant::now());
+                Outcome::Kept(value) => return Some(Ok(value)),
+                Outcome::Broken | Outcome::Abandoned => return Some(Err(Unkept::Broken)),
+                Outcome::Pending(Some(end)) if end <= Instant::now() => {
+                    return Some(Err(Unkept::Interrupted));
+                }
+                Outcome::Pending(end) => {
+                    *held = Outcome::Pending(end);
+                    if let Some(end) = end {
+                        patience = end.saturating_duration_since(Instant::now());
                     }
                 }
             }
-            let waited = self.slot.changed.wait_timeout(held, patience.min(deadline.remaining()));
+            if until.expired() {
+                return None;
+            }
+            let waited = self.slot.changed.wait_timeout(held, patience.min(until.remaining()));
             held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        let mut held = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let unseen = std::mem::replace(&mut *held, Outcome::Abandoned);
+        drop(held);
+        drop(unseen);
     }
 }
 

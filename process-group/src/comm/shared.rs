@@ -103,6 +103,13 @@ impl Shared {
         listeners.push(Arc::downgrade(listener));
     }
 
+    /// Tells `listener` no more.
+    pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
+        let listener = Arc::downgrade(listener);
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.retain(|other| !other.ptr_eq(&listener));
+    }
+
     /// The gate is closed, and an abort begins: who waits for this rank's calls need not wait any more.
     pub(crate) fn interrupt(&self, force: Force) {
         let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -120,6 +127,10 @@ impl Shared {
     /// What went wrong in the background.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
+        // Not made, or it failed in the making.
+        if self.gate.is_unmade() || self.raw().is_null() {
+            return Ok(());
+        }
         let _observer = self.gate.observe(CALL)?;
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
@@ -201,9 +212,24 @@ impl<T: Send + 'static> Serving<T> {
     /// Waits for it. Past the deadline the communicator is poisoned; the call goes on until it is aborted. An abort ends
     /// the wait at once, whatever becomes of the call.
     pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
-        let unkept = match self.ticket.wait(deadline) {
-            Ok(result) => return result,
-            Err(unkept) => unkept,
+        self.finish_while(deadline, || Ok(()))
+    }
+
+    /// [`finish`](Self::finish), asking now and then whether there is anything to wait for; if not, the communicator is
+    /// poisoned with the reason.
+    pub(crate) fn finish_while<E: From<CommError> + fmt::Display>(
+        self,
+        deadline: Deadline,
+        mut go_on: impl FnMut() -> Result<(), E>,
+    ) -> Result<T, E> {
+        const TURN: Duration = Duration::from_millis(50);
+        let unkept = loop {
+            match self.ticket.look(deadline.at_most(TURN)) {
+                Some(Ok(result)) => return Ok(result?),
+                Some(Err(unkept)) => break unkept,
+                None if deadline.expired() => break Unkept::Late,
+                None => go_on().inspect_err(|why| self.shared.gate.poison(&why.to_string()))?,
+            }
         };
         let waiting_for = match unkept {
             Unkept::Late => self.waiting_for,
@@ -215,6 +241,6 @@ impl<T: Send + 'static> Serving<T> {
         };
         let communicator = self.shared.name().to_owned();
         let late = CommError::DeadlineExceeded { communicator, waiting_for, waited: deadline.waited() };
-        self.shared.judge(Err(late))
+        Ok(self.shared.judge(Err(late))?)
     }
 }

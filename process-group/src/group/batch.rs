@@ -21,6 +21,8 @@ pub struct Batch<'a> {
     group: &'a ProcessGroup,
     stream: &'a Stream,
     tasks: RefCell<Tasks>,
+    /// Whether it is one message by itself.
+    message: bool,
     /// Where the user called.
     site: &'static Location<'static>,
 }
@@ -40,8 +42,8 @@ impl Tasks {
 
 impl<'a> Batch<'a> {
     #[track_caller]
-    pub(super) fn new(group: &'a ProcessGroup, stream: &'a Stream) -> Self {
-        Self { group, stream, tasks: RefCell::default(), site: Location::caller() }
+    pub(super) fn new(group: &'a ProcessGroup, stream: &'a Stream, message: bool) -> Self {
+        Self { group, stream, tasks: RefCell::default(), message, site: Location::caller() }
     }
 
     /// Launches what was queued, as `operation`.
@@ -57,17 +59,24 @@ impl<'a> Batch<'a> {
 
     /// What most calls are: nothing is allocated, and nothing done twice.
     fn launch_one(&self, task: &Task, operation: &'static str) -> Result<Work> {
-        let Self { group, stream, site, .. } = self;
+        let Self { group, stream, message, site, .. } = self;
         let alone = slice::from_ref(task);
         if task.operation.is_message() && task.rank == group.rank || group.checked.is_some() {
             self.examine(alone, operation)?;
         }
+        let channel =
+            if *message { group.channel(task, stream)? } else { group.channel_of_all(operation, stream)? };
         let _range = profile::range(operation, &group.name, task.bytes());
-        let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
+        let mut blank = group.outstanding.blank(&group.marks, &group.counter)?;
         blank.start(stream)?;
         let call = Call::of(alone, group.size());
         // SAFETY: the contract of the method that queued the task; it was checked there.
-        let launch = || unsafe { group.communicator.launch(task, stream) };
+        let launch = || unsafe {
+            match channel.peer {
+                None => channel.communicator.launch(task, stream),
+                Some(peer) => channel.communicator.launch(&task.with(peer), stream),
+            }
+        };
         let span = group.counter.track.one(&call, site, launch)?;
         group.mark(blank, operation, stream, span, !task.operation.is_one_sided())
     }
@@ -76,9 +85,12 @@ impl<'a> Batch<'a> {
         let Self { group, stream, site, .. } = self;
         let tasks: Vec<_> = tasks.iter().copied().collect();
         self.examine(&tasks, operation)?;
+        if !tasks.is_empty() {
+            group.connected(operation, stream)?;
+        }
         let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation, &group.name, bytes);
-        let mut blank = group.outstanding.blank(&group.marks, &group.counter, &group.communicator)?;
+        let mut blank = group.outstanding.blank(&group.marks, &group.counter)?;
         blank.start(stream)?;
         let mut span = Span::default();
         if !tasks.is_empty() {

@@ -3,31 +3,28 @@
 use std::{
     fmt, fs,
     path::PathBuf,
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result, Stance, Witnesses,
-    checked::Checked,
-    duty::Duty,
+    Environment, GroupError, GroupId, Member, ProcessGroup, Result, Stance, Witnesses,
+    agreed::Agreed,
+    form::Follower,
     join::join,
-    member,
-    process_group::{Counter, SharedStore},
-    registration::Registered,
-    sight::Sight,
-    startup::Clock,
-    vigil::{NO, Vigil},
-    work::{Marks, Outstanding},
+    p2p::{self, Messages, P2pPolicy},
+    process_group::SharedStore,
+    seat::{Seat, Terms},
+    vigil::Vigil,
 };
 use crate::{
-    comm::{self, Communicator, Config, Nccl, UniqueId},
+    comm::{self, Communicator, Config, Nccl},
     peers::Peers,
-    record::{self, Desk, DumpError, GroupEntry, Progress, Recorder, Track},
+    record::{self, Desk, DumpError, Progress, Recorder},
     store::{Deadline, PrefixStore, Store, TcpStore},
-    watch::{Watch, Watchdog},
+    watch::Watch,
 };
 
 /// What makes a [`ProcessGroup`]. What it is not told comes from the [environment](Environment).
@@ -61,6 +58,10 @@ pub struct Builder {
     timing: bool,
     pub(super) registration: Option<bool>,
     pub(super) check_buffers: bool,
+    pub(super) lazy: bool,
+    pub(super) p2p: P2pPolicy,
+    p2p_config: Option<Config>,
+    pub(super) followers: Vec<Follower>,
 }
 
 impl fmt::Debug for Builder {
@@ -93,6 +94,10 @@ impl Builder {
             timing: false,
             registration: None,
             check_buffers: true,
+            lazy: false,
+            p2p: P2pPolicy::default(),
+            p2p_config: None,
+            followers: Vec::new(),
         }
     }
 
@@ -191,6 +196,36 @@ impl Builder {
         Self { timing, ..self }
     }
 
+    /// Makes no communicator yet: the ranks meet and agree as always, and the communicator is made by all members with
+    /// their first operation that needs it, or by [`ProcessGroup::connect`]. All ranks are told the same. Groups that
+    /// are split off are lazy too. [Memory](Self::registration) is not registered then.
+    pub fn lazy(self) -> Self {
+        Self { lazy: true, ..self }
+    }
+
+    /// On which communicators messages go (default [`P2pPolicy::Auto`]); see [`p2p`](super::p2p). All ranks are told
+    /// the same.
+    pub fn p2p(self, policy: P2pPolicy) -> Self {
+        Self { p2p: policy, ..self }
+    }
+
+    /// Settings of the communicators that messages have beyond the group's (default: the group's, with thread blocks
+    /// bounded so that all find room at once). Their names and window facts are set by the group.
+    pub fn p2p_config(self, config: Config) -> Self {
+        Self { p2p_config: Some(config), ..self }
+    }
+
+    /// Has `follower` told of every communicator that the group and those split from it make, for itself and for its
+    /// messages: when it is made, and before anything is launched on it. What it fails with fails the making, on all
+    /// ranks. It meets no other rank.
+    pub fn follow(
+        mut self,
+        follower: impl Fn(&Communicator) -> comm::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.followers.push(Arc::new(follower));
+        self
+    }
+
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
@@ -200,21 +235,26 @@ impl Builder {
     /// - [`GroupError::Store`]: no store there, its port in use, another process under this rank;
     /// - [`GroupError::Peers`]: the processes of this host cannot watch each other;
     /// - [`GroupError::Dump`]: the folder for dumps cannot be made;
-    /// - [`GroupError::Comm`], [`GroupError::Driver`], [`GroupError::UniqueId`].
+    /// - [`GroupError::Setting`]: a policy that cannot be;
+    /// - [`GroupError::Unmade`]: what another rank met when all made the communicator; [`GroupError::Comm`] and
+    ///   [`GroupError::Driver`] on that one; [`GroupError::Lost`]: it died meanwhile.
     pub fn build(self) -> Result<ProcessGroup> {
         let (began, deadline) = (Instant::now(), Deadline::after(self.timeout));
         let Ready { rank, size, store, host, nccl, context, folder, timing, checked, stance } =
             self.ready(false, deadline)?;
+        let messages = Messages::new(self.messages(&context)?, self.lazy, size, &self.config);
         let terms = self.terms(timing, checked);
         let name: Arc<str> = self.name.into();
         let root = PrefixStore::new(FOLDER, store);
         let store = own_part(&root, &name, self.epoch);
 
         Watch::announce(&store, rank)?;
-        let record =
-            Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance).encode();
+        let agreed = Agreed::default()
+            .with("initialisation", if self.lazy { "lazy" } else { "eager" })
+            .with("p2p policy", self.p2p);
+        let member = Member::here(rank, size, &nccl, &context)?.told(checked, self.witnesses, stance);
         let ranks: Arc<[usize]> = (0..size).collect();
-        let members = join(&name, &store, rank, size, &record, deadline)?;
+        let members = join(&name, &store, rank, size, &agreed.behind(&member.encode()), deadline)?;
         let peers = Peers::meet(&store, rank, &members, self.heartbeat, deadline)?;
         let met = began.elapsed();
         let numbers = PrefixStore::new("numbers", Arc::new(root));
@@ -222,12 +262,25 @@ impl Builder {
         let watch = Arc::new(Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers));
         // From now on a loss ends whatever this rank waits in.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
-        let start = Start { vigil: &vigil, name: &name, nccl: &nccl, leader: 0 };
-        let (uid, id) = if rank == 0 { start.lead(&numbers)? } else { start.follow(deadline)? };
-        let id = (GroupId { uid, epoch: self.epoch }, id);
+        let uid = number(&vigil, &name, (rank == 0).then_some(&numbers), deadline)?;
+        let id = GroupId { uid, epoch: self.epoch };
         let exchanged = began.elapsed();
         let desk = Arc::new(Desk::open(&store, size)?);
-        let seat = Seat { name, rank, ranks, members, numbers, store, terms, recorder, desk, watch };
+        let followers = self.followers;
+        let seat = Seat {
+            name,
+            rank,
+            ranks,
+            members,
+            numbers,
+            store,
+            terms,
+            recorder,
+            desk,
+            watch,
+            messages,
+            followers,
+        };
         let mut group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
         group.startup.met(met, exchanged - met);
         Ok(ProcessGroup { host, ..group })
@@ -235,8 +288,18 @@ impl Builder {
 
     /// What the group is held to.
     pub(super) fn terms(&self, timing: bool, checked: bool) -> Terms {
-        let Self { timeout, work_timeout, heartbeat, check_buffers: looks, .. } = *self;
-        Terms { timeout, work_timeout: work_timeout.unwrap_or(timeout), heartbeat, timing, checked, looks }
+        let Self { timeout, work_timeout, heartbeat, check_buffers: looks, lazy, .. } = *self;
+        let work_timeout = work_timeout.unwrap_or(timeout);
+        Terms { timeout, work_timeout, heartbeat, timing, checked, looks, lazy }
+    }
+
+    /// What messages are to go on.
+    pub(super) fn messages(&self, context: &Context) -> Result<p2p::Settings> {
+        if let Some(problem) = self.p2p.problem() {
+            return Err(GroupError::Setting { group: self.name.clone(), problem });
+        }
+        let multiprocessors = context.device().multiprocessors()?;
+        Ok(p2p::Settings { policy: self.p2p, own: self.p2p_config.clone(), multiprocessors })
     }
 
     /// Finds out where this rank stands, and what it finds wrong on its own, before the others are met. `counted` says
@@ -272,6 +335,7 @@ impl Builder {
             }
         };
         comm::settings("build", &nccl, &self.config)?;
+        self.p2p_config.as_ref().map_or(Ok(()), |config| comm::settings("build", &nccl, config).map(drop))?;
         let folder = self.dump_folder.clone().or(environment.dump_folder);
         if let Some(folder) = &folder {
             fs::create_dir_all(folder).map_err(|source| DumpError { path: folder.clone(), source })?;
@@ -300,173 +364,22 @@ pub(super) struct Ready {
     pub(super) stance: Stance,
 }
 
-/// What the leader of a new group gives its members: a number, and a unique id.
-pub(super) struct Start<'a> {
-    pub(super) vigil: &'a Vigil,
-    pub(super) name: &'a str,
-    pub(super) nccl: &'a Nccl,
-    /// The leader's rank of the job.
-    pub(super) leader: usize,
-}
-
-impl Start<'_> {
-    const KEY: &'static str = "start";
-
-    /// Makes both and publishes them; a failure is published too, so that nobody waits for nothing.
-    fn lead(&self, numbers: &PrefixStore) -> Result<(u64, UniqueId)> {
-        let number = numbers.add("groups", 1)?.unsigned_abs();
-        self.publish(number)
-    }
-
-    /// Publishes a unique id for the group of this number.
-    pub(super) fn publish(&self, number: u64) -> Result<(u64, UniqueId)> {
-        match self.nccl.unique_id() {
-            Ok(id) => {
-                let card = [b"id", &number.to_le_bytes()[..], id.as_bytes()].concat();
-                self.vigil.explain(self.read(&self.vigil.say(Self::KEY, &card)?))
-            }
-            Err(error) => {
-                self.vigil.say(Self::KEY, &[NO, error.to_string().as_bytes()].concat())?;
-                Err(error.into())
-            }
+/// The number of a new group: its rank 0, which has the `numbers`, takes the next and tells the others.
+fn number(vigil: &Vigil, group: &str, numbers: Option<&PrefixStore>, deadline: Deadline) -> Result<u64> {
+    const KEY: &str = "number";
+    let word = match numbers {
+        Some(numbers) => {
+            vigil.explain(vigil.say(KEY, &numbers.add("groups", 1)?.unsigned_abs().to_le_bytes()))?
         }
-    }
-
-    /// Waits for what the leader publishes.
-    pub(super) fn follow(&self, deadline: Deadline) -> Result<(u64, UniqueId)> {
-        self.read(&self.vigil.hear(Self::KEY, self.leader, "the start of the group", deadline)?)
-    }
-
-    /// What was published.
-    fn read(&self, card: &[u8]) -> Result<(u64, UniqueId)> {
-        let failed =
-            |problem: String| GroupError::UniqueId { group: self.name.into(), rank: self.leader, problem };
-        match card.split_at_checked(2) {
-            Some((b"id", card)) => {
-                let (number, id) = card
-                    .split_first_chunk::<8>()
-                    .ok_or_else(|| failed(format!("it published {} bytes", card.len())))?;
-                Ok((u64::from_le_bytes(*number), UniqueId::try_from(id)?))
-            }
-            Some((NO, problem)) => Err(failed(String::from_utf8_lossy(problem).into_owned())),
-            _ => Err(failed(format!("it published {:?}", String::from_utf8_lossy(card)))),
-        }
-    }
+        None => vigil.hear(KEY, 0, "the start of the group", deadline)?,
+    };
+    read_number(group, 0, &word)
 }
 
-/// A rank's place in a group that is being made.
-pub(super) struct Seat {
-    pub(super) name: Arc<str>,
-    pub(super) rank: usize,
-    /// The ranks of the job that are members, in the order of their ranks here.
-    pub(super) ranks: Arc<[usize]>,
-    pub(super) members: Arc<[Member]>,
-    pub(super) numbers: PrefixStore,
-    pub(super) store: PrefixStore,
-    pub(super) terms: Terms,
-    pub(super) recorder: Arc<Recorder>,
-    pub(super) desk: Arc<Desk>,
-    pub(super) watch: Arc<Watch>,
-}
-
-/// What a group is held to, and those that are split from it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    /// A wait for the members.
-    pub(super) timeout: Duration,
-    /// Work that is the oldest of its stream.
-    pub(super) work_timeout: Duration,
-    pub(super) heartbeat: Duration,
-    /// Whether operations are timed.
-    pub(super) timing: bool,
-    /// Whether calls are compared before they are launched.
-    pub(super) checked: bool,
-    /// Whether buffers are looked at.
-    pub(super) looks: bool,
-}
-
-impl Seat {
-    /// The communicator's settings in this group.
-    pub(super) fn config(&self, config: Config) -> Config {
-        let members: Vec<_> = self.members.iter().collect();
-        Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
-    }
-
-    /// Begins to wait for losses among the members.
-    pub(super) fn vigil(&self) -> Arc<Vigil> {
-        let Self { name, ranks, rank, store, recorder, terms, watch, .. } = self;
-        Vigil::begin(name, ranks, *rank, store, recorder, terms.heartbeat, watch)
-    }
-
-    /// Joins with a unique id.
-    pub(super) fn init(
-        self,
-        vigil: Arc<Vigil>,
-        (group, id): (GroupId, UniqueId),
-        nccl: &Nccl,
-        context: &Context,
-        config: Config,
-        deadline: Deadline,
-    ) -> Result<ProcessGroup> {
-        let config = self.config(config);
-        let communicator = vigil.form("making", nccl, context, &id, &config, deadline)?;
-        self.group(vigil, group, communicator).agree_on_registration(deadline)
-    }
-
-    /// The group, with a communicator that is made already. Collective where memory is to be registered.
-    pub(super) fn take(
-        self,
-        id: GroupId,
-        communicator: Communicator,
-        deadline: Deadline,
-    ) -> Result<ProcessGroup> {
-        let vigil = self.vigil();
-        vigil.guard(&communicator.abort_handle());
-        self.group(vigil, id, communicator).agree_on_registration(deadline)
-    }
-
-    /// The group, with a communicator that the vigil guards.
-    fn group(self, vigil: Arc<Vigil>, id: GroupId, communicator: Communicator) -> ProcessGroup {
-        let Self { name, rank, ranks, members, numbers, store, terms, recorder, desk, watch } = self;
-        let (context, size) = (communicator.context(), ranks.len());
-        let outstanding = Arc::new(Outstanding::default());
-        let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
-        let duty = Duty::new(id.to_string(), &desk, &outstanding, terms.work_timeout);
-        let duty = vigil.duty.get_or_init(|| duty);
-        let (id_text, timeout) = (id.to_string(), terms.timeout);
-        let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
-        let track = Track::new(&recorder, entry, duty.rolling());
-        let guard = Watchdog::add(&vigil);
-        let counter = Counter::new(id, name.clone(), track, vigil, context.device());
-        let marks = Marks::new(context, terms.timing);
-        let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
-        let (registered, sight) =
-            (Registered::not(NotRegistered::NotAsked), Sight::new(context, terms.looks));
-        ProcessGroup {
-            name,
-            rank,
-            ranks,
-            members,
-            communicator,
-            numbers,
-            store,
-            host: None,
-            terms,
-            counter,
-            splits,
-            shrinks,
-            startup: Clock::default(),
-            barriers,
-            marks,
-            outstanding,
-            desk,
-            watch,
-            _guard: guard,
-            checked: terms.checked.then(|| Checked::new(size)),
-            registered,
-            sight,
-        }
-    }
+/// A number as rank `rank` of the job has published it.
+pub(super) fn read_number(group: &str, rank: usize, bytes: &[u8]) -> Result<u64> {
+    let number = <[u8; 8]>::try_from(bytes).map(u64::from_le_bytes);
+    number.map_err(|_| GroupError::Number { group: group.into(), rank, bytes: bytes.len() })
 }
 
 /// The part of a user's store that is for groups.

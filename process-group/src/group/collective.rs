@@ -319,7 +319,7 @@ impl ProcessGroup {
     /// See the head of this section.
     #[track_caller]
     pub unsafe fn send(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
-        self.one("send", stream, |batch| {
+        self.launch("send", stream, true, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.send(buffer, peer) }
         })
@@ -334,7 +334,7 @@ impl ProcessGroup {
     /// See the head of this section.
     #[track_caller]
     pub unsafe fn recv(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
-        self.one("recv", stream, |batch| {
+        self.launch("recv", stream, true, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.recv(buffer, peer) }
         })
@@ -368,7 +368,7 @@ impl ProcessGroup {
         self.one("batch", stream, queue)
     }
 
-    /// One operation, or several under one name.
+    /// One operation, or several under one name, on the group's communicator.
     #[track_caller]
     pub(super) fn one(
         &self,
@@ -376,9 +376,21 @@ impl ProcessGroup {
         stream: &Stream,
         queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
+        self.launch(operation, stream, false, queue)
+    }
+
+    /// The same, or a message by itself, on what its policy says.
+    #[track_caller]
+    fn launch(
+        &self,
+        operation: &'static str,
+        stream: &Stream,
+        message: bool,
+        queue: impl FnOnce(&Batch<'_>) -> Result<()>,
+    ) -> Result<Work> {
         // In an open group the operation would be launched after the mark that says when it is done.
         crate::comm::refuse_inside_group(operation)?;
-        let batch = Batch::new(self, stream);
+        let batch = Batch::new(self, stream, message);
         queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
         batch.launch(operation)
     }
@@ -392,7 +404,7 @@ impl ProcessGroup {
     pub fn launched(&self, stream: &Stream) -> Result<Work> {
         let vigil = &self.counter.vigil;
         vigil.check()?;
-        let blank = self.outstanding.blank(&self.marks, &self.counter, &self.communicator)?;
+        let blank = self.outstanding.blank(&self.marks, &self.counter)?;
         vigil.explain(self.mark(blank, "graph", stream, Span::default(), true))
     }
 

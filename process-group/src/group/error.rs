@@ -62,6 +62,40 @@ pub enum GroupError {
         source: Disagreement,
     },
 
+    /// A communicator was not made, because another of its ranks could not; all of them that came know.
+    #[error("{group}: {what} was not made, on any of its ranks, for rank {rank}: {problem}")]
+    Unmade {
+        /// The group's name.
+        group: String,
+        /// Which.
+        what: &'static str,
+        /// The rank of the job that could not.
+        rank: usize,
+        /// What it met.
+        problem: String,
+    },
+
+    /// A communicator would have to be made while the stream captures.
+    #[error(
+        "{operation} in {group}: its communicator is not made yet, and cannot be while the stream captures; connect \
+         before (ProcessGroup::connect, or connect_to for a pair)"
+    )]
+    UnmadeInCapture {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+    },
+
+    /// Settings of the builder that make no group.
+    #[error("{group}: {problem}")]
+    Setting {
+        /// The group's name.
+        group: String,
+        /// What is wrong.
+        problem: String,
+    },
+
     /// The members asked for splits that do not fit together. Every member gets the same error.
     #[error("{group}: it cannot be split as its members asked")]
     Split {
@@ -80,15 +114,15 @@ pub enum GroupError {
         source: ShrinkError,
     },
 
-    /// The rank that makes a unique id could not.
-    #[error("{group}: rank {rank}, which makes the unique id for all, failed: {problem}")]
-    UniqueId {
+    /// What the rank that numbers a group has published is no number.
+    #[error("{group}: rank {rank} published {bytes} bytes for the group's number; expected 8")]
+    Number {
         /// The group's name.
         group: String,
         /// The rank of the job.
         rank: usize,
-        /// What it met.
-        problem: String,
+        /// How many bytes it published.
+        bytes: usize,
     },
 
     /// Two buffers of an operation do not fit together.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Disagreement, GroupError, Member, Result, member, process_group::explain};
+use super::{Disagreement, GroupError, Member, Result, agreed, member, process_group::explain};
 use crate::store::{Deadline, PrefixStore, Store, StoreError, give_up, rendezvous};
 
 const MEETING: &str = "join";
@@ -38,7 +38,7 @@ pub(super) fn join(
             None => explain(group, &(0..size).collect::<Vec<_>>(), error, "the start of the group"),
         }
     })?;
-    Ok(member::agree(&cards).map_err(disagree)?.into())
+    Ok(agreed::agree(&cards).and_then(|records| member::agree(&records)).map_err(disagree)?.into())
 }
 
 /// So many numbers between spaces.

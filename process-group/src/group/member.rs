@@ -123,6 +123,20 @@ pub enum Disagreement {
         /// What that one was told.
         other_witnesses: Witnesses,
     },
+    /// Two ranks were given different settings where all must have the same.
+    #[error("rank {rank} was given {setting} {value}, but rank {other} {other_value}; give all the same")]
+    Setting {
+        /// Which setting.
+        setting: String,
+        /// One rank.
+        rank: usize,
+        /// What it was given.
+        value: String,
+        /// The other.
+        other: usize,
+        /// What that one was given.
+        other_value: String,
+    },
     /// Two ranks use one device, which NCCL refuses.
     #[error("ranks {rank} and {other} use the same device {}; give each its own (LOCAL_RANK)", hex(.device))]
     SameDevice {

@@ -5,7 +5,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment`, `join` | how ranks become a group |
+//! | `builder`, `environment`, `join`, `agreed`, `seat` | how ranks become a group |
 //! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
@@ -13,6 +13,8 @@
 //! | `startup` | what its making took |
 //! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
 //! | `work` | waiting for them |
+//! | `connect`, `form` | when communicators are made, and how by all of their ranks or by none |
+//! | [`p2p`] | on which of them messages go |
 //! | `checked` | calls that are compared before they are launched |
 //! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
 //! | `sight` | whether buffers are memory of the group's device |
@@ -21,22 +23,27 @@
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
 
+mod agreed;
 mod batch;
 mod buffer;
 mod builder;
 mod checked;
 mod collective;
+mod connect;
 mod duty;
 mod environment;
 mod error;
+mod form;
 mod join;
 mod list;
 mod member;
 mod one_sided;
+pub mod p2p;
 mod plan;
 mod process_group;
 mod registration;
 mod report;
+mod seat;
 mod shrink;
 mod sight;
 mod split;
@@ -51,6 +58,7 @@ pub use builder::Builder;
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
+pub use p2p::{Explanation, P2pPolicy, P2pReport, PeerChannel, lane};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
 pub use registration::{NotRegistered, Stance};

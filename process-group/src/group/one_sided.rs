@@ -39,6 +39,7 @@ impl ProcessGroup {
         self.agrees("prepare_one_sided")?;
         self.counter.vigil.check()?;
         self.windows_supported().map_err(CommError::from)?;
+        self.connect(deadline)?;
         let prepared = self.communicator.prepare_one_sided(deadline);
         self.counter.vigil.explain(prepared.map_err(Into::into))
     }

@@ -13,17 +13,20 @@ use cuda_driver::{Context, Device};
 
 use super::{
     Builder, GroupError, Member, Result, Work,
-    builder::Terms,
     checked::Checked,
+    connect::Connection,
+    form::Follower,
     member,
+    p2p::Messages,
     registration::Registered,
+    seat::Terms,
     sight::Sight,
     startup::Clock,
     vigil::Vigil,
     work::{Marks, Outstanding},
 };
 use crate::{
-    comm::{AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
     profile,
     record::{Desk, Dump, Look as _, Progress, Track},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
@@ -70,6 +73,10 @@ pub struct ProcessGroup {
     pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) communicator: Communicator,
+    pub(super) connection: Connection,
+    pub(super) messages: Messages,
+    /// Told of its communicators.
+    pub(super) followers: Vec<Follower>,
     /// Where groups get their numbers: the same for a group and its subgroups.
     pub(super) numbers: PrefixStore,
     /// This group's own part of the store.
@@ -156,7 +163,9 @@ impl ProcessGroup {
         self.communicator.nccl()
     }
 
-    /// The group's communicator. Work that is enqueued on it directly is in no [`sequence`](Self::sequence).
+    /// The group's communicator. Work that is enqueued on it directly is in no [`sequence`](Self::sequence). That of a
+    /// [lazy](Builder::lazy) group refuses every call with [`CommError::Unmade`](crate::comm::CommError::Unmade) until
+    /// the group is [connected](Self::connect).
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.communicator
@@ -203,7 +212,7 @@ impl ProcessGroup {
     /// [`GroupError::MemberFailed`]; [`GroupError::Comm`] for what went wrong in the background here, which ends it.
     pub fn check(&self) -> Result<()> {
         self.counter.vigil.check()?;
-        self.counter.vigil.judge(self.communicator.async_error())
+        self.counter.vigil.judge(self.counter.vigil.async_error())
     }
 
     /// Whether the group goes on, as far as this process knows: [`check`](Self::check) without asking the library, for
@@ -274,7 +283,8 @@ impl ProcessGroup {
         self.counter.track.recorder().dump()
     }
 
-    /// What aborts the group's communicator from any thread, whatever it is blocked in.
+    /// What aborts the group's communicator from any thread, whatever it is blocked in, and with it the group and what
+    /// it has for messages.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.communicator.abort_handle()
@@ -288,9 +298,12 @@ impl ProcessGroup {
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
-        let Self { communicator, outstanding, counter, host, watch, .. } = self;
+        let Self { communicator, messages, rank, outstanding, counter, host, watch, .. } = self;
         counter.vigil.check()?;
-        counter.vigil.explain(communicator.destroy(deadline).map_err(GroupError::from))?;
+        let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
+        let destroyed =
+            messages.into_iter().chain([communicator.destroy(deadline)]).collect::<comm::Result<()>>();
+        counter.vigil.explain(destroyed.map_err(GroupError::from))?;
         // What is done now is not asked again.
         outstanding.look();
         if let Some(host) = &host {
@@ -308,7 +321,7 @@ impl ProcessGroup {
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("abort", &self.name, 0);
         let _ = self.counter.track.recorder().last_words();
-        Ok(self.communicator.abort(deadline)?)
+        Ok(self.counter.vigil.abort_all(deadline)?)
     }
 
     /// Whether some members are not of this crate: they said nothing of themselves, and meet nobody at the store.

@@ -76,6 +76,9 @@ pub enum NotRegistered {
         "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
     )]
     NotAsked,
+    /// The group is lazy: its members agree on it when the communicator is made with the group.
+    #[error("the group makes its communicator later (Builder::lazy)")]
+    Lazy,
     /// The group was joined from PyTorch.
     #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
     Joined,

@@ -10,8 +10,8 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
-    builder::{Seat, Start},
     error::list,
+    seat::Seat,
     vigil::{NO, Vigil},
 };
 use crate::{
@@ -115,7 +115,7 @@ impl ProcessGroup {
             }
         }
         let attempt = self.shrinks.fetch_add(1, Ordering::AcqRel);
-        let seat = self.seat_without(&left, excluded, attempt);
+        let seat = self.seat_without(&left, excluded, attempt, &config);
         // Of the new group: losses that this one ended with are known, and a further one ends the meeting.
         let vigil = seat.vigil();
         let state = match (self.communicator.check(), mode) {
@@ -145,10 +145,7 @@ impl ProcessGroup {
             let made = self.counter.vigil.explain(vigil.explain_making(made))?;
             seat.take(id, made, deadline)?
         } else {
-            let leader = self.members[left[0]].rank;
-            let start = Start { vigil: &vigil, name: &seat.name.clone(), nccl: self.nccl(), leader };
-            let (_, unique) = if seat.rank == 0 { start.publish(uid)? } else { start.follow(deadline)? };
-            seat.init(vigil.clone(), (id, unique), self.nccl(), self.context(), config, deadline)?
+            seat.init(vigil.clone(), id, self.nccl(), self.context(), config, deadline)?
         };
         group.startup.met(met, numbered - met);
         Ok(group)
@@ -176,7 +173,7 @@ impl ProcessGroup {
     }
 
     /// This rank's place in the new group. All survivors meet under one name, whomever they leave out.
-    fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64) -> Seat {
+    fn seat_without(&self, left: &[usize], excluded: &[usize], attempt: u64, config: &Config) -> Seat {
         let members: Arc<[_]> = left.iter().map(|rank| self.members[*rank].clone()).collect();
         Seat {
             name: format!("{} without {}", self.name, list(excluded)).into(),
@@ -189,6 +186,8 @@ impl ProcessGroup {
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
             watch: self.watch.clone(),
+            messages: self.messages.of_subgroup(self.terms.lazy, left.len(), config),
+            followers: self.followers.clone(),
         }
     }
 

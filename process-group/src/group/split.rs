@@ -8,9 +8,7 @@ use std::{
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan,
-    builder::{Seat, Start},
-    plan,
+    GroupError, GroupId, Placement, ProcessGroup, Request, Result, SplitPlan, builder, plan, seat::Seat,
 };
 use crate::{
     comm::{self, Config},
@@ -25,7 +23,9 @@ impl ProcessGroup {
     ///
     /// The subgroups' ids follow each other in the order of the subgroups, and are above those of all groups that
     /// were made before. From 2.18 the communicator is split from this group's, after this rank's work in it is
-    /// done; before that each subgroup makes a new one over the store.
+    /// done; before that each subgroup makes a new one over the store, and so do those of a
+    /// [lazy](super::Builder::lazy) group, each when it is needed. Subgroups have the
+    /// [policy](super::Builder::p2p) of messages that this group has.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::Request};
@@ -66,7 +66,9 @@ impl ProcessGroup {
         let meeting = format!("split/{}", self.splits.fetch_add(1, Ordering::AcqRel));
         self.counter.vigil.check()?;
         comm::settings("split", self.nccl(), &config)?;
-        self.communicator.check()?;
+        if !self.terms.lazy {
+            self.communicator.check()?;
+        }
         // Of what was revoked there is nothing to wait for.
         if self.counter.vigil.check_work().is_ok() {
             self.quiesce(deadline)?;
@@ -86,10 +88,10 @@ impl ProcessGroup {
             group
         };
         let placement = plan.placement(self.rank);
-        let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting));
+        let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting, &config));
         let id =
             |placement: Placement| GroupId { uid: first + placement.group as u64, epoch: self.id().epoch };
-        if self.nccl().has(Feature::SPLIT) {
+        if self.nccl().has(Feature::SPLIT) && !self.terms.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config = seat.as_ref().map_or_else(|| config.clone(), |seat| seat.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
@@ -102,15 +104,8 @@ impl ProcessGroup {
             });
         }
         let (Some(seat), Some(placement)) = (seat, placement) else { return Ok(None) };
-        let leader = seat.members[0].rank;
         let vigil = seat.vigil();
-        let start = Start { vigil: &vigil, name: &seat.name, nccl: self.nccl(), leader };
-        let group = id(placement);
-        let (_, unique) =
-            if placement.rank == 0 { start.publish(group.uid)? } else { start.follow(deadline)? };
-        seat.init(vigil, (group, unique), self.nccl(), self.context(), config, deadline)
-            .map(started)
-            .map(Some)
+        seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
     }
 
     /// The first of `count` numbers for new groups: rank 0 takes them, and tells the others.
@@ -122,18 +117,25 @@ impl ProcessGroup {
             self.store.set(&key, &first.to_le_bytes())?;
             return Ok(first);
         }
-        let bytes = self.counter.vigil.hear(&key, self.members[0].rank, "the split", deadline)?;
-        let bytes = bytes.try_into().map_err(|bytes: Vec<u8>| GroupError::UniqueId {
-            group: self.name.to_string(),
-            rank: self.members[0].rank,
-            problem: format!("it published {} bytes for the number of a group", bytes.len()),
-        })?;
-        Ok(u64::from_le_bytes(bytes))
+        let leader = self.members[0].rank;
+        builder::read_number(
+            &self.name,
+            leader,
+            &self.counter.vigil.hear(&key, leader, "the split", deadline)?,
+        )
     }
 
     /// This rank's place in a subgroup.
-    fn seat(&self, plan: &SplitPlan, placement: Placement, name: &str, meeting: &str) -> Seat {
+    fn seat(
+        &self,
+        plan: &SplitPlan,
+        placement: Placement,
+        name: &str,
+        meeting: &str,
+        config: &Config,
+    ) -> Seat {
         let places = &plan.groups()[placement.group];
+        let messages = self.messages.of_subgroup(self.terms.lazy, places.len(), config);
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
         let store = PrefixStore::new(&format!("{meeting}/{}", placement.group), Arc::new(self.store.clone()));
         Seat {
@@ -144,6 +146,8 @@ impl ProcessGroup {
             numbers: self.numbers.clone(),
             store,
             terms: self.terms,
+            messages,
+            followers: self.followers.clone(),
             recorder: self.counter.track.recorder().clone(),
             desk: self.desk.clone(),
             watch: self.watch.clone(),

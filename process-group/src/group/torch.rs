@@ -16,8 +16,10 @@
 use std::{slice, sync::Arc, thread, time::Duration};
 
 use super::{
-    Builder, GroupId, Member, ProcessGroup, Result,
-    builder::{FOLDER, Ready, Seat, own_part},
+    Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result,
+    builder::{FOLDER, Ready, own_part},
+    p2p::Messages,
+    seat::Seat,
 };
 use crate::{
     comm::{Communicator, Config, Nccl, UniqueId},
@@ -106,15 +108,21 @@ impl Builder {
     ///   [`GroupError::NoSuchRank`](super::GroupError::NoSuchRank),
     ///   [`GroupError::Store`](super::GroupError::Store), [`GroupError::Dump`](super::GroupError::Dump), as for
     ///   [`build`](Self::build);
+    /// - [`GroupError::Setting`](super::GroupError::Setting) for what PyTorch's ranks would have to agree on;
     /// - [`GroupError::Torch`](super::GroupError::Torch), when rank 0 publishes no unique id by the deadline;
     /// - [`GroupError::Comm`](super::GroupError::Comm), also when other ranks do not come by the deadline;
     /// - [`GroupError::Driver`](super::GroupError::Driver).
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);
+        if self.lazy || !matches!(self.p2p, P2pPolicy::Auto | P2pPolicy::Shared) {
+            let problem = "PyTorch's ranks agree on neither a lazy start nor a policy for messages".into();
+            return Err(GroupError::Setting { group: "default_pg".into(), problem });
+        }
         let Ready { rank, size, store, host, nccl, context, folder, timing, .. } =
             self.ready(true, deadline)?;
         let terms = self.terms(timing, false);
+        let messages = Messages::new(self.messages(&context)?, false, size, &self.config);
         one_root(size)?;
         let me = Member::here(rank, size, &nccl, &context)?;
         arrive(&*store, size)?;
@@ -143,9 +151,11 @@ impl Builder {
             recorder,
             desk,
             watch,
+            messages,
+            followers: self.followers,
         };
         // PyTorch's number for its default group.
-        let group = seat.take(GroupId { uid: 0, epoch: self.epoch }, communicator, deadline)?;
+        let group = seat.joined(GroupId { uid: 0, epoch: self.epoch }, communicator, deadline)?;
         Ok(ProcessGroup { host, ..group })
     }
 }

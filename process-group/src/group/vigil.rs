@@ -10,14 +10,11 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::Context;
 use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Result, duty::Duty};
 use crate::{
-    comm::{
-        self, AbortHandle, CommError, Communicator, Config, Force, Forming, Nccl, PATIENCE, Seat, UniqueId,
-    },
+    comm::{self, AbortHandle, CommError, Force, PATIENCE},
     peers,
     record::Recorder,
     store::{Deadline, PrefixStore, Store, StoreError, give_up},
@@ -145,13 +142,13 @@ impl Vigil {
 
     /// The communicators that end with the group.
     pub(super) fn communicators(&self) -> Vec<AbortHandle> {
-        self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.guarded().clone()
     }
 
     /// Has a communicator of the group end with it, and the group with the communicator.
     pub(super) fn guard(&self, communicator: &AbortHandle) {
         {
-            let mut communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut communicators = self.guarded();
             communicators.retain(|other| !other.has_ended());
             communicators.push(communicator.clone());
         }
@@ -164,45 +161,26 @@ impl Vigil {
         }
     }
 
-    /// Makes a communicator of all members: a loss ends that too, while it is being made. Under `name`, which serves
-    /// one communicator, each says that it has come to NCCL, so that who has not by
-    /// the deadline, or has failed there, is named.
-    pub(super) fn form(
-        &self,
-        name: &str,
-        nccl: &Nccl,
-        context: &Context,
-        id: &UniqueId,
-        config: &Config,
-        deadline: Deadline,
-    ) -> Result<Communicator> {
-        self.check()?;
-        let seat = Seat { nccl, context, rank: self.place };
-        let forming = Forming::begin(seat, id, self.ranks.len(), config)?;
-        self.guard(&forming.abort_handle());
-        let came = |place: usize| format!("{name}/{place}");
-        let told = self.store.set(&came(self.place), b"");
-        let formed = self.explain_making(forming.finish(deadline)).map_err(|error| match error {
-            GroupError::Comm(CommError::DeadlineExceeded { waited, .. }) => {
-                // Whom the store does not know is not told of.
-                let is_absent = |place: &usize| self.store.check(&[&came(*place)]).is_ok_and(|came| !came);
-                let absent = (0..self.ranks.len()).filter(is_absent);
-                let ranks: Vec<_> = absent.map(|place| self.ranks[place]).collect();
-                if ranks.is_empty() {
-                    return error;
-                }
-                let (group, size) = (self.name.to_string(), self.ranks.len());
-                GroupError::Absent { group, ranks, size, meeting: "the making of the communicator", waited }
-            }
-            other => {
-                // As if it had never come: NCCL does not tell the others that it is gone.
-                let _ = self.store.delete(&came(self.place));
-                other
-            }
-        });
-        let communicator = formed?;
-        told?;
-        Ok(communicator)
+    /// Has a communicator that could not be made end by itself.
+    pub(super) fn release(&self, communicator: &AbortHandle) {
+        self.guarded().retain(|other| !other.is(communicator));
+        if let Some((_, forced)) = self.listeners.get() {
+            communicator.tell_no_more(forced);
+        }
+    }
+
+    fn guarded(&self) -> MutexGuard<'_, Vec<AbortHandle>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Aborts all of the group's communicators: the first failure.
+    pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
+        AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect()
+    }
+
+    /// What went wrong in the background, in any of the communicators.
+    pub(super) fn async_error(&self) -> comm::Result<()> {
+        self.communicators().iter().try_for_each(AbortHandle::async_error)
     }
 
     /// The group goes on only if none of its members is in trouble, and nobody has aborted it here.
@@ -373,7 +351,7 @@ impl Vigil {
 
     /// Aborts the group's communicators, in the background.
     fn abort(&self) {
-        let mut communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut communicators = self.communicators();
         communicators.retain(|communicator| !communicator.has_ended());
         if communicators.is_empty() {
             return;

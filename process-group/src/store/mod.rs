@@ -29,7 +29,7 @@ pub use file::{FileOptions, FileStore};
 pub use hash::HashStore;
 pub use machine::{Distrust, Secret};
 pub use prefix::PrefixStore;
-pub(crate) use rendezvous::give_up;
+pub(crate) use rendezvous::{LOST, give_up};
 pub use rendezvous::{barrier, rendezvous};
 pub use tcp::{HostReport, TcpOptions, TcpStore};
 

@@ -71,7 +71,7 @@ const FAREWELL: Duration = Duration::from_secs(3);
 const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
 /// Of a rank that is known to be gone: who hears of it has nobody to wait for.
-const LOST: &str = "lost ";
+pub(crate) const LOST: &str = "lost ";
 
 struct Meeting<'a> {
     store: &'a dyn Store,

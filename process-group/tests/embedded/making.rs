@@ -1,5 +1,5 @@
-//! Ranks that die, are stopped or do not come while communicators are made, used and ended: the others know at once
-//! where that can be, at the deadline where it cannot, who it is; and go on without.
+//! Ranks that die, are stopped or do not come while communicators are made, used and ended: the others know at once who
+//! it is, and go on without.
 
 use std::{env, process::Child, time::Duration};
 
@@ -153,17 +153,17 @@ fn releases_that_do_not_let_go_of_a_call_keep_nobody_waiting() {
 
 rusty_fork_test! {
     #[test]
-    fn who_fails_in_the_making_is_named_at_the_deadline() {
+    fn who_fails_in_the_making_is_named_at_once() {
         let machine = super::common::machine(2);
         process_group::comm::set_drop_error_hook(|_| ());
         machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", Action::Fail(2)));
         let errors = machine.ranks(2, |rank| {
-            rank.builder().timeout(Duration::from_secs(4)).build().unwrap_err()
+            rank.builder().build().unwrap_err()
         });
         let failed = errors.iter().position(|error| matches!(error, GroupError::Comm(CommError::Nccl { .. })));
         let failed = failed.unwrap_or_else(|| panic!("{errors:?}"));
         assert!(
-            matches!(&errors[1 - failed], GroupError::Absent { ranks, .. } if *ranks == [failed]),
+            matches!(&errors[1 - failed], GroupError::Unmade { rank, .. } if *rank == failed),
             "{}", errors[1 - failed]
         );
         assert!(wait_for_dropped(far()));

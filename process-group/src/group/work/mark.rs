@@ -15,7 +15,7 @@ use super::{
     super::{Result, process_group::Counter},
     Work,
 };
-use crate::{comm::AbortHandle, record::Span};
+use crate::record::Span;
 
 /// An operation that was launched.
 pub(super) struct Mark {
@@ -34,7 +34,6 @@ pub(super) struct Mark {
     /// After it.
     pub(super) done: Lease,
     pub(super) counter: Arc<Counter>,
-    pub(super) communicator: AbortHandle,
 }
 
 impl Mark {
@@ -51,8 +50,8 @@ impl Mark {
 pub(in crate::group) struct Blank(Arc<Mark>);
 
 impl Blank {
-    /// Of an operation on `communicator`.
-    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>, communicator: AbortHandle) -> Result<Self> {
+    /// Of an operation of a group.
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Result<Self> {
         Ok(Self(Arc::new(Mark {
             operation: "",
             sequence: 0,
@@ -63,7 +62,6 @@ impl Blank {
             start: if marks.timing { Some(marks.lease()?) } else { None },
             done: marks.lease()?,
             counter: counter.clone(),
-            communicator,
         })))
     }
 

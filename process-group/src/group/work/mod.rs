@@ -92,8 +92,8 @@ impl Work {
                 return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                let found = self.mark.communicator.async_error();
-                self.mark.counter.vigil.judge(found).map_err(|error| self.trouble(error))?;
+                let vigil = &self.mark.counter.vigil;
+                vigil.judge(vigil.async_error()).map_err(|error| self.trouble(error))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);

@@ -10,10 +10,7 @@ use super::{
     Blank, Marks, Work,
     mark::StreamKey,
 };
-use crate::{
-    comm::Communicator,
-    record::{Look, ticks},
-};
+use crate::record::{Look, ticks};
 
 /// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
 /// for all; the others are for the flight recorder, which wants to know how far a stream has come.
@@ -45,17 +42,12 @@ impl Outstanding {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A mark for the next operation on `communicator`.
-    pub(in crate::group) fn blank(
-        &self,
-        marks: &Arc<Marks>,
-        counter: &Arc<Counter>,
-        communicator: &Communicator,
-    ) -> Result<Blank> {
+    /// A mark for the next operation.
+    pub(in crate::group) fn blank(&self, marks: &Arc<Marks>, counter: &Arc<Counter>) -> Result<Blank> {
         let kept = self.kept().blanks.pop();
         match kept {
             Some(blank) => Ok(blank),
-            None => Blank::new(marks, counter, communicator.abort_handle()),
+            None => Blank::new(marks, counter),
         }
     }
 

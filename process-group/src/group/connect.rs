@@ -1,0 +1,155 @@
+//! When a group's communicator is made: with the group, or by all members at the first use of it.
+
+use std::sync::{
+    Condvar, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use cuda_driver::{Stream, graph::CaptureStatus};
+
+use super::{
+    GroupError, ProcessGroup, Result,
+    form::{Formation, announce},
+};
+use crate::{
+    comm::{CommError, refuse_inside_group},
+    profile,
+    store::Deadline,
+};
+
+/// Whether a group's communicator is made.
+#[derive(Debug, Default)]
+pub(super) struct Connection {
+    made: AtomicBool,
+    attempts: AtomicU64,
+    turn: Turn,
+}
+
+impl Connection {
+    /// Of a communicator that came made, in a group that agrees on nothing.
+    pub(super) fn made() -> Self {
+        Self { made: AtomicBool::new(true), ..Self::default() }
+    }
+
+    #[inline]
+    pub(super) fn is_made(&self) -> bool {
+        self.made.load(Ordering::Acquire)
+    }
+}
+
+impl ProcessGroup {
+    /// Whether the group's communicator is made: always, unless the group is [lazy](super::Builder::lazy).
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connection.is_made()
+    }
+
+    /// Makes the communicator of a [lazy](super::Builder::lazy) group, with the lanes of its messages, unless that has
+    /// been done. Collective: all members connect, each by this call or by its first operation that needs the
+    /// communicator. It is made on all of them, or on none.
+    ///
+    /// # Errors
+    /// - [`GroupError::Absent`] with who did not come, the same on every member that came, and [`GroupError::Unmade`]
+    ///   where a member found before NCCL was called that it cannot: nothing has changed, and all may try again;
+    /// - [`GroupError::Comm`] for NCCL's failure on this rank, [`GroupError::Unmade`] for another's,
+    ///   [`GroupError::Lost`], [`GroupError::Store`]: the group has to be aborted then.
+    pub fn connect(&self, deadline: Deadline) -> Result<()> {
+        const CALL: &str = "connect";
+        if self.is_connected() {
+            return Ok(());
+        }
+        refuse_inside_group(CALL)?;
+        let _range = profile::range(CALL, &self.name, 0);
+        let _turn = self.connection.turn.take(deadline).ok_or_else(|| self.busy(CALL, deadline))?;
+        if self.is_connected() {
+            return Ok(());
+        }
+        // Counted whatever follows, so that the members' next attempts meet.
+        let attempt = self.connection.attempts.fetch_add(1, Ordering::AcqRel);
+        self.counter.vigil.check()?;
+        let ranks = self.global_ranks();
+        let all = self.formation("the group's communicator", format!("connect/{attempt}"), self.rank, &ranks);
+        match self.communicator.check() {
+            // Split off from another.
+            Ok(()) => all.together(deadline, |_| announce(&self.followers, &self.communicator))?,
+            Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
+            Err(error) => return Err(all.refuse(error.into(), deadline)),
+        }
+        self.make_lanes(&all, deadline).inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
+        self.connection.made.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The communicator is there, made now if need be.
+    #[inline]
+    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+        if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
+    }
+
+    #[cold]
+    fn connect_for(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+        self.refuse_capture(operation, stream)?;
+        self.connect(self.timeout())
+    }
+
+    /// Refuses to make a communicator for what is being captured.
+    pub(super) fn refuse_capture(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+        match stream.capture_status()? {
+            CaptureStatus::None => Ok(()),
+            _ => Err(GroupError::UnmadeInCapture { operation, group: self.name.to_string() }),
+        }
+    }
+
+    /// `ranks` of the job, of which this one is at `place`, that make something.
+    pub(super) fn formation<'a>(
+        &'a self,
+        what: &'static str,
+        meeting: String,
+        place: usize,
+        ranks: &'a [usize],
+    ) -> Formation<'a> {
+        let vigil = &self.counter.vigil;
+        Formation {
+            vigil,
+            store: &self.store,
+            followers: &self.followers,
+            group: &self.name,
+            what,
+            meeting,
+            place,
+            ranks,
+        }
+    }
+
+    pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {
+        let (communicator, waited) = (self.communicator.name().to_owned(), deadline.waited());
+        CommError::Busy { call, communicator, busy_with: "another thread that makes it", waited }.into()
+    }
+}
+
+/// One thread at a time; the others wait until a deadline.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    taken: Mutex<bool>,
+    free: Condvar,
+}
+
+impl Turn {
+    pub(super) fn take(&self, deadline: Deadline) -> Option<Taken<'_>> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.free.wait_timeout_while(taken, deadline.remaining(), |taken| *taken);
+        let (mut taken, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!std::mem::replace(&mut *taken, true)).then_some(Taken(self))
+    }
+}
+
+/// Until it is dropped.
+#[derive(Debug)]
+pub(super) struct Taken<'a>(&'a Turn);
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.0.taken.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.free.notify_one();
+    }
+}

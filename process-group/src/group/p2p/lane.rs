@@ -1,0 +1,94 @@
+//! Which lane a message takes.
+
+/// The lane, below `lanes`, of messages from member `from` to member `to` of a group of `size`: a pure function, so both
+/// ends come to the same without a word.
+///
+/// Pairs have colours: two pairs with a member in common never have the same, and there are [`colours`] of them, the
+/// fewest that this takes. With as many lanes as colours no member has two peers in one lane; with twice as many,
+/// neither do the two directions of a pair share one; with fewer, the colours are dealt out in turn.
+///
+/// ```
+/// use process_group::group::lane;
+///
+/// // Rank 0 sends to three peers at once.
+/// let lanes: Vec<_> = (1..4).map(|peer| lane(4, 0, peer, 3)).collect();
+/// assert_eq!(lanes, [1, 2, 0]);
+/// // Of two ranks, each direction has its own of two lanes.
+/// assert_ne!(lane(2, 0, 1, 2), lane(2, 1, 0, 2));
+/// ```
+#[must_use]
+pub fn lane(size: usize, from: usize, to: usize, lanes: usize) -> usize {
+    let (lanes, colours) = (lanes.max(1), colours(size));
+    let (low, high) = (from.min(to), from.max(to));
+    // A round-robin tournament: an odd number of members sit in a circle, and of an even number the last in its middle.
+    let colour = if high == colours { 2 * low } else { low + high } % colours;
+    let back = colours + colour;
+    if from > to && back < lanes { back } else { colour % lanes }
+}
+
+/// How many lanes keep all peers of each member of a group of `size` apart: one less than there are members, or as many
+/// where that is odd.
+#[must_use]
+pub fn colours(size: usize) -> usize {
+    match size {
+        0..=2 => 1,
+        size => size - 1 + size % 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    /// All messages of a group, as (from, to).
+    fn arcs(size: usize) -> impl Iterator<Item = (usize, usize)> {
+        (0..size).flat_map(move |from| (0..size).filter(move |to| *to != from).map(move |to| (from, to)))
+    }
+
+    proptest! {
+        #[test]
+        fn no_lane_is_outside_and_none_is_empty_where_there_are_colours_for_all(
+            size in 2usize..40, lanes in 1usize..90,
+        ) {
+            let used: HashSet<_> = arcs(size).map(|(from, to)| lane(size, from, to, lanes)).collect();
+            prop_assert!(used.iter().all(|lane| *lane < lanes));
+            prop_assert_eq!(used.len(), lanes.min(2 * colours(size)));
+        }
+
+        #[test]
+        fn as_many_lanes_as_colours_keep_a_members_peers_apart(size in 2usize..40, more in 0usize..90) {
+            let lanes = colours(size) + more;
+            for member in 0..size {
+                let mut peers_of = vec![HashSet::new(); lanes];
+                for (from, to) in arcs(size).filter(|(from, to)| *from == member || *to == member) {
+                    peers_of[lane(size, from, to, lanes)].insert(from + to - member);
+                }
+                prop_assert!(peers_of.iter().all(|peers| peers.len() <= 1), "{:?}", peers_of);
+            }
+        }
+
+        #[test]
+        fn twice_as_many_keep_both_directions_apart(size in 2usize..40, more in 0usize..9) {
+            let lanes = 2 * colours(size) + more;
+            for (from, to) in arcs(size) {
+                prop_assert_ne!(lane(size, from, to, lanes), lane(size, to, from, lanes));
+            }
+        }
+
+        #[test]
+        fn fewer_are_dealt_out_evenly(size in 2usize..40, lanes in 1usize..40) {
+            let lanes = lanes.min(colours(size));
+            let most = colours(size).div_ceil(lanes);
+            for member in 0..size {
+                let mut peers = vec![0; lanes];
+                for peer in (0..size).filter(|peer| *peer != member) {
+                    prop_assert_eq!(lane(size, member, peer, lanes), lane(size, peer, member, lanes));
+                    peers[lane(size, member, peer, lanes)] += 1;
+                }
+                prop_assert!(peers.iter().all(|peers| *peers <= most), "{:?}", peers);
+            }
+        }
+    }
+}

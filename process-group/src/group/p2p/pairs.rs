@@ -1,0 +1,62 @@
+//! The communicators of pairs: made by the two ends, at their first message.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    Explanation, Peer, Plan, Route,
+    choice::{Choice, View, decide},
+};
+use crate::{
+    group::{ProcessGroup, Result},
+    profile,
+    store::Deadline,
+};
+
+impl ProcessGroup {
+    /// What messages with member `peer` go on; the two ends choose and make it now, if they have not.
+    pub(super) fn route(&self, peer: usize, deadline: Deadline) -> Result<&Route> {
+        const CALL: &str = "connect_to";
+        let of_peer: &Peer = &self.messages.peers[peer];
+        if let Some(route) = of_peer.route.get() {
+            return Ok(route);
+        }
+        let _range = profile::range(CALL, &self.name, 0);
+        let _turn = of_peer.turn.take(deadline).ok_or_else(|| self.busy(CALL, deadline))?;
+        if let Some(route) = of_peer.route.get() {
+            return Ok(route);
+        }
+        // Counted whatever follows, so that the two ends' next attempts meet.
+        let attempt = of_peer.attempts.fetch_add(1, Ordering::AcqRel);
+        self.counter.vigil.check()?;
+        let (low, high) = (self.rank.min(peer), self.rank.max(peer));
+        let ends = [low, high].map(|end| &self.members[end]);
+        let ranks = ends.map(|end| end.rank);
+        let place = usize::from(self.rank == high);
+        let both = self.formation(
+            "the communicator of a pair",
+            format!("pair/{low}-{high}/{attempt}"),
+            place,
+            &ranks,
+        );
+        let choice = match self.messages.plan {
+            Plan::Choose => {
+                let own = View { connected: self.is_connected() };
+                let views = both.meet("choice", own.encode(), deadline)?;
+                decide(&views.iter().map(|view| View::decode(view)).collect::<Vec<_>>())
+            }
+            _ => Choice::Pair,
+        };
+        let route = match choice {
+            Choice::Group => {
+                self.explain_once(Explanation::Serialised);
+                Route::Group
+            }
+            Choice::Pair => {
+                let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
+                self.explain_once(Explanation::CommunicatorsOfPairs);
+                Route::Pair(self.prepare(&both, place, &config, deadline)?)
+            }
+        };
+        Ok(of_peer.route.get_or_init(|| route))
+    }
+}

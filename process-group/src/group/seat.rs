@@ -1,0 +1,179 @@
+//! A rank's place in a group that is being made.
+
+use std::{
+    sync::{Arc, Weak, atomic::AtomicU64},
+    time::Duration,
+};
+
+use cuda_driver::Context;
+
+use super::{
+    GroupId, Member, NotRegistered, ProcessGroup, Result,
+    checked::Checked,
+    connect::Connection,
+    duty::Duty,
+    form::{Follower, announce},
+    member,
+    p2p::Messages,
+    process_group::Counter,
+    registration::Registered,
+    sight::Sight,
+    startup::Clock,
+    vigil::Vigil,
+    work::{Marks, Outstanding},
+};
+use crate::{
+    comm::{self, Communicator, Config, Nccl},
+    record::{Desk, GroupEntry, Recorder, Track},
+    store::{Deadline, PrefixStore},
+    watch::{Watch, Watchdog},
+};
+
+/// A rank's place in a group that is being made.
+pub(super) struct Seat {
+    pub(super) name: Arc<str>,
+    pub(super) rank: usize,
+    /// The ranks of the job that are members, in the order of their ranks here.
+    pub(super) ranks: Arc<[usize]>,
+    pub(super) members: Arc<[Member]>,
+    pub(super) numbers: PrefixStore,
+    pub(super) store: PrefixStore,
+    pub(super) terms: Terms,
+    pub(super) recorder: Arc<Recorder>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) messages: Messages,
+    pub(super) followers: Vec<Follower>,
+}
+
+/// What a group is held to, and those that are split from it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// A wait for the members.
+    pub(super) timeout: Duration,
+    /// Work that is the oldest of its stream.
+    pub(super) work_timeout: Duration,
+    pub(super) heartbeat: Duration,
+    /// Whether operations are timed.
+    pub(super) timing: bool,
+    /// Whether calls are compared before they are launched.
+    pub(super) checked: bool,
+    /// Whether buffers are looked at.
+    pub(super) looks: bool,
+    /// Whether the communicator is made later than the group.
+    pub(super) lazy: bool,
+}
+
+impl Seat {
+    /// The communicator's settings in this group.
+    pub(super) fn config(&self, config: Config) -> Config {
+        let members: Vec<_> = self.members.iter().collect();
+        Config { name: Some(self.name.to_string()), window_facts: member::window_facts(&members), ..config }
+    }
+
+    /// Begins to wait for losses among the members.
+    pub(super) fn vigil(&self) -> Arc<Vigil> {
+        let Self { name, ranks, rank, store, recorder, terms, watch, .. } = self;
+        Vigil::begin(name, ranks, *rank, store, recorder, terms.heartbeat, watch)
+    }
+
+    /// The group, with a communicator that it makes now, unless it is lazy.
+    pub(super) fn init(
+        self,
+        vigil: Arc<Vigil>,
+        group: GroupId,
+        nccl: &Nccl,
+        context: &Context,
+        config: Config,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        let seat = comm::Seat { nccl, context, rank: self.rank };
+        let communicator = Communicator::prepare(&seat, self.ranks.len(), &self.config(config))?;
+        let lazy = self.terms.lazy;
+        let group = self.group(vigil, group, communicator, Connection::default());
+        if lazy {
+            return Ok(group);
+        }
+        group.connect(deadline)?;
+        group.agree_on_registration(deadline)
+    }
+
+    /// The group, with a communicator that was made from another. Collective.
+    pub(super) fn take(
+        self,
+        id: GroupId,
+        communicator: Communicator,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        let (vigil, lazy) = (self.vigil(), self.terms.lazy);
+        let group = self.group(vigil, id, communicator, Connection::default());
+        group.connect(deadline)?;
+        if lazy { Ok(group) } else { group.agree_on_registration(deadline) }
+    }
+
+    /// The group, with a communicator that is made already, of members that agree on nothing.
+    pub(super) fn joined(
+        self,
+        id: GroupId,
+        communicator: Communicator,
+        deadline: Deadline,
+    ) -> Result<ProcessGroup> {
+        let vigil = self.vigil();
+        let group = self.group(vigil, id, communicator, Connection::made());
+        announce(&group.followers, &group.communicator)?;
+        group.agree_on_registration(deadline)
+    }
+
+    fn group(
+        self,
+        vigil: Arc<Vigil>,
+        id: GroupId,
+        communicator: Communicator,
+        connection: Connection,
+    ) -> ProcessGroup {
+        vigil.guard(&communicator.abort_handle());
+        let Self { name, rank, ranks, members, numbers, store, terms, .. } = self;
+        let Self { recorder, desk, watch, messages, followers, .. } = self;
+        let (context, size) = (communicator.context(), ranks.len());
+        let outstanding = Arc::new(Outstanding::default());
+        let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
+        let duty = Duty::new(id.to_string(), &desk, &outstanding, terms.work_timeout);
+        let duty = vigil.duty.get_or_init(|| duty);
+        let (id_text, timeout) = (id.to_string(), terms.timeout);
+        let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
+        let track = Track::new(&recorder, entry, duty.rolling());
+        let guard = Watchdog::add(&vigil);
+        let counter = Counter::new(id, name.clone(), track, vigil, context.device());
+        let marks = Marks::new(context, terms.timing);
+        let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
+        let unregistered = if terms.lazy { NotRegistered::Lazy } else { NotRegistered::NotAsked };
+        let (registered, sight) = (Registered::not(unregistered), Sight::new(context, terms.looks));
+        ProcessGroup {
+            name,
+            rank,
+            ranks,
+            members,
+            communicator,
+            connection,
+            messages,
+            followers,
+            numbers,
+            store,
+            host: None,
+            terms,
+            counter,
+            splits,
+            shrinks,
+            startup: Clock::default(),
+            barriers,
+            marks,
+            outstanding,
+            desk,
+            watch,
+            _guard: guard,
+            checked: terms.checked.then(|| Checked::new(size)),
+            registered,
+            sight,
+        }
+    }
+}
