@@ -497,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
-        let gate = Gate::new("a".into());
+        let gate = gate();
         gate.revoke();
         for kind in [Kind::Enqueue, Kind::Collective] {
             assert!(matches!(gate.enter("x", kind, None), Err(CommError::Revoked { .. })));
