@@ -92,6 +92,7 @@ pub(crate) fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<(f64, T)> {
 }
 
 /// The median; 0 of nothing.
+#[allow(dead_code, reason = "some benchmarks leave medians to who reads their lines")]
 pub(crate) fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len() / 2).copied().unwrap_or_default()

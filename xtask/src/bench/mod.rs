@@ -3,6 +3,7 @@
 mod alloc;
 mod call;
 mod figures;
+mod p2p;
 mod peer;
 mod store;
 mod turns;
@@ -26,6 +27,8 @@ enum What {
     Alloc(alloc::Options),
     /// Host cost of an all-reduce of 8 bytes through each layer, beside NCCL's own function and PyTorch
     Call(call::Options),
+    /// Messages under each policy: time, and device memory
+    P2p(p2p::Options),
     /// Set, get and add through a store's server, and the joining of many clients, beside PyTorch's server
     Store(store::Options),
 }
@@ -34,6 +37,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match &options.what {
         What::Alloc(options) => alloc::run(options),
         What::Call(options) => call::run(options),
+        What::P2p(options) => p2p::run(options),
         What::Store(options) => store::run(options),
     }
 }

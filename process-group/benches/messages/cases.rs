@@ -1,0 +1,162 @@
+//! Patterns of messages, each with what it does at once if it can.
+
+use cuda_driver::{Context, Stream, StreamFlags, memory::DeviceMemory};
+use process_group::{
+    ProcessGroup,
+    comm::DataType,
+    group::{Batch, Buffer},
+};
+
+use super::{
+    Rank,
+    support::{Result, timed},
+};
+
+/// Bytes of a large message.
+const LARGE: usize = 256 << 20;
+/// Bytes of a small one, and how many follow each other.
+const SMALL: usize = 64 << 10;
+const STEPS: usize = 64;
+/// The most peers that one rank sends to at once.
+const PEERS: usize = 3;
+
+/// A pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Case {
+    /// Ranks 0 and 1 send each other a large message.
+    Opposite,
+    /// Rank 0 sends three others a large message each.
+    Fan,
+    /// Small messages go down the ranks, and answers come back up: a pipeline's activations and gradients.
+    Pipeline,
+}
+
+pub(crate) const CASES: [Case; 3] = [Case::Opposite, Case::Fan, Case::Pipeline];
+
+impl Case {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Opposite => "256 MiB in both directions",
+            Self::Fan => "256 MiB to each of three peers",
+            Self::Pipeline => "64 KiB down and up, a step of 64",
+        }
+    }
+
+    /// Why so many ranks cannot do it.
+    pub(crate) fn why_not(self, ranks: usize) -> Option<String> {
+        (self == Self::Fan && ranks <= PEERS)
+            .then(|| format!("{} ranks are needed, here are {ranks}", PEERS + 1))
+    }
+}
+
+/// One message of a rank.
+struct Message {
+    out: bool,
+    peer: usize,
+    buffer: Buffer,
+    /// Which of the rank's streams.
+    stream: usize,
+}
+
+/// The memory and the streams of one rank.
+pub(crate) struct Messages {
+    memory: DeviceMemory,
+    streams: [Stream; PEERS],
+}
+
+impl Messages {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let stream = || Stream::new(context, StreamFlags::NON_BLOCKING);
+        let memory = DeviceMemory::new(context, PEERS * LARGE)?;
+        Ok(Self { memory, streams: [stream()?, stream()?, stream()?] })
+    }
+
+    fn buffer(&self, place: usize, bytes: usize) -> Buffer {
+        Buffer::new(self.memory.ptr() + place * bytes, bytes, DataType::U8)
+    }
+
+    /// What `rank` of `size` sends and receives, in the order of its calls. No two ranks wait for each other's next
+    /// message, so each order is right on one communicator too.
+    fn plan(&self, case: Case, rank: usize, size: usize) -> Vec<Message> {
+        let large =
+            |out, peer, place| Message { out, peer, buffer: self.buffer(place, LARGE), stream: place };
+        let small =
+            |out, peer, place| Message { out, peer, buffer: self.buffer(place, SMALL), stream: place % 2 };
+        match (case, rank) {
+            (Case::Opposite, 0) => vec![large(true, 1, 0), large(false, 1, 1)],
+            (Case::Opposite, 1) => vec![large(false, 0, 1), large(true, 0, 0)],
+            (Case::Fan, 0) => (0..PEERS).map(|place| large(true, place + 1, place)).collect(),
+            (Case::Fan, 1..=PEERS) => vec![large(false, 0, 0)],
+            (Case::Pipeline, _) => {
+                let (before, after) = (rank.checked_sub(1), Some(rank + 1).filter(|after| *after < size));
+                let step = || {
+                    let down = before.map(|peer| small(false, peer, 0)).into_iter();
+                    let down = down.chain(after.map(|peer| small(true, peer, 2)));
+                    let up = after.map(|peer| small(false, peer, 1)).into_iter();
+                    down.chain(up.chain(before.map(|peer| small(true, peer, 3))))
+                };
+                (0..STEPS).flat_map(|_| step()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Runs every case once, which connects.
+    pub(crate) fn warm(&self, rank: &Rank<'_>, group: &ProcessGroup, batched: bool) -> Result<()> {
+        for case in CASES.into_iter().filter(|case| case.why_not(group.size()).is_none()) {
+            self.time(rank, case, group, batched)?;
+        }
+        Ok(())
+    }
+
+    /// ns until all of it is done on this rank: of a message, and for a pipeline of a step.
+    pub(crate) fn time(
+        &self,
+        rank: &Rank<'_>,
+        case: Case,
+        group: &ProcessGroup,
+        batched: bool,
+    ) -> Result<f64> {
+        let plan = self.plan(case, rank.rank, group.size());
+        // A pipeline's step is a batch; else all that a rank does at once is.
+        let steps = if case == Case::Pipeline { STEPS } else { 1 };
+        rank.barrier.wait();
+        let (us, ()) = timed(|| {
+            if batched {
+                for step in plan.chunks((plan.len() / steps).max(1)) {
+                    group.batch(&self.streams[0], |batch| {
+                        step.iter().try_for_each(|message| message.queue(batch))
+                    })?;
+                }
+            } else {
+                plan.iter().try_for_each(|message| message.launch(group, &self.streams))?;
+            }
+            Ok(self.streams.iter().try_for_each(Stream::synchronize)?)
+        })?;
+        rank.barrier.wait();
+        Ok(us * 1e3 / steps as f64)
+    }
+}
+
+impl Message {
+    fn queue(&self, batch: &Batch<'_>) -> process_group::group::Result<()> {
+        // SAFETY: the memory is as long, and goes when the streams have been waited for; messages that are received into
+        // one place are of one case, whose bytes nobody reads.
+        unsafe {
+            if self.out { batch.send(self.buffer, self.peer) } else { batch.recv(self.buffer, self.peer) }
+        }
+    }
+
+    fn launch(&self, group: &ProcessGroup, streams: &[Stream; PEERS]) -> process_group::group::Result<()> {
+        let stream = &streams[self.stream];
+        // SAFETY: as above.
+        let work = unsafe {
+            if self.out {
+                group.send(self.buffer, self.peer, stream)
+            } else {
+                group.recv(self.buffer, self.peer, stream)
+            }
+        };
+        work.map(drop)
+    }
+}

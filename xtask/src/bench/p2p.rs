@@ -1,0 +1,143 @@
+//! `cargo xtask bench p2p`: runs process-group's benchmark of messages, and compares the policies.
+
+use anyhow::{Context, Result, bail, ensure};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use super::figures::{Figure, compare, medians, read};
+use super::ours;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How many ranks there are, a GPU each
+    #[arg(long, default_value_t = 2)]
+    ranks: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the others are compared with: the policy that takes nothing.
+const BASE: &str = "Shared";
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Report {
+    machine: String,
+    /// Of messages, and of a pipeline's steps.
+    figures: Vec<Figure>,
+    memory: Vec<Memory>,
+    /// Bytes of a rank's device that the group itself takes.
+    group_bytes: f64,
+    skipped: Vec<Skipped>,
+}
+
+/// What a policy's communicators take of a rank's device, beyond the group's.
+#[derive(Debug, PartialEq, Serialize)]
+struct Memory {
+    policy: String,
+    bytes: f64,
+}
+
+/// A pattern that so many ranks cannot do.
+#[derive(Debug, PartialEq, Serialize)]
+struct Skipped {
+    case: String,
+    why: String,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
+    let mut ours = ours("process-group", "messages", &[&options.ranks.to_string()])?;
+    let mut lines = String::new();
+    while ours.round(&mut lines).context("process-group's benchmark of messages")? {}
+    let report = Report::of(&lines)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        report.print();
+    }
+    Ok(())
+}
+
+impl Report {
+    fn of(lines: &str) -> Result<Self> {
+        let Some((first, rest)) = lines.split_once('\n') else { bail!("the benchmark printed nothing") };
+        let machine = first.strip_prefix("machine\t").context("the benchmark names no machine")?.to_owned();
+        let (skipped, told): (Vec<&str>, Vec<&str>) =
+            rest.lines().partition(|line| line.starts_with("skipped\t"));
+        let skipped = skipped.iter().filter_map(|line| {
+            let (case, why) = line.strip_prefix("skipped\t")?.split_once('\t')?;
+            Some(Skipped { case: case.to_owned(), why: why.to_owned() })
+        });
+        let (memory, times): (Vec<&str>, Vec<&str>) =
+            told.iter().partition(|line| line.starts_with("memory"));
+        let memory = memory.join("\n");
+        let memory = read(&memory)?;
+        let group_bytes =
+            memory.iter().find(|(what, ..)| *what == "memory of a group").map(|(.., bytes)| *bytes);
+        let of_policy = |(what, policy, bytes): &(&str, &str, f64)| {
+            (*what == "memory").then(|| Memory { policy: (*policy).to_owned(), bytes: *bytes })
+        };
+        Ok(Self {
+            machine,
+            figures: compare(medians(&times.join("\n"))?, &[BASE]),
+            memory: memory.iter().filter_map(of_policy).collect(),
+            group_bytes: group_bytes.context("the benchmark does not say what a group takes")?,
+            skipped: skipped.collect(),
+        })
+    }
+
+    fn print(&self) {
+        println!("messages on {}", self.machine);
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header(["case", "policy", "µs", "of Shared"]);
+        let mut last = "";
+        for Figure { case, contender, ns, ratio } in &self.figures {
+            let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+            let name = if case == last { "" } else { case };
+            table.add_row([name, contender, &format!("{:.1}", ns / 1e3), &ratio]);
+            last = case;
+        }
+        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        println!("{table}");
+        for Skipped { case, why } in &self.skipped {
+            println!("{case}: skipped: {why}");
+        }
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
+        let memory =
+            self.memory.iter().map(|Memory { policy, bytes }| format!("{policy} {:.0}", mib(*bytes)));
+        let memory: Vec<_> = memory.collect();
+        println!(
+            "device memory of a rank, MiB: a group {:.0}; beyond it: {}",
+            mib(self.group_bytes),
+            memory.join(", ")
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINES: &str = "machine\t2 x H200\nskipped\tfan\t4 ranks are needed\nmemory\tShared\t0\n\
+                         memory\tPerPair\t1048576\nmemory of a group\tShared\t2097152\n\
+                         both\tShared\t2000\nboth\tPerPair\t1000\nboth\tShared\t4000\nboth\tShared\t3000\n";
+
+    #[test]
+    fn a_report_is_what_the_benchmark_tells() {
+        let report = Report::of(LINES).unwrap();
+        assert_eq!((report.machine.as_str(), report.group_bytes), ("2 x H200", 2_097_152.0));
+        let skipped = Skipped { case: "fan".into(), why: "4 ranks are needed".into() };
+        assert_eq!(report.skipped, [skipped]);
+        assert_eq!(report.memory[1], Memory { policy: "PerPair".into(), bytes: 1_048_576.0 });
+        let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
+        assert_eq!(ratios, [Some(1.0), Some(1.0 / 3.0)]);
+    }
+
+    #[test]
+    fn what_is_missing_is_an_error() {
+        assert!(Report::of("").is_err());
+        assert!(Report::of("both\tShared\t1\n").is_err());
+        assert!(Report::of("machine\tx\nboth\tShared\t1\n").is_err());
+    }
+}
