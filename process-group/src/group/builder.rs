@@ -203,7 +203,7 @@ impl Builder {
         Self { lazy: true, ..self }
     }
 
-    /// On which communicators messages go (default [`P2pPolicy::Auto`]); see [`p2p`](super::p2p). All ranks are told
+    /// On which communicators messages go (default [`P2pPolicy::Auto`]); see [`p2p`]. All ranks are told
     /// the same.
     pub fn p2p(self, policy: P2pPolicy) -> Self {
         Self { p2p: policy, ..self }

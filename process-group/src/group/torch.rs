@@ -87,7 +87,7 @@ impl Builder {
     /// What the group has is what a communicator has: every operation of this crate, [`Work`](super::Work) and deadlines, the
     /// flight recorder, abort. What its members would have to agree on, it has not, because PyTorch's do not answer:
     /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) are
-    ///   [`GroupError::Joined`](super::GroupError::Joined), [windows](ProcessGroup::windows_supported) unsupported;
+    ///   [`GroupError::Joined`], [windows](ProcessGroup::windows_supported) unsupported;
     ///   [`members`](ProcessGroup::members) is this rank alone. All-reduce one element in place of a barrier;
     /// - nobody is watched: a rank that dies is noticed by a deadline, or by NCCL. In
     ///   [`progress`](ProcessGroup::progress) PyTorch's ranks are silent;
@@ -104,14 +104,12 @@ impl Builder {
     /// The example `torch_all_reduce` adds up across both languages.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`](super::GroupError::Environment),
-    ///   [`GroupError::NoSuchRank`](super::GroupError::NoSuchRank),
-    ///   [`GroupError::Store`](super::GroupError::Store), [`GroupError::Dump`](super::GroupError::Dump), as for
+    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`], [`GroupError::Store`], [`GroupError::Dump`], as for
     ///   [`build`](Self::build);
-    /// - [`GroupError::Setting`](super::GroupError::Setting) for what PyTorch's ranks would have to agree on;
-    /// - [`GroupError::Torch`](super::GroupError::Torch), when rank 0 publishes no unique id by the deadline;
-    /// - [`GroupError::Comm`](super::GroupError::Comm), also when other ranks do not come by the deadline;
-    /// - [`GroupError::Driver`](super::GroupError::Driver).
+    /// - [`GroupError::Setting`] for what PyTorch's ranks would have to agree on;
+    /// - [`GroupError::Torch`], when rank 0 publishes no unique id by the deadline;
+    /// - [`GroupError::Comm`], also when other ranks do not come by the deadline;
+    /// - [`GroupError::Driver`].
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.timeout);

@@ -9,7 +9,7 @@ pub enum P2pPolicy {
     /// On the group's communicator, which runs one after the other. No memory beyond it.
     Shared,
     /// On so many further communicators (1 to [`MAX_LANES`](Self::MAX_LANES)), which all members make together with the
-    /// group's; a message takes the one that [`lane`](super::lane) says. What is in different lanes, on different
+    /// group's; a message takes the one that [`lane`](super::lane()) says. What is in different lanes, on different
     /// streams, runs at once. The memory is so many communicators', however many peers there are.
     Lanes(u32),
     /// On a communicator of the two ends, which they make at their first message. Different peers' messages run at once,
