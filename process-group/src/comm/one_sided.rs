@@ -22,7 +22,7 @@ const DRIVER: sys::Version = sys::Version::new(12, 5);
 pub(super) const ONLY: i32 = 0;
 
 /// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. They take no thread block of the device: on one
-/// host copy engines do the work. Tested on the embedded device; not run on hardware.
+/// host copy engines do the work. Tested on the embedded device, and on two H200 with 2.30.7.
 impl Communicator {
     /// Whether this communicator can have one-sided operations: it can have
     /// [windows](Self::windows_supported), and the release and this rank's driver have what it takes.
