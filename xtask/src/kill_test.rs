@@ -9,7 +9,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use comfy_table::{CellAlignment, Table, presets};
 use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
 use cuda_driver::{Stream, StreamFlags};
 use process_group::ProcessGroup;
@@ -22,6 +21,7 @@ use serde::Serialize;
 
 use crate::child::{self, Owned};
 use crate::demo::{Backend, backend, die_with_launcher};
+use crate::percentiles::{Percentiles, table};
 use crate::shell::explain;
 
 /// Longer than anything here takes that does not hang.
@@ -89,9 +89,8 @@ const PLACES: [&str; 3] = ["in a collective", "at a barrier", "in no call"];
 struct Times {
     place: String,
     count: usize,
-    p50: f64,
-    p99: f64,
-    most: f64,
+    #[serde(flatten)]
+    took: Percentiles,
 }
 
 #[derive(Serialize)]
@@ -141,22 +140,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         println!("{}", serde_json::to_string(&report)?);
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["survivor", "times", "p50 ms", "p99 ms", "most ms"]);
-    for Times { place, count, p50, p99, most } in report.known.iter().chain([&report.shrunk, &report.rebuilt])
-    {
-        let ms = |time: &f64| format!("{time:.2}");
-        table.add_row([place.clone(), count.to_string(), ms(p50), ms(p99), ms(most)]);
-    }
-    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    let all = report.known.iter().chain([&report.shrunk, &report.rebuilt]);
+    let table = table("survivor", all.map(|Times { place, count, took }| (place.as_str(), *count, took)));
     println!("{table}");
     Ok(())
 }
 
-fn times_of(place: &str, mut times: Vec<f64>) -> Times {
-    times.sort_by(f64::total_cmp);
-    let at = |part: f64| times[((times.len() as f64 * part).ceil() as usize).clamp(1, times.len()) - 1];
-    Times { place: place.into(), count: times.len(), p50: at(0.5), p99: at(0.99), most: at(1.0) }
+fn times_of(place: &str, times: Vec<f64>) -> Times {
+    Times { place: place.into(), count: times.len(), took: Percentiles::of(times) }
 }
 
 /// ns of the clock that all processes of a host share.
@@ -347,9 +338,9 @@ mod tests {
 
     #[test]
     fn percentiles_are_of_what_there_is() {
-        let times = times_of("x", (1..=200).rev().map(f64::from).collect());
-        assert_eq!((times.count, times.p50, times.p99, times.most), (200, 100.0, 198.0, 200.0));
-        let one = times_of("x", vec![3.0]);
+        let Times { count, took, .. } = times_of("x", (1..=200).rev().map(f64::from).collect());
+        assert_eq!((count, took.p50, took.p99, took.most), (200, 100.0, 198.0, 200.0));
+        let one = times_of("x", vec![3.0]).took;
         assert_eq!((one.p50, one.p99, one.most), (3.0, 3.0, 3.0));
     }
 }

@@ -38,6 +38,7 @@ mod launch;
 #[path = "../tests/launch.rs"]
 mod launch_end_to_end;
 mod mutants;
+mod percentiles;
 mod pickle;
 mod replay;
 mod run_tests;

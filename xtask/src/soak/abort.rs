@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, Table, presets};
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::vmm::{Access, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, Stream, StreamFlags};
@@ -29,6 +28,7 @@ use serde::Serialize;
 use super::footprint::Footprint;
 use crate::child::Owned;
 use crate::demo::{Backend, backend};
+use crate::percentiles::{Percentiles, table};
 use crate::shell::{self, explain};
 
 /// Longer than anything takes that does not hang.
@@ -99,9 +99,8 @@ enum Case {
 struct Times {
     case: String,
     rounds: usize,
-    p50: f64,
-    p99: f64,
-    most: f64,
+    #[serde(flatten)]
+    took: Percentiles,
 }
 
 #[derive(Serialize)]
@@ -123,17 +122,13 @@ pub(super) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header(["aborted", "times", "p50 ms", "p99 ms", "most ms"]);
-        for Times { case, rounds, p50, p99, most } in &report.cases {
-            let ms = |time: &f64| format!("{time:.2}");
-            table.add_row([case.clone(), rounds.to_string(), ms(p50), ms(p99), ms(most)]);
-        }
-        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        let cases = report.cases.iter().map(|Times { case, rounds, took }| (case.as_str(), *rounds, took));
+        let table = table("aborted", cases);
         println!("NCCL {}, {} ranks, {}\n{table}", report.nccl, report.ranks, report.backend);
         report.skipped.iter().for_each(|why| println!("skipped: {why}"));
     }
-    let late: Vec<_> = report.cases.iter().filter(|times| times.most > options.limit as f64 * 1e3).collect();
+    let late: Vec<_> =
+        report.cases.iter().filter(|times| times.took.most > options.limit as f64 * 1e3).collect();
     ensure!(late.is_empty(), "took longer than {} s: {late:?}", options.limit);
     Ok(())
 }
@@ -241,13 +236,9 @@ fn cannot(case: Case, nccl: &Nccl) -> Option<String> {
     nccl.api().require(needed).err().map(|missing| missing.to_string())
 }
 
-fn times_of(case: String, mut times: Vec<Duration>) -> Times {
-    times.sort_unstable();
-    let at = |part: f64| {
-        let place = ((times.len() as f64 * part).ceil() as usize).clamp(1, times.len());
-        times[place - 1].as_secs_f64() * 1e3
-    };
-    Times { case, rounds: times.len(), p50: at(0.5), p99: at(0.99), most: at(1.0) }
+fn times_of(case: String, times: Vec<Duration>) -> Times {
+    let ms = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+    Times { case, rounds: times.len(), took: Percentiles::of(ms) }
 }
 
 /// One round: all ranks, from nothing to nothing.

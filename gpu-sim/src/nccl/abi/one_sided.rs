@@ -19,6 +19,12 @@ fn only_zero(what: &str, value: i64) -> Result {
     if value == 0 { Ok(()) } else { Err(Failure::argument(format!("{what} {value}: it must be 0"))) }
 }
 
+/// The first context and its first signal are all that there are.
+fn only_first(context: c_int, signal: c_int) -> Result {
+    only_zero("context", context.into())?;
+    only_zero("signal index", signal.into())
+}
+
 /// Enqueues operations of one call, with what hides in the first.
 fn enqueue(
     machine: &Arc<Machine>,
@@ -57,8 +63,7 @@ pub(super) unsafe extern "C" fn ncclPutSignal(
         let comm = usable(library, comm)?;
         let element = element(&comm, datatype)?;
         let peer = rank(&comm, peer, "peer")?;
-        only_zero("context", context.into())?;
-        only_zero("signal index", signal.into())?;
+        only_first(context, signal)?;
         only_zero("flags", flags.into())?;
         let bytes = count
             .checked_mul(element.size())
@@ -86,8 +91,7 @@ pub(super) unsafe extern "C" fn ncclSignal(
     queued("ncclSignal", |machine, library| {
         let comm = usable(library, comm)?;
         let peer = rank(&comm, peer, "peer")?;
-        only_zero("context", context.into())?;
-        only_zero("signal index", signal.into())?;
+        only_first(context, signal)?;
         only_zero("flags", flags.into())?;
         enqueue(machine, library, &comm, [OneSided::Signal { peer }], stream)
     })
@@ -109,8 +113,7 @@ pub(super) unsafe extern "C" fn ncclWaitSignal(
         // SAFETY: not null (checked); holds `count` descriptions by NCCL's contract, and they are only read here.
         let descriptions = unsafe { std::slice::from_raw_parts(descriptions, count) };
         let wait = |description: &ncclWaitSignalDesc_t| {
-            only_zero("context", description.ctx.into())?;
-            only_zero("signal index", description.sigIdx.into())?;
+            only_first(description.ctx, description.sigIdx)?;
             let signals = u64::try_from(description.opCnt).ok().filter(|signals| *signals > 0);
             let signals = signals
                 .ok_or_else(|| Failure::argument(format!("a wait for {} signals", description.opCnt)))?;
