@@ -131,20 +131,25 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
+/// What was looked up is to be looked up again.
+pub(crate) fn renew() {
+    GENERATION.fetch_add(1, Ordering::Release);
+}
+
 /// A segment is there.
 #[cfg(feature = "registration")]
 pub(crate) fn come(extent: Extent) {
     let mut map = write();
     map.others.retain(|start, (end, _)| *end <= extent.start || extent.end <= *start);
     map.segments.insert(extent.start, extent);
-    GENERATION.fetch_add(1, Ordering::Release);
+    renew();
 }
 
 /// The segment at an address goes.
 #[cfg(feature = "registration")]
 pub(crate) fn go(start: u64) {
     write().segments.remove(&start);
-    GENERATION.fetch_add(1, Ordering::Release);
+    renew();
 }
 
 /// What lies around `bytes` bytes at `ptr`, all of which must be memory of the context's device. The driver is asked

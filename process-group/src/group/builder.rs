@@ -198,7 +198,7 @@ impl Builder {
 
     /// Makes no communicator yet: the ranks meet and agree as always, and the communicator is made by all members with
     /// their first operation that needs it, or by [`ProcessGroup::connect`]. All ranks are told the same. Groups that
-    /// are split off are lazy too. [Memory](Self::registration) is not registered then.
+    /// are split off are lazy too. Whether [memory](Self::registration) is registered is agreed on when it is made.
     pub fn lazy(self) -> Self {
         Self { lazy: true, ..self }
     }

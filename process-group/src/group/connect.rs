@@ -1,8 +1,11 @@
 //! When a group's communicator is made: with the group, or by all members at the first use of it.
 
-use std::sync::{
-    Condvar, Mutex, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    iter,
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use cuda_driver::{Stream, graph::CaptureStatus};
@@ -75,8 +78,19 @@ impl ProcessGroup {
             Err(CommError::Unmade { .. }) => all.form(&self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         }
-        self.make_lanes(&all, deadline).inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
+        self.furnish(&all, deadline).inspect_err(|error| self.communicator.give_up(&error.to_string()))?;
         self.connection.made.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes what belongs to the group's communicator: lanes, and what all members have registered with both.
+    fn furnish(&self, all: &Formation<'_>, deadline: Deadline) -> Result<()> {
+        let lanes = self.make_lanes(all, deadline)?;
+        let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
+        let registered = self.agree_on_registration(all, &communicators, deadline)?;
+        self.sight.agreed(&registered);
+        // Set once: one thread at a time connects, until it has succeeded.
+        let _ = (self.registered.set(registered), self.messages.set_lanes(lanes));
         Ok(())
     }
 

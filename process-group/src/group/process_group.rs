@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -97,7 +97,8 @@ pub struct ProcessGroup {
     pub(super) _guard: Guard,
     /// There if calls are compared before they are launched.
     pub(super) checked: Option<Checked>,
-    pub(super) registered: Arc<Registered>,
+    /// Of the communicators that all members make; pairs have their own.
+    pub(super) registered: OnceLock<Registered>,
     pub(super) sight: Sight,
 }
 

@@ -1,15 +1,19 @@
 //! Whether a group's memory is registered: on all of its members, or on none.
 //!
 //! What each rank wants and can is a part of what the members say of themselves. Where all want it and can, every rank
-//! registers the segments that it has with the new communicator, and the members meet once more: with what they
-//! registered, or with what went wrong. One answer follows from that for all.
+//! registers the segments that it has with the communicators that were just made, and those who made them meet once
+//! more: with what they registered, or with what went wrong. One answer follows from that for all.
 
-use std::{env, fmt, sync::Arc};
+use std::{env, fmt};
 
 use nccl_sys::{Feature, Version};
 
-use super::{Builder, Member, ProcessGroup, Result};
-use crate::{comm::Nccl, memory::Unregistrable, store::Deadline};
+use super::{Builder, Member, ProcessGroup, Result, form::Formation};
+use crate::{
+    comm::{Communicator, Nccl},
+    memory::Unregistrable,
+    store::Deadline,
+};
 
 /// What a rank says of registration when it joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,8 +80,8 @@ pub enum NotRegistered {
         "no rank was asked to register: Builder::registration, or NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1 on all"
     )]
     NotAsked,
-    /// The group is lazy: its members agree on it when the communicator is made with the group.
-    #[error("the group makes its communicator later (Builder::lazy)")]
+    /// The group is lazy: its members agree on it when they make its communicator.
+    #[error("the group has not made its communicator yet (Builder::lazy)")]
     Lazy,
     /// The group was joined from PyTorch.
     #[error("the group was joined from PyTorch, whose ranks do not say what they register")]
@@ -147,10 +151,7 @@ pub enum NotRegistered {
 }
 
 /// What follows from what the members said of themselves.
-pub(super) fn decide(members: &[Member], size: usize) -> Result<(), NotRegistered> {
-    if members.len() != size {
-        return Err(NotRegistered::Joined);
-    }
+fn decide(members: &[Member]) -> Result<(), NotRegistered> {
     if members.iter().all(|member| member.registration == Stance::NotAsked) {
         return Err(NotRegistered::NotAsked);
     }
@@ -166,10 +167,10 @@ pub(super) fn decide(members: &[Member], size: usize) -> Result<(), NotRegistere
     })
 }
 
-/// What became of registration with one communicator.
+/// What became of registration with communicators that were made together.
 pub(super) struct Registered {
     pub(super) outcome: Result<(), NotRegistered>,
-    /// Whose segments the communicator knows.
+    /// Whose segments the communicators know.
     pub(super) registrars: Vec<u64>,
     #[cfg(feature = "registration")]
     _enlistment: Option<crate::registration::Enlistment>,
@@ -177,13 +178,13 @@ pub(super) struct Registered {
 
 impl Registered {
     /// Nothing is.
-    pub(super) fn not(reason: NotRegistered) -> Arc<Self> {
-        Arc::new(Self {
+    pub(super) fn not(reason: NotRegistered) -> Self {
+        Self {
             outcome: Err(reason),
             registrars: Vec::new(),
             #[cfg(feature = "registration")]
             _enlistment: None,
-        })
+        }
     }
 }
 
@@ -194,8 +195,8 @@ impl fmt::Debug for Registered {
 }
 
 impl Builder {
-    /// Has the segments of the allocators that this process follows registered with the group's communicator, and with
-    /// those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
+    /// Has the segments of the allocators that this process follows registered with the group's communicator, those of
+    /// its [messages](super::P2pPolicy), and those of groups that are split from it (default: not, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
     /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree on it: either all register, or none, and
     /// [`ProcessGroup::registration`] says why. Allocators are attached before the group is made; see the module
     /// `registration`.
@@ -214,55 +215,54 @@ impl Builder {
 }
 
 impl ProcessGroup {
-    /// Whether the memory of this process's allocators is registered with the group's communicator: the same answer on
-    /// every member, from when the group was made.
+    /// Whether the memory of this process's allocators is registered with the group's communicator, and with its
+    /// [lanes](super::P2pPolicy::Lanes): the same answer on every member, from when those were made. The communicators
+    /// of pairs have an answer each, [`P2pReport::not_registered`](super::P2pReport::not_registered).
     ///
     /// # Errors
     /// The reason why not, with the rank that it is for.
     pub fn registration(&self) -> Result<(), NotRegistered> {
-        self.registered.outcome.clone()
+        self.registered.get().map_or(Err(NotRegistered::Lazy), |registered| registered.outcome.clone())
     }
 
-    /// Has the members agree on registration with the new communicator. Collective where all want it.
-    pub(super) fn agree_on_registration(mut self, deadline: Deadline) -> Result<Self> {
-        self.registered = match decide(&self.members, self.size()) {
-            Err(reason) => Registered::not(reason),
-            Ok(()) => self.register(deadline)?,
-        };
-        self.sight.agreed(&self.registered);
-        Ok(self)
+    /// Has `all`, who have made these communicators, agree on registration with them. Collective where all members of
+    /// the group want it.
+    pub(super) fn agree_on_registration(
+        &self,
+        all: &Formation<'_>,
+        communicators: &[&Communicator],
+        deadline: Deadline,
+    ) -> Result<Registered> {
+        match decide(&self.members) {
+            Err(reason) => Ok(Registered::not(reason)),
+            Ok(()) => self.register(all, communicators, deadline),
+        }
     }
 
     #[cfg(not(feature = "registration"))]
-    fn register(&self, _deadline: Deadline) -> Result<Arc<Registered>> {
+    fn register(&self, _: &Formation<'_>, _: &[&Communicator], _: Deadline) -> Result<Registered> {
         Ok(Registered::not(NotRegistered::NotBuilt { rank: self.global_rank() }))
     }
 
     #[cfg(feature = "registration")]
-    fn register(&self, deadline: Deadline) -> Result<Arc<Registered>> {
+    fn register(
+        &self,
+        all: &Formation<'_>,
+        communicators: &[&Communicator],
+        deadline: Deadline,
+    ) -> Result<Registered> {
         use self::vote::Ballot;
-        use crate::{registration::Enlistment, store::rendezvous};
-        const MEETING: &str = "registration";
-        let enlistment = Enlistment::new(&self.communicator);
+        use crate::registration::Enlistment;
+        let enlistment = Enlistment::new(communicators);
         let classes = enlistment.classes();
         let served = enlistment.serve(deadline).map_err(|error| crate::chain(&error));
         let ballot = Ballot { classes, problem: served.err() };
-        let cards = self.counter.vigil.attend(MEETING, || {
-            let met = rendezvous(
-                &self.store,
-                MEETING,
-                self.rank,
-                self.size(),
-                ballot.encode().as_bytes(),
-                deadline,
-            );
-            met.map_err(|error| self.explain(error, "the registration of memory"))
-        })?;
-        let ranks = self.global_ranks();
-        if let Err(reason) = vote::count(&cards, &ranks) {
+        let all = Formation { what: "the registration of memory", meeting: all.meeting.clone(), ..*all };
+        let cards = all.meet("registration", ballot.encode().as_bytes(), deadline)?;
+        if let Err(reason) = vote::count(&cards, all.ranks) {
             return Ok(Registered::not(reason));
         }
-        let vigil = Arc::downgrade(&self.counter.vigil);
+        let vigil = std::sync::Arc::downgrade(&self.counter.vigil);
         enlistment.rely(move |reason| {
             if let Some(vigil) = vigil.upgrade() {
                 vigil.fail(format!(
@@ -271,7 +271,7 @@ impl ProcessGroup {
             }
         });
         let registrars = enlistment.registrars();
-        Ok(Arc::new(Registered { outcome: Ok(()), registrars, _enlistment: Some(enlistment) }))
+        Ok(Registered { outcome: Ok(()), registrars, _enlistment: Some(enlistment) })
     }
 }
 

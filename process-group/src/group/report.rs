@@ -65,8 +65,11 @@ impl Lying {
 ///
 /// It counts the buffers of every operation that the group was given and found good, also while a graph captured them;
 /// those of `_list` operations and of batches as the operations of NCCL that they are made of. Not counted are buffers
-/// without elements, one-sided operations (theirs lie in windows), launches of graphs, calls on [`ProcessGroup::communicator`] itself, and, of calls that several threads
-/// make in the same moment, a few. Nothing is counted in a group whose
+/// without elements, one-sided operations (theirs lie in windows), launches of graphs, calls on
+/// [`ProcessGroup::communicator`] itself, and, of calls that several threads make in the same moment, a few. The call
+/// that makes the communicator of a lazy group, or of a pair, is counted as before it. Messages are counted as if all
+/// communicators of pairs had registered memory; which have not is in
+/// [`P2pReport::not_registered`](super::P2pReport::not_registered). Nothing is counted in a group whose
 /// [`Builder::check_buffers`](super::Builder::check_buffers) is off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,7 +1,7 @@
 //! A rank's place in a group that is being made.
 
 use std::{
-    sync::{Arc, Weak, atomic::AtomicU64},
+    sync::{Arc, OnceLock, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -91,11 +91,10 @@ impl Seat {
         let communicator = Communicator::prepare(&seat, self.ranks.len(), &self.config(config))?;
         let lazy = self.terms.lazy;
         let group = self.group(vigil, group, communicator, Connection::default());
-        if lazy {
-            return Ok(group);
+        if !lazy {
+            group.connect(deadline)?;
         }
-        group.connect(deadline)?;
-        group.agree_on_registration(deadline)
+        Ok(group)
     }
 
     /// The group, with a communicator that was made from another. Collective.
@@ -105,23 +104,19 @@ impl Seat {
         communicator: Communicator,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let (vigil, lazy) = (self.vigil(), self.terms.lazy);
+        let vigil = self.vigil();
         let group = self.group(vigil, id, communicator, Connection::default());
         group.connect(deadline)?;
-        if lazy { Ok(group) } else { group.agree_on_registration(deadline) }
+        Ok(group)
     }
 
     /// The group, with a communicator that is made already, of members that agree on nothing.
-    pub(super) fn joined(
-        self,
-        id: GroupId,
-        communicator: Communicator,
-        deadline: Deadline,
-    ) -> Result<ProcessGroup> {
+    pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         let vigil = self.vigil();
         let group = self.group(vigil, id, communicator, Connection::made());
         announce(&group.followers, &group.communicator)?;
-        group.agree_on_registration(deadline)
+        let _ = group.registered.set(Registered::not(NotRegistered::Joined));
+        Ok(group)
     }
 
     fn group(
@@ -146,8 +141,7 @@ impl Seat {
         let counter = Counter::new(id, name.clone(), track, vigil, context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
-        let unregistered = if terms.lazy { NotRegistered::Lazy } else { NotRegistered::NotAsked };
-        let (registered, sight) = (Registered::not(unregistered), Sight::new(context, terms.looks));
+        let sight = Sight::new(context, terms.looks);
         ProcessGroup {
             name,
             rank,
@@ -172,7 +166,7 @@ impl Seat {
             watch,
             _guard: guard,
             checked: terms.checked.then(|| Checked::new(size)),
-            registered,
+            registered: OnceLock::new(),
             sight,
         }
     }

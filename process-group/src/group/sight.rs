@@ -80,7 +80,7 @@ pub(super) struct Sight {
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
-    /// Whose segments the communicator knows; nothing where the members did not agree to register.
+    /// Whose segments the first communicators know that memory was registered with.
     registrars: OnceLock<Vec<u64>>,
     /// Buffers that were seen, by operation and by how they lay.
     counts: [[AtomicU64; LYINGS]; OPERATIONS],
@@ -102,8 +102,9 @@ impl Sight {
 
     /// What became of registration.
     pub(super) fn agreed(&self, registered: &Registered) {
-        if registered.outcome.is_ok() {
-            let _ = self.registrars.set(registered.registrars.clone());
+        if registered.outcome.is_ok() && self.registrars.set(registered.registrars.clone()).is_ok() {
+            // What a lazy group has seen before lies otherwise now.
+            memory::renew();
         }
     }
 

@@ -153,7 +153,7 @@ impl Builder {
             followers: self.followers,
         };
         // PyTorch's number for its default group.
-        let group = seat.joined(GroupId { uid: 0, epoch: self.epoch }, communicator, deadline)?;
+        let group = seat.joined(GroupId { uid: 0, epoch: self.epoch }, communicator)?;
         Ok(ProcessGroup { host, ..group })
     }
 }

@@ -71,6 +71,7 @@ use super::{
     connect::Turn,
     form::{Formation, announce},
     member,
+    registration::Registered,
 };
 use crate::{
     comm::{Communicator, Config, Operation, Seat, Task},
@@ -106,8 +107,8 @@ struct Peer {
 #[derive(Debug)]
 enum Route {
     Group,
-    /// A communicator of the two ends: the lower rank is its rank 0.
-    Pair(Communicator),
+    /// A communicator of the two ends: the lower rank is its rank 0; and what they have registered with it.
+    Pair(Communicator, Box<Registered>),
 }
 
 /// A communicator, and what the other end is called there.
@@ -170,10 +171,15 @@ impl Messages {
         Self::new(self.settings.clone(), lazy, size, config)
     }
 
+    /// Takes the lanes, once.
+    pub(super) fn set_lanes(&self, lanes: Vec<Communicator>) {
+        let _ = self.lanes.set(lanes);
+    }
+
     /// What is made now, for the group's end: pairs in the one order that all members have, then lanes.
     pub(super) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
-            Some(Route::Pair(communicator)) => Some(((peer.min(rank), peer.max(rank)), communicator)),
+            Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), communicator)),
             _ => None,
         };
         let mut pairs: Vec<_> = self.peers.into_iter().enumerate().filter_map(pair).collect();
@@ -214,7 +220,7 @@ impl ProcessGroup {
                         self.route(peer, self.timeout())?
                     }
                 };
-                if let Route::Pair(communicator) = route {
+                if let Route::Pair(communicator, _) = route {
                     return Ok(Channel { communicator, peer: Some(usize::from(self.rank < peer)) });
                 }
             }
@@ -287,8 +293,8 @@ impl ProcessGroup {
     }
 
     /// Makes the lanes, after the group's communicator and with the same ranks.
-    pub(super) fn make_lanes(&self, all: &Formation<'_>, deadline: Deadline) -> Result<()> {
-        let Plan::Lanes(count) = self.messages.plan else { return Ok(()) };
+    pub(super) fn make_lanes(&self, all: &Formation<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
+        let Plan::Lanes(count) = self.messages.plan else { return Ok(Vec::new()) };
         let members: Vec<_> = self.members.iter().collect();
         let config = |lane: usize| self.messages_config(&members, &format!("lane {lane}"));
         let mut lanes = Vec::new();
@@ -318,9 +324,7 @@ impl ProcessGroup {
                 lanes.push(self.prepare(&all, self.rank, &config(lane), deadline)?);
             }
         }
-        // Set once: one thread at a time connects, until it has succeeded.
-        let _ = self.messages.lanes.set(lanes);
-        Ok(())
+        Ok(lanes)
     }
 
     /// Makes a communicator of a formation's ranks, of which this one is `rank`, that ends with the group.
@@ -338,14 +342,13 @@ impl ProcessGroup {
         };
         let handle = made.abort_handle();
         self.counter.vigil.guard(&handle);
-        match all.form(&made, deadline) {
-            Ok(()) => Ok(made),
-            Err(error) => {
-                // Before it is dropped: the group goes on without it.
-                self.counter.vigil.release(&handle);
-                Err(error)
-            }
-        }
+        all.form(&made, deadline).inspect_err(|_| self.without(&made))?;
+        Ok(made)
+    }
+
+    /// The group goes on without a communicator that is about to be dropped.
+    fn without(&self, communicator: &Communicator) {
+        self.counter.vigil.release(&communicator.abort_handle());
     }
 
     /// Settings of a communicator of these members.

@@ -54,7 +54,12 @@ impl ProcessGroup {
             Choice::Pair => {
                 let config = self.messages_config(&ends, &format!("pair {}-{}", ranks[0], ranks[1]));
                 self.explain_once(Explanation::CommunicatorsOfPairs);
-                Route::Pair(self.prepare(&both, place, &config, deadline)?)
+                let made = self.prepare(&both, place, &config, deadline)?;
+                let registered = self
+                    .agree_on_registration(&both, &[&made], deadline)
+                    .inspect_err(|_| self.without(&made))?;
+                self.sight.agreed(&registered);
+                Route::Pair(made, Box::new(registered))
             }
         };
         Ok(of_peer.route.get_or_init(|| route))

@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::{P2pPolicy, Plan, Route, colours};
-use crate::{group::ProcessGroup, profile};
+use crate::{
+    group::{NotRegistered, ProcessGroup},
+    profile,
+};
 
 /// What messages with one member go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +82,9 @@ pub struct P2pReport {
     pub communicators: usize,
     /// Thread blocks that a launch of each may use, at least and at most, where that is set.
     pub ctas: Option<(u32, u32)>,
+    /// Peers with whose communicator of a pair no memory is registered, and why, the same on both ends: the two agree on
+    /// it when they make the communicator, by what [`Builder::registration`](crate::group::Builder::registration) says.
+    pub not_registered: Vec<(usize, NotRegistered)>,
     /// What the choices cost, as far as they had to be made.
     pub explanations: Vec<Explanation>,
 }
@@ -91,11 +97,17 @@ impl ProcessGroup {
         let messages = &self.messages;
         let peers: Vec<_> = (0..self.size()).map(|peer| self.peer_channel(peer)).collect();
         let pairs = peers.iter().filter(|peer| **peer == PeerChannel::Pair).count();
+        let not_registered =
+            messages.peers.iter().enumerate().filter_map(|(peer, it)| match it.route.get() {
+                Some(Route::Pair(_, registered)) => Some((peer, registered.outcome.clone().err()?)),
+                _ => None,
+            });
         P2pReport {
             policy: messages.settings.policy,
             communicators: pairs + messages.lanes.get().map_or(0, Vec::len),
             peers,
             ctas: (messages.plan != Plan::Group).then_some(messages.config.ctas).flatten(),
+            not_registered: not_registered.collect(),
             explanations: messages.explained.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -112,7 +124,7 @@ impl ProcessGroup {
             },
             Plan::Pairs | Plan::Choose => match self.messages.peers[peer].route.get() {
                 Some(Route::Group) => PeerChannel::Group,
-                Some(Route::Pair(_)) => PeerChannel::Pair,
+                Some(Route::Pair(..)) => PeerChannel::Pair,
                 None => PeerChannel::Undecided,
             },
         }

@@ -4,6 +4,7 @@ mod buffers;
 mod churn;
 mod faults;
 mod hook;
+mod messages;
 mod policy;
 mod segments;
 mod trouble;
