@@ -1,16 +1,22 @@
 //! What NCCL answers on two devices: the embedded one the same as the machine's own library, each row there in a process
-//! of its own. Rows whose functions the library lacks are passed over, and said so.
+//! of its own, whose two threads are the ranks. Rows whose functions the library lacks are passed over, and said so.
+//!
+//! A real communicator connects its ranks in the first collective, inside the call, which waits there for the other
+//! rank: a rank that is to go on alone has [`connect`]ed before. A rank says each step before it takes it; a row that
+//! does not end in time is killed, and the steps that nobody has come back from are told.
 
 use std::ffi::c_int;
-use std::process::Command;
+use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::thread;
+use std::time::Duration;
 
 use cuda_driver_sys as cu;
 use gpu_sim::World;
 use nccl_sys::{Api, ncclCommMemStat_t, ncclResult_t};
-use rusty_fork::rusty_fork_test;
+use rusty_fork::{ChildWrapper, rusty_fork_id, rusty_fork_test};
 
-use super::rig::{Comm, Rank, Rig, run};
+use super::rig::{Alive, Comm, Rank, Rig, run};
 
 /// A question to both ranks of a communicator, which it ends; its name, the functions that it takes, the answers.
 struct Row {
@@ -21,6 +27,29 @@ struct Row {
 }
 
 const RANKS: usize = 2;
+
+/// How long a row may take with the real library, which loads its kernels first.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How lines begin that a row's process writes: a rank's next step, and its answer.
+const STEP: &str = "STEP";
+const ANSWER: &str = "ANSWER";
+
+/// Says what the rank does next.
+fn step(rank: &Rank, what: &str) {
+    say(STEP, rank.rank, what);
+}
+
+/// In a line of its own, whatever stands before it.
+fn say(kind: &str, rank: usize, what: &str) {
+    println!("\n{kind} {rank} {what}");
+}
+
+/// A first collective of all ranks, which connects them.
+fn connect(rank: &Rank, comm: Comm) {
+    step(rank, "the first all-reduce, which connects");
+    assert_eq!(rank.sum(comm, 1), RANKS as i32);
+}
 
 fn code(code: ncclResult_t) -> String {
     format!("{code:?}").trim_start_matches("nccl").to_owned()
@@ -46,7 +75,9 @@ const ROWS: [Row; 5] = [
         name: "shrink: without anybody to leave out",
         function: "ncclCommShrink",
         ask: |rank, comm| {
+            step(rank, "shrink");
             let answer = shrink(rank, comm, &mut [], 0).map_or_else(|code| code, |_| "made".into());
+            step(rank, "destroy");
             rank.rig.destroy(comm);
             answer
         },
@@ -56,13 +87,19 @@ const ROWS: [Row; 5] = [
         name: "shrink: the survivor beside the whole",
         function: "ncclCommShrink",
         ask: |rank, comm| {
+            connect(rank, comm);
             let mut answer = String::new();
             if rank.rank == 0 {
+                step(rank, "shrink");
                 let rest = shrink(rank, comm, &mut [1], 0).unwrap();
+                step(rank, "an all-reduce of the survivor");
                 answer = format!("{:?} {} ", rank.rig.place(rest), rank.sum(rest, 5));
+                step(rank, "destroy of the survivor's");
                 rank.rig.destroy(rest);
             }
+            step(rank, "an all-reduce of the whole");
             answer += &rank.sum(comm, 7).to_string();
+            step(rank, "destroy");
             rank.rig.destroy(comm);
             answer
         },
@@ -72,17 +109,25 @@ const ROWS: [Row; 5] = [
         name: "shrink after a failure: work that waits for the other ends",
         function: "ncclCommShrink",
         ask: |rank, comm| {
+            connect(rank, comm);
             if rank.rank == 1 {
                 // The other's work never meets this rank's.
-                thread::sleep(std::time::Duration::from_secs(1));
+                step(rank, "abort");
                 rank.rig.abort(comm);
                 return String::new();
             }
             let buffer = rank.alloc(64);
+            step(rank, "an all-reduce that nobody joins");
             let begun = rank.all_reduce(comm, buffer, 16);
+            step(rank, "shrink");
             let rest = shrink(rank, comm, &mut [1], 1).unwrap();
+            step(rank, "the end of the work");
+            rank.synchronize();
+            step(rank, "an all-reduce of the survivor");
             let sum = rank.sum(rest, 5);
+            step(rank, "destroy of the survivor's");
             rank.rig.destroy(rest);
+            step(rank, "abort");
             rank.rig.abort(comm);
             rank.free(buffer);
             format!("{} {sum}", code(begun))
@@ -90,30 +135,41 @@ const ROWS: [Row; 5] = [
         answers: ["Success 5", ""],
     },
     Row {
-        name: "revoke: no work, no finalize, but children",
+        name: "revoke: no work, no finalize, not twice, but children",
         function: "ncclCommRevoke",
         ask: |rank, comm| {
+            connect(rank, comm);
             let buffer = rank.alloc(64);
             if rank.rank == 0 {
+                step(rank, "an all-reduce that nobody joins");
                 assert_eq!(rank.all_reduce(comm, buffer, 16), ncclResult_t::ncclSuccess);
             }
+            step(rank, "revoke");
             let mut answers = vec![nccl!(rank.rig, ncclCommRevoke(comm.0, 0))];
+            step(rank, "the end of the work");
             rank.synchronize();
+            step(rank, "calls that are refused");
             answers.push(rank.all_reduce(comm, buffer, 16));
             answers.push(nccl!(rank.rig, ncclCommFinalize(comm.0)));
+            answers.push(nccl!(rank.rig, ncclCommRevoke(comm.0, 0)));
+            step(rank, "split");
             let half = rank.rig.split(comm, 0, 0);
+            step(rank, "an all-reduce of the child");
             let sum = rank.sum(half, 7);
+            step(rank, "destroy");
             rank.rig.destroy(half);
             rank.rig.destroy(comm);
             rank.free(buffer);
             format!("{} {sum}", answers.into_iter().map(code).collect::<Vec<_>>().join(" "))
         },
-        answers: ["Success InvalidUsage InvalidUsage 14"; 2],
+        answers: ["Success InvalidUsage InvalidArgument InvalidArgument 14"; 2],
     },
     Row {
         name: "memory statistics: parts of the whole",
         function: "ncclCommMemStats",
         ask: |rank, comm| {
+            connect(rank, comm);
+            step(rank, "memory statistics");
             let of = |which| statistic(rank, comm, which);
             let parts =
                 of(ncclCommMemStat_t::ncclStatGpuMemPersist) + of(ncclCommMemStat_t::ncclStatGpuMemSuspend);
@@ -123,6 +179,7 @@ const ROWS: [Row; 5] = [
                 rank.rig,
                 ncclCommMemStats(comm.0, ncclCommMemStat_t::ncclStatGpuMemTotal, std::ptr::null_mut())
             );
+            step(rank, "destroy");
             rank.rig.destroy(comm);
             format!("{} {suspended} {}", total == parts && total > 0, code(null))
         },
@@ -165,35 +222,65 @@ fn machine() -> Result<Rig, String> {
     Ok(rig)
 }
 
-/// Not a test of its own: asks the machine's own library one row.
-#[test]
-fn one_row_of_the_real_library() {
-    let Ok(row) = std::env::var(ROW) else { return };
+/// Asks the real library one row. For a process of its own: where one rank fails, the process ends, since the other
+/// may wait for it for ever.
+fn ask_the_real_library(row: &Row) {
     let rig = machine().unwrap();
-    let (id, ask) = (rig.unique_id(), ROWS[row.parse::<usize>().unwrap()].ask);
+    let (id, ask) = (rig.unique_id(), row.ask);
     let ranks: Vec<_> = (0..RANKS)
         .map(|rank| {
             let rig = rig.clone();
             thread::spawn(move || {
+                let alive = Alive;
                 let rank = rig.rank(rank);
-                ask(&rank, rank.init(id, RANKS))
+                step(&rank, "init");
+                let answer = ask(&rank, rank.init(id, RANKS));
+                say(ANSWER, rank.rank, &answer);
+                std::mem::forget(alive);
             })
         })
         .collect();
-    for (rank, answer) in ranks.into_iter().enumerate() {
-        println!("\nANSWER {rank} {}", answer.join().unwrap());
+    // Whoever fails has ended the process.
+    ranks.into_iter().for_each(|rank| drop(rank.join()));
+}
+
+/// What the ranks of a row's process answered, or what became of them.
+fn answers(process: &mut ChildWrapper, output: &mut File) -> Vec<String> {
+    let ended = process.wait_timeout(PATIENCE).unwrap();
+    if ended.is_none() {
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
+    let mut text = Vec::new();
+    output.rewind().unwrap();
+    output.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    let last = |kind: &str, rank: usize| {
+        let begin = format!("{kind} {rank} ");
+        text.lines().rev().find_map(|line| line.strip_prefix(&begin)).map(str::to_owned)
+    };
+    (0..RANKS)
+        .map(|rank| {
+            let at = || last(STEP, rank).unwrap_or_else(|| "nothing yet".into());
+            let lost = || match ended {
+                None => format!("not over after {} s, in: {}", PATIENCE.as_secs(), at()),
+                Some(_) => format!("no answer; its last step: {}", at()),
+            };
+            last(ANSWER, rank).unwrap_or_else(lost)
+        })
+        .collect()
 }
 
 #[test]
 fn the_real_library_answers_so() {
+    // A row's process comes here too, before it is known as one.
     let nccl = match machine().and(Api::load().map_err(|error| error.to_string())) {
         Ok(nccl) => nccl,
         Err(why) => return println!("skipped: {why}"),
     };
     // The harness names tests without the crate.
     let (_, module) = module_path!().split_once("::").unwrap();
-    let test = format!("{module}::one_row_of_the_real_library");
+    let test = format!("{module}::the_real_library_answers_so");
     let mut wrong = Vec::new();
     for (number, row) in ROWS.iter().enumerate() {
         let since = nccl_sys::Function::named(row.function).unwrap().since;
@@ -201,20 +288,18 @@ fn the_real_library_answers_so() {
             println!("skipped: {}: NCCL {} has no {}", row.name, nccl.version(), row.function);
             continue;
         }
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let output =
-            child.args(["--exact", &test, "--nocapture"]).env(ROW, number.to_string()).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let found: Vec<_> = (0..RANKS)
-            .map(|rank| {
-                let answer = text.lines().find_map(|line| line.strip_prefix(&format!("ANSWER {rank} ")));
-                answer.unwrap_or("no answer").to_owned()
-            })
-            .collect();
+        let found = rusty_fork::fork(
+            &test,
+            rusty_fork_id!(),
+            |command| {
+                command.env(ROW, number.to_string());
+            },
+            answers,
+            || ask_the_real_library(&ROWS[std::env::var(ROW).unwrap().parse::<usize>().unwrap()]),
+        );
+        let found = found.unwrap();
         if found != row.answers {
-            let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-            wrong
-                .push(format!("{}:\n  found    {found:?}\n  expected {:?}\n{errors}", row.name, row.answers));
+            wrong.push(format!("{}:\n  found    {found:?}\n  expected {:?}", row.name, row.answers));
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));

@@ -268,13 +268,44 @@ rusty_fork_test! {
             ok!(rank.rig, ncclCommRevoke(comm.0, 0));
             rank.synchronize();
             assert_eq!(rank.all_reduce(comm, buffer, 16), ncclResult_t::ncclInvalidUsage);
-            assert_eq!(nccl!(rank.rig, ncclCommFinalize(comm.0)), ncclResult_t::ncclInvalidUsage);
+            assert_eq!(nccl!(rank.rig, ncclCommFinalize(comm.0)), UNUSABLE);
             let child = rank.rig.split(comm, 0, 0);
             assert_eq!(rank.sum(child, 1), 3);
             rank.rig.destroy(child);
             rank.rig.destroy(comm);
             rank.free(buffer);
         });
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_meeting_for_a_child_ends_when_its_parent_is_aborted_first() {
+        let world = world(2);
+        let id = Rig::new(&world).unique_id();
+        run(&world, 2, move |rank| {
+            let comm = rank.init(id, 2);
+            if rank.rank == 0 {
+                let (mut child, mut excluded) = (std::ptr::null_mut(), [1]);
+                ok!(rank.rig, ncclGroupStart());
+                let list = excluded.as_mut_ptr();
+                ok!(rank.rig, ncclCommShrink(comm.0, list, 1, &mut child, std::ptr::null_mut(), 0));
+                std::thread::scope(|scope| scope.spawn(|| rank.rig.abort(comm)).join()).unwrap();
+                assert_ne!(nccl!(rank.rig, ncclGroupEnd()), OK);
+                assert!(child.is_null());
+            } else {
+                rank.rig.abort(comm);
+            }
+        });
+        // The meeting of the parent ends by itself, some time after its ranks have met.
+        let roots = || {
+            let names = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path().join("comm"));
+            names.filter(|name| std::fs::read_to_string(name).is_ok_and(|name| name.trim() == "nccl-root")).count()
+        };
+        let over = (0..6000).any(|_| {
+            let over = roots() == 0;
+            over || { std::thread::sleep(Duration::from_millis(10)); false }
+        });
+        assert!(over, "a root still waits for ranks");
         world.finish().unwrap();
     }
 

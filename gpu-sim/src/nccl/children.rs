@@ -40,15 +40,13 @@ pub(crate) fn split(
         .collect();
     members.sort_unstable();
     let leader = color != NO_COLOR && members.first().is_some_and(|first| first.1 == parent.rank);
-    let opened = if leader { Some(library.open_meeting(machine)) } else { None };
+    let opened = leader.then(|| Opened::now(machine, library));
     let mut invitation = host::card(Call::Split);
-    if let Some(Ok(id)) = &opened {
-        invitation[1..3].copy_from_slice(&id.to_words());
+    if let Some(Ok(opened)) = &opened {
+        invitation[1..3].copy_from_slice(&opened.id.to_words());
     }
     let invitations = host::exchange(parent, &invitation)?;
-    if let Some(Err(failure)) = opened {
-        return Err(failure);
-    }
+    let opened = opened.transpose()?;
     if color == NO_COLOR {
         return Ok(None);
     }
@@ -60,8 +58,8 @@ pub(crate) fn split(
     let child = init::create(machine, library, rank, members.len(), parent.device, config);
     parent.adopt(&child);
     made(child.handle);
-    let id = UniqueId::from_words(words);
-    init::meet(machine, library, &child, id).inspect_err(|_| close(library, leader, id))?;
+    init::meet(machine, library, &child, UniqueId::from_words(words))?;
+    Opened::met(opened);
     Ok(Some(child))
 }
 
@@ -89,8 +87,9 @@ pub(crate) fn shrink(
     };
     let shared = parent.shared();
     let words: [usize; 3] = std::array::from_fn(|i| shared.layout().invitation(survivors[0]) + 8 * i);
-    if rank == 0 {
-        let id = library.open_meeting(machine)?.to_words();
+    let opened = if rank == 0 { Some(Opened::now(machine, library)?) } else { None };
+    if let Some(opened) = &opened {
+        let id = opened.id.to_words();
         shared.word(words[1]).store(id[0], Ordering::Relaxed);
         shared.word(words[2]).store(id[1], Ordering::Relaxed);
         shared.word(words[0]).store(name, Ordering::SeqCst);
@@ -105,13 +104,30 @@ pub(crate) fn shrink(
     let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
     parent.adopt(&child);
     made(child.handle);
-    init::meet(machine, library, &child, id).inspect_err(|_| close(library, rank == 0, id))?;
+    init::meet(machine, library, &child, id)?;
+    Opened::met(opened);
     Ok(child)
 }
 
-/// Who opened a child's meeting closes it when it fails.
-fn close(library: &Library, leader: bool, id: UniqueId) {
-    if leader {
-        library.close_meeting(id);
+/// A child's meeting. Who opened it closes it, unless its ranks have met.
+struct Opened<'a> {
+    library: &'a Library,
+    id: UniqueId,
+}
+
+impl<'a> Opened<'a> {
+    fn now(machine: &Machine, library: &'a Library) -> Result<Self> {
+        Ok(Self { library, id: library.open_meeting(machine)? })
+    }
+
+    /// It is over, and ends by itself.
+    fn met(opened: Option<Self>) {
+        std::mem::forget(opened);
+    }
+}
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        self.library.close_meeting(self.id);
     }
 }

@@ -69,7 +69,7 @@ impl Library {
     pub(crate) fn remove(&self, comm: &Comm) {
         self.comms().remove(&comm.handle);
         drop(comm.scratch.lock().unwrap_or_else(PoisonError::into_inner).take());
-        // Meetings that are over hold a descriptor until somebody looks.
+        // Meetings that are over hold their thread's stack until somebody looks.
         self.roots.lock().unwrap_or_else(PoisonError::into_inner).retain(|root| !root.is_over());
         *comm.windows.lock().unwrap_or_else(PoisonError::into_inner) = Windows::default();
     }

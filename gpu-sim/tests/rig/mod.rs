@@ -229,7 +229,8 @@ impl Rank {
     }
 }
 
-struct Alive;
+/// Ends the process with a rank that fails: the others would wait for it.
+pub(crate) struct Alive;
 
 impl Drop for Alive {
     fn drop(&mut self) {
@@ -248,7 +249,6 @@ pub(crate) fn run<T: Send + 'static>(
         .map(|rank| {
             let (rig, body) = (rig.clone(), body.clone());
             let actor = move || {
-                // A rank that fails leaves the others waiting: end the test's process with it.
                 let alive = Alive;
                 let rank = rig.rank(rank);
                 let result = body(&rank);

@@ -259,7 +259,7 @@ pub(super) unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult
     call("ncclCommFinalize", |_, library| {
         let comm = library.comm(comm)?;
         if comm.is_revoked() {
-            return Err(Failure::usage(format!("{comm} was revoked: destroy it")));
+            return Err(Failure::argument(format!("{comm} was revoked: destroy it")));
         }
         if comm.is_finalized() {
             return Err(Failure::argument(format!("{comm} was finalized before")));
@@ -337,6 +337,9 @@ pub(super) unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -
         let comm = library.comm(comm)?;
         if flags != 0 {
             return Err(Failure::argument(format!("flags {flags:#x} of a revocation")));
+        }
+        if comm.is_revoked() || comm.is_finalized() {
+            return Err(Failure::argument(format!("{comm} was revoked or finalized before")));
         }
         comm.usable()?;
         comm.revoke();

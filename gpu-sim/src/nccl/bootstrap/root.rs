@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -20,7 +20,8 @@ const BACKLOG: i32 = 1024;
 #[derive(Debug)]
 pub(crate) struct Root {
     pub(crate) id: UniqueId,
-    stop: Arc<OwnedFd>,
+    /// The meeting's, so that nothing of one that is over is left with whoever keeps this.
+    stop: Weak<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,10 +35,10 @@ impl Root {
         net::bind(&listener, &address(id)?)?;
         net::listen(&listener, BACKLOG)?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let meeting =
-            Meeting { id, listener, stop: stop.clone(), callers: Vec::new(), roster: Roster::default() };
+        let told = Arc::downgrade(&stop);
+        let meeting = Meeting { id, listener, stop, callers: Vec::new(), roster: Roster::default() };
         let thread = std::thread::Builder::new().name("nccl-root".into()).spawn(move || meeting.run())?;
-        Ok(Self { id, stop, thread: Some(thread) })
+        Ok(Self { id, stop: told, thread: Some(thread) })
     }
 
     /// Whether the meeting is over.
@@ -48,8 +49,10 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
-        // The counter cannot overflow from one write.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(stop) = self.stop.upgrade() {
+            // The counter cannot overflow from one write.
+            let _ = rustix::io::write(&*stop, &1u64.to_ne_bytes());
+        }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
