@@ -8,6 +8,7 @@
 //! | [`store`] | the small shared table through which ranks find each other |
 //! | [`comm`] | the safe NCCL layer: communicators, groups, windows, registration, abort |
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
+//! | [`local`] | descriptors from one process of a host to another |
 //! | [`peers`] | which processes of this host are still there |
 //! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
@@ -23,6 +24,7 @@ mod chain;
 pub mod comm;
 pub mod group;
 mod hash;
+pub mod local;
 mod memory;
 pub mod peers;
 mod profile;

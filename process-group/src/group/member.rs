@@ -3,13 +3,16 @@
 //! The records of all members are the same on every member, so everything that is decided from them is decided
 //! alike: whether the group can be, and whether it can have windows.
 
-use std::{collections::HashMap, fmt::Write as _, fs};
+use std::{collections::HashMap, fmt::Write as _};
 
 use cuda_driver::{Context, Device, sys};
 use nccl_sys::Version;
 
 use super::registration::Stance;
-use crate::comm::{Nccl, WindowFacts};
+use crate::{
+    comm::{Nccl, WindowFacts},
+    local::host,
+};
 
 /// A device's identity, the same in every process.
 type Uuid = [u8; 16];
@@ -334,15 +337,6 @@ pub(super) fn window_facts(members: &[&Member]) -> WindowFacts {
         window_enable: Some(members.iter().all(|member| member.window_enable)),
         cumem_enable: Some(members.iter().all(|member| member.cumem_enable)),
     }
-}
-
-/// A number for this host: for two processes to share memory they must run under one kernel, and NCCL passes file
-/// descriptors over abstract sockets, which belong to the network namespace.
-fn host() -> u64 {
-    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();
-    crate::hash::fnv64(&[&boot[..], network.as_os_str().as_encoded_bytes(), &name].concat())
 }
 
 fn hex(bytes: &Uuid) -> String {

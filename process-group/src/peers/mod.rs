@@ -24,11 +24,12 @@ use std::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use self::{
-    meet::{Peer, poll_all},
+    meet::Peer,
     page::{End, Page},
 };
 use crate::{
     group::Member,
+    local::poll_all,
     store::{Deadline, PrefixStore, StoreError},
 };
 

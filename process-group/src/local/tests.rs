@@ -1,0 +1,202 @@
+//! Members and strangers at each other's doors. The members are threads: what they hand over goes through the kernel all
+//! the same.
+
+use std::{
+    fs::{self, File},
+    io::{IoSlice, Read, Seek, Write},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, connect, sendmsg};
+
+use super::{Door, LocalError, Met, Tag, exchange, link::new_socket, sweep};
+use crate::store::Deadline;
+
+const TAGS: [Tag; 2] = [Tag(*b"one "), Tag(*b"two ")];
+
+fn far() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_millis(200))
+}
+
+/// A file that says `text`.
+fn file(text: &str) -> File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+fn read(descriptor: &OwnedFd) -> String {
+    let mut file = File::from(descriptor.try_clone().unwrap());
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// One member's part among `doors`: what the others handed over, by their places.
+fn member(doors: &[Door], me: usize, tags: &[Tag], deadline: Deadline) -> Result<Vec<Met>, LocalError> {
+    let files: Vec<File> = tags.iter().map(|tag| file(&format!("{tag} of {me}"))).collect();
+    let own: Vec<(Tag, BorrowedFd<'_>)> = tags.iter().copied().zip(files.iter().map(File::as_fd)).collect();
+    let others: Vec<u64> = (0..doors.len() as u64).filter(|other| *other != me as u64).collect();
+    let card = |place: u64| Ok(doors[place as usize].card());
+    let mut met = exchange(&doors[me], me as u64, &others, card, &own, deadline)?;
+    met.sort_by_key(|met| met.link.place());
+    Ok(met)
+}
+
+/// All members meet, and each gets from each what it brought.
+fn all_meet(doors: &[Door]) {
+    thread::scope(|scope| {
+        for me in 0..doors.len() {
+            scope.spawn(move || {
+                let met = member(doors, me, &TAGS, far()).unwrap();
+                let places: Vec<u64> = met.iter().map(|met| met.link.place()).collect();
+                let others: Vec<u64> = (0..doors.len() as u64).filter(|other| *other != me as u64).collect();
+                assert_eq!(places, others);
+                for Met { link, descriptors } in &met {
+                    let said: Vec<String> = descriptors.iter().map(read).collect();
+                    assert_eq!(said, TAGS.map(|tag| format!("{tag} of {}", link.place())));
+                }
+            });
+        }
+    });
+}
+
+fn doors(count: usize) -> Vec<Door> {
+    (0..count).map(|_| Door::open().unwrap()).collect()
+}
+
+fn path(door: &Door) -> PathBuf {
+    PathBuf::from(std::str::from_utf8(&door.card()[16..]).unwrap())
+}
+
+fn knock(door: &Door) -> OwnedFd {
+    let socket = new_socket().unwrap();
+    connect(&socket, &SocketAddrUnix::new(path(door)).unwrap()).unwrap();
+    socket
+}
+
+/// Says `message` with `count` descriptors.
+fn say(socket: &OwnedFd, message: &[u8], count: usize) {
+    let file = file("stranger");
+    let attached = vec![file.as_fd(); count];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if count > 0 {
+        control.push(SendAncillaryMessage::ScmRights(&attached));
+    }
+    let _ = sendmsg(socket, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL);
+}
+
+#[test]
+fn each_gets_from_each_what_it_brought() {
+    all_meet(&doors(4));
+}
+
+#[test]
+fn strangers_keep_nobody_waiting() {
+    let doors = doors(3);
+    let strangers: Vec<OwnedFd> = doors
+        .iter()
+        .flat_map(|door| {
+            // Silence, garbage with any number of descriptors, the wrong word, and one that hangs up.
+            let mut strangers: Vec<OwnedFd> = (0..7).map(|_| knock(door)).collect();
+            for (count, stranger) in strangers.iter().enumerate().skip(1) {
+                say(stranger, b"garbage", count);
+            }
+            let wrong = knock(door);
+            say(&wrong, &[&[7; 16][..], &TAGS[0].0, &0u64.to_le_bytes()].concat(), 1);
+            drop(knock(door));
+            strangers.push(wrong);
+            strangers
+        })
+        .collect();
+    all_meet(&doors);
+    drop(strangers);
+}
+
+#[test]
+fn a_flood_does_not_keep_members_out() {
+    let doors = doors(2);
+    thread::scope(|scope| {
+        let (over, until) = std::sync::mpsc::channel::<()>();
+        let crowded = &doors[1];
+        scope.spawn(move || {
+            let mut flood = Vec::new();
+            while until.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                let socket = new_socket().unwrap();
+                if connect(&socket, &SocketAddrUnix::new(path(crowded)).unwrap()).is_ok() {
+                    flood.push(socket);
+                }
+                if flood.len() > 300 {
+                    flood.clear();
+                }
+            }
+        });
+        all_meet(&doors);
+        drop(over);
+    });
+}
+
+#[test]
+fn another_kind_of_descriptor_is_refused() {
+    let doors = doors(2);
+    let (low, high) = thread::scope(|scope| {
+        let low = scope.spawn(|| member(&doors, 0, &[Tag(*b"cats")], far()));
+        (member(&doors, 1, &[Tag(*b"dogs")], far()), low.join().unwrap())
+    });
+    let text = low.unwrap_err().to_string();
+    assert!(text.contains("place 0: it sent \"cats\", expected \"dogs\""), "{text}");
+    assert!(matches!(high, Err(LocalError::Gone { place: 1, .. })), "{high:?}");
+}
+
+#[test]
+fn who_does_not_come_is_named() {
+    let mut doors = doors(3);
+    // The highest waits for both, the lowest finds a closed door.
+    let absent = member(&doors, 2, &TAGS, soon()).unwrap_err();
+    assert!(matches!(&absent, LocalError::Absent { places, .. } if *places == [0, 1]), "{absent}");
+    let cards: Vec<_> = doors.iter().map(Door::card).collect();
+    drop(doors.split_off(1));
+    let card = |place: u64| Ok(cards[place as usize].clone());
+    let file = file("");
+    let gone = exchange(&doors[0], 0, &[1], card, &[(TAGS[0], file.as_fd())], far()).unwrap_err();
+    assert!(matches!(gone, LocalError::Gone { place: 1, .. }), "{gone}");
+}
+
+#[test]
+fn a_card_that_is_none_is_refused() {
+    let door = Door::open().unwrap();
+    let file = file("");
+    for card in [&b"short"[..], &[0xff; 40], &[b'/'; 400]] {
+        let met = exchange(&door, 0, &[1], |_| Ok(card.to_vec()), &[(TAGS[0], file.as_fd())], far());
+        assert!(matches!(met, Err(LocalError::Unexpected { place: 1, .. })), "{met:?}");
+    }
+}
+
+#[test]
+fn the_folder_goes_with_the_door_and_after_its_death() {
+    let door = Door::open().unwrap();
+    let folder = path(&door).parent().map(Path::to_owned).unwrap();
+    assert!(folder.exists());
+    drop(door);
+    assert!(!folder.exists());
+
+    // What a killed process leaves: a folder with a socket, that nobody has locked.
+    fs::create_dir(&folder).unwrap();
+    sweep();
+    assert!(folder.exists(), "it may be one that is being made");
+    File::create(folder.join("door")).unwrap();
+    let living = Door::open().unwrap();
+    sweep();
+    assert!(!folder.exists());
+    assert!(path(&living).exists());
+}
