@@ -35,6 +35,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
+//! | [`kernels`] | device code: signals between ranks |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`] |
 //!
 //! # Invariants
@@ -58,6 +59,7 @@ pub mod agreement;
 mod commit;
 mod domain;
 mod error;
+pub mod kernels;
 mod pool;
 
 pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};

@@ -3,6 +3,7 @@
 mod commit_simulation;
 mod convert;
 mod embedded;
+mod kernels;
 mod random;
 mod seeded_device;
 

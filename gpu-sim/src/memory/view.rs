@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::host::Pinned;
@@ -86,22 +87,56 @@ impl View {
     pub fn wait(
         &self,
         reason: impl FnOnce() -> String,
-        mut condition: impl FnMut() -> bool,
+        condition: impl FnMut() -> bool,
     ) -> Result<(), Fault> {
+        Ok(self.wait_until(None, reason, condition)?)
+    }
+
+    /// As [`wait`](Self::wait), until `deadline` on the clock of [`sched::now`]: for kernels that give up by
+    /// themselves.
+    ///
+    /// # Errors
+    /// As [`sched::wait`].
+    pub fn wait_until(
+        &self,
+        deadline: Option<Duration>,
+        reason: impl FnOnce() -> String,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result<(), WaitError> {
         let Some(pin) = self.pins.first() else {
-            return Ok(sched::wait(&Signal::new(), reason, None, condition)?);
+            return sched::wait(&Signal::new(), reason, deadline, condition);
         };
         if matches!(pin, Pin::Mapped(_)) || sched::is_virtual() {
-            return Ok(sched::wait(pin.written(), reason, None, condition)?);
+            return sched::wait(pin.written(), reason, deadline, condition);
         }
         let reason = reason();
         loop {
             let soon = sched::now() + Duration::from_millis(1);
+            let soon = deadline.map_or(soon, |deadline| deadline.min(soon));
             match sched::wait(pin.written(), || reason.clone(), Some(soon), &mut condition) {
-                Err(WaitError::TimedOut { .. }) => {}
-                other => return Ok(other?),
+                Err(WaitError::TimedOut { .. }) if deadline != Some(soon) => {}
+                other => return other,
             }
         }
+    }
+
+    /// The word of 32 bits at `offset`, for kernels that race for it on purpose. Changing it needs a view made with
+    /// [`Access::WRITE`], whose end wakes who waits for writes.
+    ///
+    /// # Errors
+    /// [`Fault::Misaligned`].
+    ///
+    /// # Panics
+    /// If the word is not inside.
+    pub fn atomic_u32(&self, offset: usize) -> Result<&AtomicU32, Fault> {
+        assert!(offset.checked_add(4).is_some_and(|end| end <= self.len), "a word past the end of a view");
+        let word = self.pointer.wrapping_add(offset).cast::<AtomicU32>();
+        if !word.is_aligned() {
+            return Err(Fault::Misaligned { address: word.addr() as u64, alignment: 4 });
+        }
+        // SAFETY: in range (asserted), aligned, alive as long as the view (pins); whoever else looks at shared memory
+        // uses atomics or accepts to race, as on a device.
+        Ok(unsafe { &*word })
     }
 
     /// Copies its bytes from `offset` into `to`.

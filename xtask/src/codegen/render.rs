@@ -1,19 +1,15 @@
-//! Writes generated files: the head, rustfmt, and the comparison of `--check`.
+//! The texts of generated Rust files: the head, the body, rustfmt.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use syn::Item;
 
 use super::bindings::{Bindings, Enumeration, Function, shorten};
+use super::files::Files;
 use crate::shell;
-
-/// Path below the repository's root, and text.
-pub(crate) type Files = BTreeMap<PathBuf, String>;
 
 /// A function with where it comes from.
 pub(crate) struct Entry {
@@ -120,32 +116,6 @@ fn rustfmt(text: &str) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Writes the files below `root`, or with `check` fails if one differs from what is there.
-pub(crate) fn write(root: &Path, files: &Files, check: bool) -> Result<()> {
-    let mut differing = Vec::new();
-    for (path, text) in files {
-        let place = root.join(path);
-        if fs::read_to_string(&place).is_ok_and(|found| found == *text) {
-            continue;
-        }
-        if check {
-            differing.push(path.display().to_string());
-        } else {
-            fs::create_dir_all(place.parent().context("a file lies in a folder")?)?;
-            fs::write(&place, text).with_context(|| format!("writing {}", place.display()))?;
-            eprintln!("wrote {}", path.display());
-        }
-    }
-    if !differing.is_empty() {
-        bail!(
-            "what is committed is not what the headers give: `cargo xtask codegen` would change {}; run it, and \
-             commit what it writes",
-            differing.join(", ")
-        );
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,25 +149,5 @@ mod tests {
         assert!(text("CUevent_flags").contains("CUevent_flags: flags u32 {"));
         assert!(text("CUmemAllocationHandleType").contains(": flags u32 {"));
         assert!(text("CUresult").contains("CUresult: u32 {\n        A = 1,\n"));
-    }
-
-    #[test]
-    fn a_check_fails_when_one_line_is_altered_and_changes_nothing() {
-        let root = tempfile::tempdir().unwrap();
-        let names = ["one/functions.rs", "two/functions.rs"];
-        let files = Files::from(names.map(|name| (PathBuf::from(name), "first\nsecond\n".to_owned())));
-        let check = || write(root.path(), &files, true).map_err(|error| error.to_string());
-        assert!(
-            check().unwrap_err().contains("one/functions.rs, two/functions.rs"),
-            "nothing is written yet"
-        );
-
-        write(root.path(), &files, false).unwrap();
-        assert_eq!(check(), Ok(()));
-
-        let altered = root.path().join(names[1]);
-        fs::write(&altered, "first\nsecond \n").unwrap();
-        assert!(check().unwrap_err().contains("would change two/functions.rs; run it"));
-        assert_eq!(fs::read_to_string(&altered).unwrap(), "first\nsecond \n");
     }
 }

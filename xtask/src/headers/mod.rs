@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 #[cfg(feature = "codegen")]
 pub(crate) use pins::LIBCLANG;
-pub(crate) use pins::{CUDA_HEADERS, NCCL, Pin, TORCH};
+pub(crate) use pins::{CUDA_HEADERS, NCCL, NVRTC, Pin, TORCH};
 
 use crate::shell;
 

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::bindings::{self, Bindings, Function, Recipe};
-use super::render::{self, Entry, Files};
+use super::files::Files;
+use super::render::{self, Entry};
 use crate::headers::{self, Part, Pin};
 
 /// Numbers of a release.

@@ -17,7 +17,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 
 use super::bindings::{Bindings, Function};
-use super::render::{self, Entry, Files};
+use super::files::Files;
+use super::render::{self, Entry};
 use crate::headers;
 use history::{History, Kind};
 

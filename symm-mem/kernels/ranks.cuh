@@ -1,0 +1,122 @@
+// What every kernel is told, and how the blocks of several ranks wait for each other.
+//
+// A signal is a word of 32 bits in the pad of the rank that it is for: 1 from put to wait, else 0. A put is a
+// compare-and-swap with release, a wait one with acquire, both at system scope: what the putting thread, and those
+// that it met before (__syncthreads is cumulative), wrote is seen by who waited, and by those that this one meets.
+//
+// The defines USER_CHANNELS, KERNEL_CHANNELS, LINE and MOST_RANKS, and the numbers of kernels (KERNEL_…) and of what is
+// waited for (WAITS_…), come from the Rust side, which reads and writes the same memory.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What went wrong first: in the host's memory, which the host reads while kernels run.
+struct Fault {
+    u32 state;  // 0: nothing; 1: being written; 2: written
+    u32 kernel;
+    u32 waits;
+    u32 peer;
+    u32 channel;
+    u32 reserved;
+    u64 waited_ns;
+};
+
+struct Ranks {
+    const u64 *buffers;
+    const u64 *pads;
+    Fault *fault;
+    u32 rank;
+    u32 world;
+    u64 deadline_ns;
+};
+
+__device__ __forceinline__ u64 now() {
+    u64 ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns)::"memory");
+    return ns;
+}
+
+__device__ __forceinline__ u32 *slot(const Ranks &ranks, u32 owner, u32 channel, u32 source) {
+    return (u32 *)ranks.pads[owner] + (u64)ranks.world * channel + source;
+}
+
+// A word in the rank's own pad, which is device memory and so is read sooner than the record: whether a kernel of this
+// rank has given up. From then on no kernel signals for this rank, so that nobody takes a late signal for a later one.
+__device__ __forceinline__ u32 *gave_up_word(const Ranks &ranks) {
+    const u64 slots = (u64)ranks.world * (USER_CHANNELS + KERNEL_CHANNELS);
+    return (u32 *)(ranks.pads[ranks.rank] + (slots * 4 + LINE - 1) / LINE * LINE);
+}
+
+__device__ __forceinline__ bool gave_up(const Ranks &ranks) {
+    u32 word;
+    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(word) : "l"(gave_up_word(ranks)) : "memory");
+    return word != 0;
+}
+
+// Writes down what was waited for, unless something was written before.
+__device__ __noinline__ void write_down(Fault *fault, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
+    u32 found;
+    asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(&fault->state) : "memory");
+    if (found != 0) return;
+    volatile Fault *const record = fault;
+    record->kernel = kernel;
+    record->waits = waits;
+    record->peer = peer;
+    record->channel = channel;
+    record->waited_ns = waited_ns;
+    asm volatile("st.release.sys.u32 [%0], 2;" ::"l"(&fault->state) : "memory");
+}
+
+template <u32 Waits>
+__device__ __forceinline__ bool flip(u32 *word) {
+    u32 found;
+    if (Waits == WAITS_FOR_ROOM) {
+        asm volatile("atom.release.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(word) : "memory");
+        return found == 0;
+    }
+    asm volatile("atom.acquire.sys.cas.b32 %0, [%1], 1, 0;" : "=r"(found) : "l"(word) : "memory");
+    return found == 1;
+}
+
+// Flips a word of a pad as soon as it can be flipped. False: not before the deadline, or a kernel of this rank has
+// given up meanwhile.
+template <u32 Waits>
+__device__ __forceinline__ bool await(const Ranks &ranks, u32 kernel, u32 *word, u32 peer, u32 channel) {
+    if (flip<Waits>(word)) return true;
+    const u64 began = now();
+    for (u32 looks = 1;; ++looks) {
+        if (flip<Waits>(word)) return true;
+        if (looks % 32 != 0) continue;
+        if (gave_up(ranks)) return false;
+        const u64 waited = now() - began;
+        if (waited < ranks.deadline_ns) continue;
+        write_down(ranks.fault, kernel, Waits, peer, channel, waited);
+        asm volatile("st.relaxed.sys.u32 [%0], 1;" ::"l"(gave_up_word(ranks)) : "memory");
+        return false;
+    }
+}
+
+__device__ __forceinline__ bool put(const Ranks &ranks, u32 kernel, u32 peer, u32 channel) {
+    return await<WAITS_FOR_ROOM>(ranks, kernel, slot(ranks, peer, channel, ranks.rank), peer, channel);
+}
+
+__device__ __forceinline__ bool wait(const Ranks &ranks, u32 kernel, u32 peer, u32 channel) {
+    return await<WAITS_FOR_SIGNAL>(ranks, kernel, slot(ranks, ranks.rank, channel, peer), peer, channel);
+}
+
+// Meets the peer that has this thread's number: true too for threads without one.
+__device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u32 channel) {
+    const u32 peer = threadIdx.x;
+    if (peer >= ranks.world || peer == ranks.rank) return true;
+    return put(ranks, kernel, peer, channel) && wait(ranks, kernel, peer, channel);
+}
+
+// Meets this block of every rank, all of its threads taking part: what those blocks did before is done and seen.
+// False, for all threads: it did not come to that, and the block ends.
+__device__ __forceinline__ bool meet(const Ranks &ranks, u32 kernel) {
+    __syncthreads();
+    return __syncthreads_and(meet_peer(ranks, kernel, USER_CHANNELS + blockIdx.x)) != 0;
+}

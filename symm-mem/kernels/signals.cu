@@ -1,0 +1,15 @@
+// Signals between ranks: one block each.
+#include "ranks.cuh"
+
+// All ranks meet, a thread a peer.
+extern "C" __global__ void symm_barrier(Ranks ranks, u32 channel) {
+    if (!gave_up(ranks)) meet_peer(ranks, KERNEL_BARRIER, channel);
+}
+
+extern "C" __global__ void symm_put_signal(Ranks ranks, u32 to, u32 channel) {
+    if (threadIdx.x == 0 && !gave_up(ranks)) put(ranks, KERNEL_PUT_SIGNAL, to, channel);
+}
+
+extern "C" __global__ void symm_wait_signal(Ranks ranks, u32 from, u32 channel) {
+    if (threadIdx.x == 0 && !gave_up(ranks)) wait(ranks, KERNEL_WAIT_SIGNAL, from, channel);
+}

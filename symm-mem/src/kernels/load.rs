@@ -1,0 +1,129 @@
+//! A context's kernels, loaded once.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use cuda_driver::Context;
+use cuda_driver::graph::RelaxedCapture;
+use cuda_driver::module::{Function, JitOptions, Module};
+
+use super::code::{CodeSet, SIGNALS, UNITS};
+use super::{Kernel, KernelError, MOST_RANKS, Ranks};
+
+/// The kernels of a context. A handle, cheap to clone; they are unloaded when the last one is gone.
+///
+/// # What a launch asks of the caller
+/// Every launch is `unsafe`, because no type can see into what the device does. Whoever calls one promises, for as
+/// long as it runs, and for every launch of a graph that it was captured into:
+/// - **Ranks**: [`Ranks`] says the truth: two arrays of `world` addresses, of buffers and of pads; pads as long as
+///   [`PadLayout`](super::PadLayout) says, aligned to 128 bytes and zero before the first kernel; the rank's own
+///   [`FaultRecord`](super::FaultRecord).
+///   The stream's device may read and write all of them.
+/// - **Order**: what uses the same channels of the same pads is ordered, on each rank: on one stream, or by events.
+///   Collectives use channels of their own, all of them the same: on each rank one at a time.
+/// - **Life**: this handle, or a clone, lives too.
+/// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of their
+///   blocks at once.
+#[derive(Debug, Clone)]
+pub struct Kernels {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Context,
+    set: CodeSet,
+    units: [OnceLock<Vec<Function>>; UNITS.len()],
+    loading: Mutex<()>,
+}
+
+/// Those that are loaded.
+static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kernels {
+    /// The kernels of a context: those that are loaded, or loads them, which takes milliseconds. Signals are loaded at
+    /// once, other units with their first launch.
+    ///
+    /// # Errors
+    /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from what asks the device and loads modules.
+    pub fn load(context: &Context) -> Result<Self, KernelError> {
+        let mut loaded = lock(&LOADED);
+        loaded.retain(|weak| weak.strong_count() > 0);
+        if let Some(inner) = loaded.iter().filter_map(Weak::upgrade).find(|inner| inner.context == *context) {
+            return Ok(Self { inner });
+        }
+        let device = context.device();
+        let found = device.compute_capability()?;
+        let set = CodeSet::choose(context.driver().version(), found)
+            .ok_or(KernelError::DeviceTooOld { device: device.ordinal(), found })?;
+        let (units, loading) = (std::array::from_fn(|_| OnceLock::new()), Mutex::new(()));
+        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), set, units, loading }) };
+        kernels.unit(SIGNALS)?;
+        loaded.push(Arc::downgrade(&kernels.inner));
+        Ok(kernels)
+    }
+
+    /// Which code the driver and the device take.
+    #[must_use]
+    pub fn code_set(&self) -> CodeSet {
+        self.inner.set
+    }
+
+    /// The context that they are loaded into.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// A unit's functions, in the order of its entries.
+    fn unit(&self, unit: usize) -> Result<&[Function], KernelError> {
+        let place = &self.inner.units[unit];
+        if let Some(functions) = place.get() {
+            return Ok(functions);
+        }
+        let _loading = lock(&self.inner.loading);
+        if let Some(functions) = place.get() {
+            return Ok(functions);
+        }
+        // Loading is no part of a capture that happens to be open, and must not ruin it.
+        let context = &self.inner.context;
+        let _relaxed = RelaxedCapture::enter(context.driver())?;
+        let unit = &UNITS[unit];
+        let module = Module::load_ptx(context, unit.ptx(self.inner.set), &JitOptions::new())?;
+        let functions = unit.entries.iter().map(|name| module.function(name));
+        let functions = functions.collect::<Result<Vec<_>, _>>()?;
+        Ok(place.get_or_init(|| functions))
+    }
+
+    /// The function of a unit's entry.
+    pub(super) fn function(&self, unit: usize, entry: usize) -> Result<&Function, KernelError> {
+        self.unit(unit).map(|functions| &functions[entry])
+    }
+}
+
+impl Ranks {
+    /// Refuses what no kernel can work with.
+    pub(super) fn check(&self, kernel: Kernel) -> Result<(), KernelError> {
+        let Self { rank, world, .. } = *self;
+        if self.deadline_ns == 0 {
+            return Err(KernelError::NoDeadline { kernel });
+        }
+        if !(1..=MOST_RANKS).contains(&world) {
+            return Err(KernelError::WorldSize { kernel, world });
+        }
+        self.check_rank(kernel, "as", rank)
+    }
+
+    pub(super) fn check_rank(
+        &self,
+        kernel: Kernel,
+        what: &'static str,
+        rank: u32,
+    ) -> Result<(), KernelError> {
+        let world = self.world;
+        if rank < world { Ok(()) } else { Err(KernelError::NoSuchRank { kernel, what, rank, world }) }
+    }
+}

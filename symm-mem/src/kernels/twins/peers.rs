@@ -1,0 +1,131 @@
+//! What a twin reaches of the ranks: pads, buffers, the record.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpu_sim::fault::Fault;
+use gpu_sim::kernel::Launch;
+use gpu_sim::memory::{Access, View};
+use gpu_sim::sched::{self, WaitError};
+
+use super::parameter;
+use crate::kernels::fault::Layout;
+use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
+
+/// How a kernel goes on: it does, or it gives up.
+pub(super) type Met = Result<bool, Fault>;
+
+/// The ranks, as a launch's first parameter names them.
+pub(super) struct Peers<'a> {
+    pub(super) launch: &'a Launch<'a>,
+    pub(super) ranks: Ranks,
+    kernel: Kernel,
+    pads: Vec<u64>,
+}
+
+impl<'a> Peers<'a> {
+    /// Nothing, if a kernel of this rank has given up.
+    pub(super) fn enter(launch: &'a Launch<'a>, kernel: Kernel) -> Result<Option<Self>, Fault> {
+        // SAFETY: `Ranks` is numbers.
+        let ranks: Ranks = unsafe { parameter(launch, 0)? };
+        let pads = addresses(launch, ranks.pads.0, ranks.world)?;
+        let peers = Self { launch, ranks, kernel, pads };
+        Ok(if peers.gave_up()? { None } else { Some(peers) })
+    }
+
+    fn layout(&self) -> PadLayout {
+        PadLayout::new(self.ranks.world)
+    }
+
+    /// A word of a rank's pad.
+    fn word(&self, owner: u32, offset: usize) -> Result<View, Fault> {
+        self.launch.exec.view(self.pads[owner as usize] + offset as u64, 4, Access::all())
+    }
+
+    fn gave_up(&self) -> Met {
+        let word = self.word(self.ranks.rank, self.layout().gave_up())?;
+        Ok(word.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
+    }
+
+    /// Signals a peer.
+    pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
+        let slot = self.layout().slot(channel, self.ranks.rank);
+        self.flip(Waiting::Room, self.word(peer, slot)?, peer, channel)
+    }
+
+    /// Waits for a peer's signal.
+    pub(super) fn wait(&self, peer: u32, channel: u32) -> Met {
+        let slot = self.layout().slot(channel, peer);
+        self.flip(Waiting::Signal, self.word(self.ranks.rank, slot)?, peer, channel)
+    }
+
+    /// Meets all ranks. The device has a thread a peer; here all are signalled before any is waited for.
+    pub(super) fn meet(&self, channel: u32) -> Met {
+        let peers = || (0..self.ranks.world).filter(|peer| *peer != self.ranks.rank);
+        for peer in peers() {
+            if !self.put(peer, channel)? {
+                return Ok(false);
+            }
+        }
+        for peer in peers() {
+            if !self.wait(peer, channel)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn flip(&self, waits: Waiting, view: View, peer: u32, channel: u32) -> Met {
+        let word = view.atomic_u32(0)?;
+        let (from, to) = match waits {
+            Waiting::Room => (0, 1),
+            Waiting::Signal => (1, 0),
+        };
+        let began = sched::now();
+        let deadline = began.saturating_add(Duration::from_nanos(self.ranks.deadline_ns));
+        let reason = || {
+            let rank = self.ranks.rank;
+            format!("{} of rank {rank}: {waits:?} of rank {peer} on channel {channel}", self.kernel)
+        };
+        let flipped = view.wait_until(Some(deadline), reason, || {
+            word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        });
+        match flipped {
+            Ok(()) => Ok(true),
+            Err(WaitError::TimedOut { .. }) => {
+                let waited = sched::now().saturating_sub(began);
+                self.give_up(waits, peer, channel, waited)?;
+                Ok(false)
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    fn give_up(&self, waits: Waiting, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
+        let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
+        view.atomic_u32(0)?;
+        // SAFETY: the view is this long, the record aligned to a page by who made it, and of atomics.
+        let record = unsafe { &*view.as_ptr().cast::<Layout>() };
+        if record.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            record.kernel.store(self.kernel as u32, Ordering::Relaxed);
+            record.waits.store(waits as u32, Ordering::Relaxed);
+            record.peer.store(peer, Ordering::Relaxed);
+            record.channel.store(channel, Ordering::Relaxed);
+            record.waited_ns.store(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            record.state.store(2, Ordering::SeqCst);
+        }
+        self.word(self.ranks.rank, self.layout().gave_up())?.atomic_u32(0)?.store(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+/// An array of addresses.
+pub(super) fn addresses(launch: &Launch<'_>, at: u64, count: u32) -> Result<Vec<u64>, Fault> {
+    let view = launch.exec.view(at, u64::from(count) * 8, Access::READ)?;
+    let address = |index| {
+        let mut bytes = [0; 8];
+        view.read(index * 8, &mut bytes);
+        u64::from_ne_bytes(bytes)
+    };
+    Ok((0..count as usize).map(address).collect())
+}

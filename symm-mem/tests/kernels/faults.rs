@@ -1,0 +1,99 @@
+//! Every call that loading and launching make, made to fail once: an error that says so, and nothing left behind.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cuda_driver::{Driver, Error, set_drop_error_hook};
+use gpu_sim::{Action, Injection, World};
+use symm_mem::kernels::KernelError;
+
+use super::rig::{self, Rank};
+use super::{driver, start};
+use crate::end_to_end::turn;
+
+/// What calls are made to fail with: a code that no driver has.
+const INJECTED: u32 = 99_999;
+
+/// Every kernel once, where all ranks come; then all is waited for, whatever was refused.
+fn flow(driver: &Driver) -> Result<(), KernelError> {
+    let ranks = rig::ranks(driver, 2, 2, 4096, Duration::from_millis(200))?;
+    let launched = launch(&ranks);
+    launched.and(rig::done(&ranks).into_iter().collect())
+}
+
+fn launch(ranks: &[Rank]) -> Result<(), KernelError> {
+    for rank in ranks {
+        let Rank { kernels, stream, ranks, .. } = rank;
+        // SAFETY: the rig keeps the kernels' contract; everything lives until all is done.
+        unsafe {
+            kernels.barrier(stream, ranks, 0)?;
+            kernels.put_signal(stream, ranks, 1 - ranks.rank, 1)?;
+            kernels.wait_signal(stream, ranks, 1 - ranks.rank, 1)?;
+        }
+    }
+    Ok(())
+}
+
+fn run(fault: Option<(&str, u64)>) -> (Result<(), KernelError>, World) {
+    let world = start(2);
+    let driver = driver(world.cuda());
+    if let Some((function, nth)) = fault {
+        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
+    }
+    // The current context and the capture mode are the thread's: a failed restore must not reach the next run.
+    let outcome = std::thread::spawn(move || flow(&driver)).join().expect("nothing panics");
+    (outcome, world)
+}
+
+/// What was asked of the driver, in an error.
+fn told(error: &KernelError) -> String {
+    match error {
+        KernelError::Driver(Error::Module(module)) => {
+            format!("{module}: {:?}", std::error::Error::source(module).map(ToString::to_string))
+        }
+        other => other.to_string(),
+    }
+}
+
+#[test]
+fn every_call_may_fail() {
+    let _turn = turn();
+    let said = Arc::new(Mutex::new(String::new()));
+    let drops = said.clone();
+    set_drop_error_hook(move |error| {
+        *drops.lock().unwrap_or_else(PoisonError::into_inner) += &error.to_string();
+    });
+    let said = || std::mem::take(&mut *said.lock().unwrap_or_else(PoisonError::into_inner));
+    let (outcome, world) = run(None);
+    outcome.unwrap();
+    let calls = world.faults().all_calls();
+    world.finish().unwrap();
+    assert!(calls.contains_key("cuLaunchKernel") && calls.contains_key("cuModuleLoadDataEx"), "{calls:?}");
+    for (function, count) in calls {
+        // Asked by the driver's own making.
+        if ["cuInit", "cuDriverGetVersion"].contains(&function.as_str()) {
+            continue;
+        }
+        let gives_back = ["Destroy", "Free", "Unload", "Release", "Pop", "Push", "Current", "CaptureMode"];
+        for nth in 1..=count {
+            let (outcome, world) = run(Some((&function, nth)));
+            let (place, said) = (format!("call {nth} of {count} of {function}"), said());
+            assert_eq!(world.faults().hits(), 1, "{place} was reached");
+            match &outcome {
+                Err(error) => assert!(told(error).contains(&function), "{place}: {}", told(error)),
+                // None can fail the call that asks: an error without its name is that error, and a mode that cannot
+                // be relaxed only matters in a capture.
+                Ok(()) => assert!(
+                    said.contains(&function)
+                        || ["cuGetErrorName", "cuGetErrorString", "cuThreadExchangeStreamCaptureMode"]
+                            .contains(&function.as_str()),
+                    "{place}: nobody heard of it; {said}"
+                ),
+            }
+            let ended = world.finish();
+            if !gives_back.iter().any(|word| function.contains(word)) {
+                ended.unwrap_or_else(|left| panic!("{place}: {left}"));
+            }
+        }
+    }
+}

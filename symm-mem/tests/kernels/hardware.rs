@@ -1,0 +1,31 @@
+//! The PTX on the machine's own GPUs: the same flows as the twins. Needs one GPU; with more, ranks are on all of them.
+
+use cuda_driver::Driver;
+
+use super::{rig, signals};
+
+/// The machine's driver and how many of its devices are used, or why there are none.
+fn gpus() -> Option<(Driver, u32)> {
+    let found = Driver::load().and_then(|driver| {
+        let devices = driver.devices()?;
+        let used = if rig::peers(&devices)? { devices.len() } else { devices.len().min(1) };
+        Ok((driver, u32::try_from(used).unwrap_or(1).min(8)))
+    });
+    match found {
+        Ok((_, 0)) => println!("skipped: the driver has no device"),
+        Ok(found) => return Some(found),
+        Err(error) => println!("skipped: {error}"),
+    }
+    None
+}
+
+#[test]
+fn hardware_signals() {
+    let Some((driver, devices)) = gpus() else { return };
+    for world in [1, 2, 3, 4, 8] {
+        signals::a_signal_brings_what_was_written_before(&driver, devices, world);
+    }
+    signals::an_absent_rank_is_named_and_the_context_lives(&driver, devices);
+    signals::a_signal_that_is_not_taken_stops_the_next(&driver, devices);
+    signals::graphs_meet_as_often_as_they_are_launched(&driver, devices);
+}

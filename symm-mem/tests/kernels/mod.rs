@@ -1,0 +1,41 @@
+//! The kernels: their twins on the embedded device, and their PTX on GPUs where there are some.
+
+mod code;
+mod faults;
+mod hardware;
+mod rig;
+mod signals;
+
+use std::time::Duration;
+
+use cuda_driver::Driver;
+use cuda_driver::sys::{Api, Table};
+use gpu_sim::World;
+
+use crate::end_to_end::turn;
+
+/// How long a kernel waits for one that does come.
+const LONG: Duration = Duration::from_secs(60);
+/// How long a kernel waits for one that does not.
+const SHORT: Duration = Duration::from_millis(30);
+
+fn start(devices: usize) -> World {
+    let world = World::builder().devices(devices).capacity(256 << 20).start().unwrap();
+    symm_mem::kernels::twins::register(&world);
+    world
+}
+
+fn driver(table: Table) -> Driver {
+    // SAFETY: the embedded device keeps the C contracts, and the world outlives the driver in every test.
+    Driver::new(unsafe { Api::from_parts(table) }.unwrap()).unwrap()
+}
+
+/// Runs `test` in a fresh world, where nothing may leak.
+fn on_devices(devices: usize, test: impl FnOnce(&World, &Driver)) {
+    let _turn = turn();
+    let world = start(devices);
+    let driver = driver(world.cuda());
+    test(&world, &driver);
+    drop(driver);
+    world.finish().expect("the test leaves nothing behind");
+}
