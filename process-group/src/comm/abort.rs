@@ -24,6 +24,9 @@ use crate::store::Deadline;
 /// How long the end of a communicator waits for calls that cannot block.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How often it is asked whether a communicator that is being made has a handle by now.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// Aborts a communicator from any thread, also while its owner is blocked inside NCCL.
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
@@ -154,16 +157,29 @@ fn free(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
     }
     // SAFETY: takes nothing.
     unsafe { call!(nccl, name, ncclGroupStart()) }.inspect_err(|_| keep(shared))?;
-    // Read once: an initialisation that writes its handle meanwhile must not be aborted twice.
-    let handle = shared.raw();
-    let raised = raise(shared, handle);
+    let raised = raise(shared, made(shared, deadline));
     // The group's end frees. While somebody is inside it must not come, and the group stays open, on a thread that
     // makes no further call.
     empty(shared, deadline)?;
-    let raised = if handle.is_null() { raise(shared, shared.raw()) } else { raised };
     // SAFETY: nobody is inside, and the gate is closed.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))
+}
+
+/// NCCL's handle, also of a communicator that somebody is making: who has called NCCL waits there for other ranks some
+/// time after it wrote the handle, which nobody is told of. Null if it was never written, or not in time.
+fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
+    loop {
+        let handle = shared.raw();
+        if !handle.is_null() || deadline.expired() {
+            return handle;
+        }
+        let look = Deadline::after(LOOK.min(deadline.remaining()));
+        if shared.gate.wait_empty(look).is_ok() {
+            // Who has come out writes no more.
+            return shared.raw();
+        }
+    }
 }
 
 /// Waits until nobody is inside any more, or leaks the communicator.

@@ -1,13 +1,15 @@
 //! Abort: out of whatever a rank is blocked in, by release, from any thread.
 
-use std::thread;
+use std::{sync::Mutex, thread, time::Duration};
 
+use gpu_sim::{Action, Injection};
 use process_group::comm::{
-    AbortHandle, CommError, DataType::F32, Group, ReduceOp, WindowRequest, wait_for_dropped,
+    AbortHandle, CommError, Communicator, DataType::F32, Group, ReduceOp, WindowRequest, set_drop_error_hook,
+    wait_for_dropped,
 };
 use process_group::{
     group::{Buffer, GroupError},
-    store::{Store, StoreError},
+    store::{Deadline, Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -96,6 +98,27 @@ rusty_fork_test! {
         });
     }
 
+    /// Whose handle is not there yet when it is given up: the abort waits for it, or the call would never come back.
+    #[test]
+    fn a_communicator_that_nccl_has_only_begun_to_make_is_aborted_too() {
+        let machine = machine(2);
+        let told: &'static Mutex<Vec<String>> = Box::leak(Box::default());
+        set_drop_error_hook(|error| told.lock().unwrap().push(error.to_string()));
+        let late = Action::Delay(Duration::from_millis(300));
+        machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", late));
+        machine.ranks(1, |rank| {
+            // Until it was begun when the deadline passed; the other rank never comes.
+            while machine.world.calls("ncclCommInitRankConfig") == 0 {
+                let (id, deadline) = (machine.nccl.unique_id().unwrap(), Deadline::after(Duration::from_millis(50)));
+                let made = Communicator::init(&machine.nccl, &rank.context, &id, 0, 2, &rank.config(), deadline);
+                assert!(matches!(made, Err(CommError::DeadlineExceeded { .. })), "{made:?}");
+            }
+        });
+        assert!(wait_for_dropped(far()));
+        assert_eq!(*told.lock().unwrap(), [""; 0]);
+        machine.world.finish().unwrap();
+    }
+
     #[test]
     fn several_communicators_go_together() {
         let machine = machine(2);
@@ -139,7 +162,7 @@ rusty_fork_test! {
             let memory = super::window::segment(&rank);
             let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
             if rank.rank == 0 {
-                let fault = gpu_sim::Injection::new("ncclCommWindowRegister", gpu_sim::Action::Fail(1));
+                let fault = Injection::new("ncclCommWindowRegister", Action::Fail(1));
                 machine.world.faults().inject(fault);
                 let error = unsafe { communicator.register_windows(&[request], far()) }.unwrap_err();
                 assert!(matches!(error, CommError::Nccl { call: "ncclCommWindowRegister", .. }), "{error}");
