@@ -22,5 +22,13 @@ fn every_case_leaves_nothing_behind() {
     assert_eq!(cases.len(), 12, "{report}");
     // Three ranks, of whom the absent one has nothing to abort while it makes no communicator.
     assert!(cases.iter().all(|case| case["rounds"].as_u64().is_some_and(|rounds| rounds >= 8)), "{report}");
+    // What is kept once is told, what is left by the rounds after that is nothing.
+    let nothing = |case: &serde_json::Value| {
+        let none = serde_json::json!({
+            "threads": {}, "descriptors": 0, "shared_mappings": 0, "device_bytes": [0, 0, 0],
+        });
+        case["left"] == none && case["grew"] == serde_json::json!([]) && case["kept"].is_object()
+    };
+    assert!(cases.iter().all(nothing), "{report}");
     assert_eq!(report["skipped"].as_array().unwrap().len(), 0, "{report}");
 }

@@ -1,15 +1,14 @@
 //! What this process holds of its host and its devices.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use cuda_driver::Context;
-
-/// How long threads that were told to end may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+use serde::Serialize;
 
 /// How the names of the embedded devices' threads begin.
 const EMBEDDED: &str = "device ";
@@ -24,6 +23,39 @@ pub(super) struct Footprint {
     shared: usize,
     /// Free bytes of each device.
     free: Vec<u64>,
+}
+
+/// What there is more at one time than at another.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Growth {
+    threads: BTreeMap<String, usize>,
+    descriptors: usize,
+    shared_mappings: usize,
+    /// Of each device.
+    device_bytes: Vec<u64>,
+}
+
+impl Growth {
+    pub(super) fn is_none(&self) -> bool {
+        let none = self.threads.is_empty() && self.descriptors == 0 && self.shared_mappings == 0;
+        none && self.device_bytes.iter().all(|bytes| *bytes == 0)
+    }
+}
+
+impl fmt::Display for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts: Vec<_> =
+            self.threads.iter().map(|(name, count)| format!("{count} thread(s) {name:?}")).collect();
+        let counts = [(self.descriptors, "descriptor(s)"), (self.shared_mappings, "shared mapping(s)")];
+        parts.extend(
+            counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")),
+        );
+        for (device, bytes) in self.device_bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
+            parts.push(format!("{bytes} bytes of device {device}"));
+        }
+        f.write_str(if parts.is_empty() { "nothing" } else { "" })?;
+        f.write_str(&parts.join(", "))
+    }
 }
 
 impl Footprint {
@@ -65,41 +97,49 @@ impl Footprint {
         Ok(last)
     }
 
-    /// What there is now beyond this, once it no longer falls; `slack` bytes of a device are not told of.
-    pub(super) fn beyond(&self, contexts: &[Context], slack: u64) -> Result<Option<String>> {
+    /// What there is more than this after waiting so long for it to go; up to `slack` bytes of a device are not told of.
+    pub(super) fn beyond(&self, contexts: &[Context], slack: u64, patience: Duration) -> Result<Growth> {
         let began = Instant::now();
         let mut pause = Duration::from_micros(200);
         loop {
-            let found = self.compare(&Self::take(contexts)?, slack);
-            if found.is_none() || began.elapsed() > PATIENCE {
-                return Ok(found);
+            let more = self.growth(&Self::take(contexts)?, slack);
+            if more.is_none() || began.elapsed() > patience {
+                return Ok(more);
             }
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
         }
     }
 
-    fn compare(&self, now: &Self, slack: u64) -> Option<String> {
-        let mut more = Vec::new();
-        for (name, count) in &now.threads {
-            let before = self.threads.get(name).copied().unwrap_or(0);
-            if *count > before {
-                more.push(format!("{} thread(s) {name:?}", count - before));
-            }
-        }
-        if now.descriptors > self.descriptors {
-            more.push(format!("{} descriptor(s)", now.descriptors - self.descriptors));
-        }
-        if now.shared > self.shared {
-            more.push(format!("{} shared mapping(s)", now.shared - self.shared));
-        }
-        for (device, (before, now)) in self.free.iter().zip(&now.free).enumerate() {
+    /// What there is more `now`, devices up to `slack` bytes excepted.
+    pub(super) fn growth(&self, now: &Self, slack: u64) -> Growth {
+        let thread = |(name, count): (&String, &usize)| {
+            let more = count.saturating_sub(self.threads.get(name).copied().unwrap_or(0));
+            (more > 0).then(|| (name.clone(), more))
+        };
+        let device = |(before, now): (&u64, &u64)| {
             let taken = before.saturating_sub(*now);
-            if taken > slack {
-                more.push(format!("{taken} bytes of device {device}"));
-            }
+            if taken > slack { taken } else { 0 }
+        };
+        Growth {
+            threads: now.threads.iter().filter_map(thread).collect(),
+            descriptors: now.descriptors.saturating_sub(self.descriptors),
+            shared_mappings: now.shared.saturating_sub(self.shared),
+            device_bytes: self.free.iter().zip(&now.free).map(device).collect(),
         }
-        (!more.is_empty()).then(|| more.join(", "))
+    }
+
+    /// This with `more`, so that it is told of once.
+    pub(super) fn with(mut self, more: &Growth) -> Self {
+        for (name, count) in &more.threads {
+            *self.threads.entry(name.clone()).or_insert(0) += count;
+        }
+        self.descriptors += more.descriptors;
+        self.shared += more.shared_mappings;
+        for (free, taken) in self.free.iter_mut().zip(&more.device_bytes) {
+            *free = free.saturating_sub(*taken);
+        }
+        self
     }
 }
 
@@ -108,15 +148,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_behind_is_told() {
-        let before = Footprint::take(&[]).unwrap();
-        let file = fs::File::open("/dev/null").unwrap();
-        let now = Footprint { descriptors: before.descriptors + 1, ..before.clone() };
-        assert_eq!(before.compare(&now, 0).unwrap(), "1 descriptor(s)");
-        drop(file);
-        let less = Footprint { free: vec![5], ..before.clone() };
-        let before = Footprint { free: vec![9], ..before };
-        assert_eq!(before.compare(&less, 3).unwrap(), "4 bytes of device 0");
-        assert_eq!(before.compare(&less, 4), None);
+    fn what_is_left_behind_is_told_once() {
+        let before = Footprint { free: vec![9, 9], ..Footprint::take(&[]).unwrap() };
+        let mut now = Footprint { descriptors: before.descriptors + 1, free: vec![5, 9], ..before.clone() };
+        *now.threads.entry("late".into()).or_insert(0) += 2;
+        let more = before.growth(&now, 3);
+        assert_eq!(more.to_string(), "2 thread(s) \"late\", 1 descriptor(s), 4 bytes of device 0");
+        let marked = before.clone().with(&more);
+        assert!(marked.growth(&now, 0).is_none());
+        now.free[1] = 8;
+        assert_eq!(marked.growth(&now, 0).to_string(), "1 bytes of device 1");
+        assert_eq!(marked.growth(&now, 1).to_string(), "nothing");
+        // What is there no longer is no growth.
+        assert!(now.growth(&before, 0).is_none());
     }
 }

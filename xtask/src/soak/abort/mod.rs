@@ -1,0 +1,338 @@
+//! `cargo xtask soak abort`: communicators are aborted with work in flight, and while a thread is inside each call that
+//! waits for other ranks. Every abort, with the call that it ends, is to be over within a second, and nothing left.
+//!
+//! The ranks are threads of one process, each with its device. The last one is absent: it makes every communicator and
+//! joins nothing that is done with it, so the others wait for ever, until they are aborted.
+//!
+//! What libraries keep once, for what comes, is no leak, and is told all the same. A case begins with rounds that are
+//! aborted at moments from the first to the last, to have them take that; what is there then beyond what was there
+//! before is what they keep. From then on whatever grows is an error.
+//!
+//! - [`case`]: what a rank is in when it is aborted.
+//! - [`round`]: the ranks of a round, and what each does.
+//! - [`ids`]: unique ids that another process makes.
+
+mod case;
+mod ids;
+mod round;
+
+use std::io::{self, IsTerminal as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum as _;
+use cuda_driver::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use process_group::comm::{Nccl, wait_for_dropped};
+use process_group::store::Deadline;
+use serde::Serialize;
+
+use super::footprint::{Footprint, Growth};
+use crate::demo::{Backend, backend};
+use crate::percentiles::{Percentiles, table};
+use crate::shell;
+use case::Case;
+use ids::IdMaker;
+pub(super) use ids::{IdOptions, make_ids};
+use round::{FAR, Round};
+
+/// Bytes of a device that are not taken for a leak: drivers keep some for what comes.
+const SLACK: u64 = 64 << 20;
+
+/// How long what was told to end may take to be gone; and once something was left, which is an error already.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_millis(200)];
+
+/// Rounds that a case begins with on real GPUs. The embedded device keeps nothing that a first round does not show.
+const FIRST: u32 = 6;
+
+/// How often a line says how far it is, where nobody sees a bar.
+const PACE: Duration = Duration::from_secs(10);
+
+#[derive(clap::Args)]
+pub(super) struct Options {
+    /// Rounds of every case
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    times: u32,
+    /// Ranks, a device each; by default 2 of real GPUs, and 3 of the embedded device
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=8))]
+    ranks: Option<u32>,
+    /// Real GPUs where there are enough, or the embedded device
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Seconds that an abort may take, with the call that it ends
+    #[arg(long, default_value_t = 1)]
+    limit: u64,
+    /// Only these cases, with commas between them
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Case>,
+    /// Build it with AddressSanitizer, and run that
+    #[arg(long)]
+    sanitize: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    backend: &'static str,
+    ranks: u32,
+    nccl: String,
+    cases: Vec<Soaked>,
+    skipped: Vec<String>,
+}
+
+/// What came of a case.
+#[derive(Debug, Serialize)]
+struct Soaked {
+    case: String,
+    /// Aborts that were timed, of all ranks together.
+    rounds: usize,
+    /// Times in ms.
+    #[serde(flatten)]
+    took: Percentiles,
+    /// What the first rounds left, which is there once.
+    kept: Growth,
+    /// What the rounds after them left, together: a device's bytes also where so few are no error.
+    left: Growth,
+    /// After which rounds there was more, and what: errors.
+    grew: Vec<Grew>,
+}
+
+#[derive(Debug, Serialize)]
+struct Grew {
+    round: u32,
+    #[serde(flatten)]
+    more: Growth,
+}
+
+impl Soaked {
+    /// In a line.
+    fn describe(&self) -> String {
+        let Self { case, took, kept, left, .. } = self;
+        format!("{case}: {:.2} ms at most; kept once: {kept}; left by the rounds: {left}", took.most)
+    }
+
+    /// What is wrong with it, if something is.
+    fn wrong(&self, limit: Duration) -> Option<String> {
+        let late = self.took.most > limit.as_secs_f64() * 1e3;
+        let late = late.then(|| format!("took {:.0} ms, {} s is the limit", self.took.most, limit.as_secs()));
+        let grew = self.grew.first().zip(self.grew.last()).map(|(first, last)| {
+            let times = self.grew.len();
+            format!(
+                "left something {times} times, first {} in round {}, last {} in round {}",
+                first.more, first.round, last.more, last.round
+            )
+        });
+        let wrong: Vec<_> = late.into_iter().chain(grew).collect();
+        (!wrong.is_empty()).then(|| format!("{}: {}", self.case, wrong.join("; ")))
+    }
+}
+
+pub(super) fn run(options: &Options) -> Result<()> {
+    if options.sanitize {
+        return run_sanitized(options);
+    }
+    let plan = backend::plan(options.backend, Some(options.ranks.unwrap_or(2)))?;
+    let ranks = options.ranks.unwrap_or(if plan.backend == Backend::Cuda { 2 } else { 3 });
+    let report = soak(plan.backend, ranks, options.times, &options.only)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        let cases = report.cases.iter().map(|soaked| (soaked.case.as_str(), soaked.rounds, &soaked.took));
+        let table = table("aborted", cases);
+        println!("NCCL {}, {} ranks, {}\n{table}", report.nccl, report.ranks, report.backend);
+        for Soaked { case, kept, left, .. } in &report.cases {
+            if !kept.is_none() || !left.is_none() {
+                println!("{case}: kept once: {kept}; left by the rounds: {left}");
+            }
+        }
+        report.skipped.iter().for_each(|why| println!("skipped: {why}"));
+    }
+    let limit = Duration::from_secs(options.limit);
+    let wrong: Vec<_> = report.cases.iter().filter_map(|soaked| soaked.wrong(limit)).collect();
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    Ok(())
+}
+
+/// Runs the same command again, from a build with the sanitizer.
+fn run_sanitized(options: &Options) -> Result<()> {
+    let root = shell::workspace()?;
+    let mut command = shell::cargo(&root, &["run", "--package", "xtask", "--", "soak", "abort"]);
+    command.args(["--times", &options.times.to_string(), "--limit", &options.limit.to_string()]);
+    command.args(["--backend", options.backend.name()]);
+    if let Some(ranks) = options.ranks {
+        command.args(["--ranks", &ranks.to_string()]);
+    }
+    if !options.only.is_empty() {
+        let only: Vec<_> = options.only.iter().map(|case| case.name()).collect();
+        command.args(["--only", &only.join(",")]);
+    }
+    if options.json {
+        command.arg("--json");
+    }
+    crate::sanitize::set(&root, &mut command);
+    shell::run(&mut command)
+}
+
+/// Runs every case, or those that are wanted, so many times.
+fn soak(backend: Backend, ranks: u32, times: u32, only: &[Case]) -> Result<Report> {
+    let dropped = Dropped::listen();
+    let devices = backend::open(backend, ranks)?;
+    let contexts = (0..ranks)
+        .map(|device| Ok(devices.driver.device(device)?.retain_primary()?))
+        .collect::<Result<Vec<Context>>>()?;
+    let mut cases = Vec::new();
+    let mut skipped = Vec::new();
+    let wanted: Vec<_> =
+        Case::value_variants().iter().filter(|case| only.is_empty() || only.contains(case)).collect();
+    let progress = Progress::start(wanted.len() as u64 * u64::from(times))?;
+    let mut soak = Soak {
+        backend,
+        contexts: &contexts,
+        nccl: &devices.nccl,
+        ids: IdMaker::start(backend)?,
+        dropped,
+        progress,
+    };
+    for &case in wanted {
+        match case.missing(&devices.nccl) {
+            Some(why) => skipped.push(format!("{}: {why}", case.name())),
+            None => {
+                let soaked = soak.case(case, times)?;
+                soak.progress.tell(&soaked.describe());
+                cases.push(soaked);
+            }
+        }
+    }
+    soak.progress.bar.finish_and_clear();
+    drop(soak);
+    let nccl = devices.nccl.release().to_string();
+    drop(contexts);
+    let backend::Devices { driver, nccl: library, world, .. } = devices;
+    drop((driver, library));
+    if let Some(world) = world {
+        world.finish().context("the embedded device's account")?;
+    }
+    Ok(Report { backend: backend.name(), ranks, nccl, cases, skipped })
+}
+
+struct Soak<'a> {
+    backend: Backend,
+    contexts: &'a [Context],
+    nccl: &'a Nccl,
+    ids: IdMaker,
+    dropped: Dropped,
+    progress: Progress,
+}
+
+impl Soak<'_> {
+    fn case(&mut self, case: Case, times: u32) -> Result<Soaked> {
+        let (first, slack) = if self.backend == Backend::Cuda { (FIRST, SLACK) } else { (1, 0) };
+        let longest = case.longest_pause(self.backend);
+        let before = Footprint::settled(self.contexts)?;
+        for number in 0..first {
+            let pause = longest * number / first.saturating_sub(1).max(1);
+            self.round(case, &format!("first round {number}"), pause)?;
+        }
+        let begin = Footprint::settled(self.contexts)?;
+        let mut mark = begin.clone();
+        let (mut taken, mut grew) = (Vec::new(), Vec::new());
+        for number in 1..=times {
+            // Another moment each time.
+            let pause = Duration::from_micros(u64::from(number) * 7919 % longest.as_micros() as u64);
+            taken.extend(self.round(case, &format!("round {number}"), pause)?);
+            let more = mark.beyond(self.contexts, slack, PATIENCE[usize::from(!grew.is_empty())])?;
+            if !more.is_none() {
+                self.progress.tell(&format!("{}, round {number}: left behind: {more}", case.name()));
+                mark = mark.with(&more);
+                grew.push(Grew { round: number, more });
+            }
+        }
+        let ms = taken.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        Ok(Soaked {
+            case: case.name(),
+            rounds: taken.len(),
+            took: Percentiles::of(ms),
+            kept: before.growth(&begin, 0),
+            left: begin.growth(&Footprint::settled(self.contexts)?, 0),
+            grew,
+        })
+    }
+
+    /// How long the aborts of a round took, once nothing is under way any more.
+    fn round(&mut self, case: Case, number: &str, pause: Duration) -> Result<Vec<Duration>> {
+        let name = format!("{}, {number}", case.name());
+        self.progress.next(&name);
+        let id = match case {
+            // Not all ranks come.
+            Case::Init => Some(self.ids.next()?),
+            // A group makes its own.
+            Case::Wait | Case::Barrier | Case::Meeting => None,
+            _ => Some(self.nccl.unique_id()?),
+        };
+        let (contexts, nccl) = (self.contexts, self.nccl);
+        let took =
+            Round { case, name: &name, contexts, nccl, id, pause }.run().with_context(|| name.clone())?;
+        ensure!(
+            wait_for_dropped(Deadline::after(FAR)),
+            "{name}: communicators that were dropped are still there"
+        );
+        let failures = self.dropped.take();
+        ensure!(failures.is_empty(), "{name}: {}", failures.join("; "));
+        Ok(took)
+    }
+}
+
+/// What became of communicators that were dropped and could not be aborted: the soak's failures.
+struct Dropped(Arc<Mutex<Vec<String>>>);
+
+impl Dropped {
+    fn listen() -> Self {
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let heard = told.clone();
+        process_group::comm::set_drop_error_hook(move |error| {
+            told.lock().unwrap_or_else(PoisonError::into_inner).push(error.to_string());
+        });
+        Self(heard)
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Says how far it is: by a bar, or by lines where nobody sees one.
+struct Progress {
+    bar: ProgressBar,
+    lines: bool,
+    told: Instant,
+}
+
+impl Progress {
+    fn start(rounds: u64) -> Result<Self> {
+        let bar = ProgressBar::new(rounds);
+        bar.set_style(ProgressStyle::with_template("{wide_bar} {elapsed} {pos} of {len}: {msg}")?);
+        Ok(Self { bar, lines: !io::stderr().is_terminal(), told: Instant::now() })
+    }
+
+    /// What is under way now.
+    fn next(&mut self, round: &str) {
+        self.bar.set_message(round.to_owned());
+        self.bar.inc(1);
+        if self.lines && self.told.elapsed() > PACE {
+            self.tell(round);
+        }
+    }
+
+    /// A line that stays.
+    fn tell(&mut self, line: &str) {
+        self.told = Instant::now();
+        if self.lines {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+}
