@@ -31,6 +31,7 @@ impl Context {
         Self { inner: Arc::new(Inner { device, raw }) }
     }
 
+    #[inline]
     pub(crate) fn api(&self) -> &Api {
         self.inner.device.api()
     }
@@ -71,16 +72,22 @@ impl Context {
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`.
     #[doc(alias = "cuCtxSetCurrent")]
     #[doc(alias = "cuCtxPushCurrent")]
+    #[inline]
     pub fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.
         unsafe { call!(self.api(), cuCtxGetCurrent(&mut current)) }?;
         let pushed = current != self.raw();
         if pushed {
-            // SAFETY: `self` keeps the context retained, and the guard borrows `self`.
-            unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }?;
+            self.push()?;
         }
         Ok(Current { context: self, pushed, thread: PhantomData })
+    }
+
+    #[cold]
+    fn push(&self) -> Result<()> {
+        // SAFETY: `self` keeps the context retained, and the guard that pops it borrows `self`.
+        unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }
     }
 
     /// Free and total memory of the device in bytes. Free is a moment's truth: other processes share the device.
@@ -216,6 +223,7 @@ impl Drop for Inner {
 }
 
 impl PartialEq for Context {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         self.raw() == other.raw()
     }
@@ -239,13 +247,21 @@ pub struct Current<'a> {
     thread: PhantomData<*const ()>,
 }
 
+impl Current<'_> {
+    #[cold]
+    fn pop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: pairs with the push of `enter`, on the same thread, since the guard is not `Send`.
+        teardown::report(unsafe { call!(self.context.api(), cuCtxPopCurrent_v2(&mut popped)) });
+    }
+}
+
 impl Drop for Current<'_> {
     #[doc(alias = "cuCtxPopCurrent")]
+    #[inline]
     fn drop(&mut self) {
         if self.pushed {
-            let mut popped = std::ptr::null_mut();
-            // SAFETY: pairs with the push of `enter`, on the same thread, since the guard is not `Send`.
-            teardown::report(unsafe { call!(self.context.api(), cuCtxPopCurrent_v2(&mut popped)) });
+            self.pop();
         }
     }
 }

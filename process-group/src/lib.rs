@@ -28,6 +28,7 @@ pub mod local;
 mod memory;
 pub mod peers;
 mod profile;
+mod rare;
 pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
@@ -36,6 +37,7 @@ mod watch;
 
 use chain::chain;
 pub use group::ProcessGroup;
+use rare::{Slim, rare};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -118,6 +118,7 @@ impl Stream {
         Self { inner: Arc::new(Inner { raw, owner, context: context.clone() }) }
     }
 
+    #[inline]
     pub(crate) fn api(&self) -> &Api {
         self.inner.context.api()
     }
@@ -175,8 +176,14 @@ impl Stream {
 
     /// Makes the context current where the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
     /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
+    #[inline(always)]
     pub(crate) fn enter_if_implicit(&self) -> Result<Option<Current<'_>>> {
-        if self.inner.raw.addr() <= 2 { self.inner.context.enter().map(Some) } else { Ok(None) }
+        if self.inner.raw.addr() <= 2 { self.enter_implicit() } else { Ok(None) }
+    }
+
+    #[cold]
+    fn enter_implicit(&self) -> Result<Option<Current<'_>>> {
+        self.inner.context.enter().map(Some)
     }
 
     /// Blocks the calling thread until everything on the stream is done.
@@ -209,18 +216,24 @@ impl Stream {
     /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::Driver`] from
     /// `cuEventRecord`.
     #[doc(alias = "cuEventRecord")]
+    #[inline]
     pub fn record(&self, event: &Event) -> Result<()> {
         if event.context() != self.context() {
-            return Err(Error::DifferentDevices {
-                what: "the event",
-                found: event.context().device().ordinal(),
-                user: "the stream that should record it",
-                wanted: self.context().device().ordinal(),
-            });
+            return Err(self.cannot_record(event));
         }
         let _current = self.enter_if_implicit()?;
         // SAFETY: the event and the stream are alive.
         unsafe { call!(self.api(), cuEventRecord(event.raw(), self.raw())) }
+    }
+
+    #[cold]
+    fn cannot_record(&self, event: &Event) -> Error {
+        Error::DifferentDevices {
+            what: "the event",
+            found: event.context().device().ordinal(),
+            user: "the stream that should record it",
+            wanted: self.context().device().ordinal(),
+        }
     }
 
     /// Holds the stream's later work until `event`, as it was recorded last, is complete. The event may be of

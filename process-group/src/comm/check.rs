@@ -7,6 +7,7 @@
 use nccl_sys::Version;
 
 use super::{DataType, ReduceOp};
+use crate::{Slim, rare};
 
 /// Arguments that no communicator accepts.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -225,7 +226,7 @@ pub(crate) struct Place {
 }
 
 /// A buffer of a call: its address and how many ranks' shares it holds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) address: u64,
     pub(crate) shares: usize,
@@ -281,33 +282,37 @@ impl Place {
     }
 
     /// The bytes of `count` elements for each of `shares` ranks.
+    #[inline(always)]
     fn bytes(
         &self,
         call: &'static str,
         count: usize,
         dtype: DataType,
         shares: usize,
-    ) -> Result<usize, ArgumentError> {
+    ) -> Slim<usize, ArgumentError> {
         count
             .checked_mul(dtype.size())
             .and_then(|bytes| bytes.checked_mul(shares))
             .filter(|bytes| isize::try_from(*bytes).is_ok())
-            .ok_or(ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
+            .ok_or_else(|| {
+                rare(move || ArgumentError::TooLarge { call, elements: count, dtype, ranks: shares })
+            })
     }
 
     /// Checks a reduction against the type and the loaded release.
+    #[inline(always)]
     pub(crate) fn reduction(
         &self,
         call: &'static str,
         op: ReduceOp,
         dtype: DataType,
-    ) -> Result<(), ArgumentError> {
+    ) -> Slim<(), ArgumentError> {
         if !op.allows(dtype) {
-            return Err(ArgumentError::Reduction { call, dtype, op });
+            return Err(rare(move || ArgumentError::Reduction { call, dtype, op }));
         }
         let (since, release) = (dtype.since(), self.release);
         if release < since {
-            return Err(ArgumentError::TypeTooNew { call, dtype, since, release });
+            return Err(rare(move || ArgumentError::TypeTooNew { call, dtype, since, release }));
         }
         if let ReduceOp::PreMulSumAt(factor) = op {
             self.buffer(call, "factor", Span { address: factor.0, shares: 1 }, 1, dtype)?;
@@ -316,27 +321,30 @@ impl Place {
     }
 
     /// Checks that `rank` is one of the communicator.
+    #[inline(always)]
     pub(crate) fn member(
         &self,
         call: &'static str,
         role: &'static str,
         rank: usize,
-    ) -> Result<(), ArgumentError> {
+    ) -> Slim<(), ArgumentError> {
         if rank < self.size {
             return Ok(());
         }
-        Err(ArgumentError::NoSuchRank { call, role, rank, size: self.size })
+        let size = self.size;
+        Err(rare(move || ArgumentError::NoSuchRank { call, role, rank, size }))
     }
 
     /// Checks a number of signals that are to be waited for.
-    pub(crate) fn signals(&self, call: &'static str, count: usize) -> Result<(), ArgumentError> {
+    pub(crate) fn signals(&self, call: &'static str, count: usize) -> Slim<(), ArgumentError> {
         match i32::try_from(count) {
             Ok(1..) => Ok(()),
-            _ => Err(ArgumentError::Signals { call, count }),
+            _ => Err(rare(move || ArgumentError::Signals { call, count })),
         }
     }
 
     /// Checks one buffer and returns its length in bytes.
+    #[inline(always)]
     pub(crate) fn buffer(
         &self,
         call: &'static str,
@@ -344,25 +352,32 @@ impl Place {
         span: Span,
         count: usize,
         dtype: DataType,
-    ) -> Result<usize, ArgumentError> {
+    ) -> Slim<usize, ArgumentError> {
         let bytes = self.bytes(call, count, dtype, span.shares)?;
         if bytes == 0 {
             return Ok(0);
         }
         if span.address == 0 {
-            return Err(ArgumentError::Null { call, buffer, bytes });
+            return Err(rare(move || ArgumentError::Null { call, buffer, bytes }));
         }
         // Every size is a power of two; a division would take longer than all else here.
-        if span.address & (dtype.size() as u64 - 1) != 0 {
-            return Err(ArgumentError::Misaligned { call, buffer, address: span.address, dtype });
+        let Span { address, shares } = span;
+        if address & (dtype.size() as u64 - 1) != 0 {
+            return Err(rare(move || ArgumentError::Misaligned { call, buffer, address, dtype }));
         }
-        if span.address.checked_add(bytes as u64).is_none() {
-            return Err(ArgumentError::TooLarge { call, elements: count, dtype, ranks: span.shares });
+        if address.checked_add(bytes as u64).is_none() {
+            return Err(rare(move || ArgumentError::TooLarge {
+                call,
+                elements: count,
+                dtype,
+                ranks: shares,
+            }));
         }
         Ok(bytes)
     }
 
     /// Checks the two buffers of a collective.
+    #[inline(always)]
     pub(crate) fn buffers(
         &self,
         call: &'static str,
@@ -371,8 +386,11 @@ impl Place {
         count: usize,
         dtype: DataType,
         in_place: InPlace,
-    ) -> Result<(), ArgumentError> {
+    ) -> Slim<(), ArgumentError> {
         let send_bytes = self.buffer(call, "send", send, count, dtype)?;
+        if in_place == InPlace::Same && send == receive {
+            return Ok(());
+        }
         let receive_bytes = self.buffer(call, "receive", receive, count, dtype)?;
         if send_bytes == 0 || receive_bytes == 0 {
             return Ok(());
@@ -389,8 +407,10 @@ impl Place {
         if apart || fits {
             return Ok(());
         }
-        let allowed = in_place.allowed();
-        Err(ArgumentError::Overlap { call, send: from, send_bytes, receive: to, receive_bytes, allowed })
+        Err(rare(move || {
+            let allowed = in_place.allowed();
+            ArgumentError::Overlap { call, send: from, send_bytes, receive: to, receive_bytes, allowed }
+        }))
     }
 }
 
@@ -447,7 +467,7 @@ mod tests {
         ) {
             let place = Place { rank: 0, size: shares, release: Version::new(2, 30, 7) };
             let wide = count as u128 * dtype.size() as u128 * shares as u128;
-            match place.buffer("test", "send", Span { address, shares }, count, dtype) {
+            match place.buffer("test", "send", Span { address, shares }, count, dtype).map_err(|error| *error) {
                 Ok(bytes) => {
                     prop_assert_eq!(bytes as u128, wide);
                     prop_assert!(wide == 0 || address as u128 + wide <= u64::MAX as u128);

@@ -256,6 +256,6 @@ impl Communicator {
     pub(super) unsafe fn submit(&self, task: &Task, stream: &Stream) -> Result<()> {
         self.check_task(task, stream, group::is_open())?;
         // SAFETY: the caller's contract.
-        unsafe { self.launch(task, stream) }
+        Ok(unsafe { self.launch(task, stream) }?)
     }
 }

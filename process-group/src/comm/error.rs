@@ -226,6 +226,34 @@ impl From<cuda_driver::Error> for CommError {
     }
 }
 
+impl From<Box<Self>> for CommError {
+    #[cold]
+    fn from(error: Box<Self>) -> Self {
+        *error
+    }
+}
+
+impl From<Box<ArgumentError>> for CommError {
+    #[cold]
+    fn from(error: Box<ArgumentError>) -> Self {
+        Self::Argument(*error)
+    }
+}
+
+impl From<Box<ArgumentError>> for Box<CommError> {
+    #[cold]
+    fn from(error: Box<ArgumentError>) -> Self {
+        Self::new(error.into())
+    }
+}
+
+impl From<cuda_driver::Error> for Box<CommError> {
+    #[cold]
+    fn from(error: cuda_driver::Error) -> Self {
+        Self::new(error.into())
+    }
+}
+
 impl CommError {
     /// NCCL's code, if it was NCCL that failed.
     #[must_use]

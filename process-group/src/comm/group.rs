@@ -1,28 +1,36 @@
 //! NCCL groups: several calls that begin together.
 
-use std::{cell::RefCell, marker::PhantomData, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    marker::PhantomData,
+    sync::Arc,
+};
 
 use super::{CommError, Nccl, Result, call::call, gate::Kind, reaper, shared::Shared};
 
 thread_local! {
-    /// The communicators with queued work in this thread's open group, if one is open.
-    static OPEN: RefCell<Option<Vec<Arc<Shared>>>> = const { RefCell::new(None) };
+    /// Whether this thread has an open group. By itself, since every call looks.
+    static OPEN: Cell<bool> = const { Cell::new(false) };
+    /// The communicators with queued work in it.
+    static MEMBERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Whether this thread has an open group.
+#[inline]
 pub(crate) fn is_open() -> bool {
-    OPEN.with_borrow(Option::is_some)
+    OPEN.get()
 }
 
 /// Refuses a call that must not be queued.
+#[inline]
 pub(crate) fn refuse_inside(call: &'static str) -> Result<()> {
     if is_open() { Err(CommError::InsideGroup { call }) } else { Ok(()) }
 }
 
-/// Notes that a communicator has work in this thread's group, if one is open. The caller is inside its gate.
+/// Notes that a communicator has work in this thread's open group. The caller is inside its gate.
+#[cold]
 pub(crate) fn enrol(shared: &Arc<Shared>) {
-    OPEN.with_borrow_mut(|open| {
-        let Some(members) = open else { return };
+    MEMBERS.with_borrow_mut(|members| {
         if !members.iter().any(|member| Arc::ptr_eq(member, shared)) {
             shared.gate.join_group();
             members.push(shared.clone());
@@ -74,7 +82,7 @@ impl Group {
         refuse_inside("ncclGroupStart")?;
         // SAFETY: takes nothing.
         unsafe { call!(nccl, "a group", ncclGroupStart()) }?;
-        OPEN.set(Some(Vec::new()));
+        OPEN.set(true);
         Ok(Self { nccl: nccl.clone(), ended: false, thread: PhantomData })
     }
 
@@ -99,7 +107,8 @@ impl Group {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
-        let mut members = OPEN.take().unwrap_or_default();
+        OPEN.set(false);
+        let mut members = MEMBERS.take();
         // One order for all threads, so that two groups cannot wait for each other's gates.
         members.sort_unstable_by_key(|member| member.serial);
         let entries: Result<Vec<_>> =

@@ -124,14 +124,14 @@ impl Communicator {
     }
 
     /// What of a one-sided task depends on the communicator's state.
-    pub(super) fn check_one_sided(&self, task: &Task, stream: &Stream) -> Result<()> {
+    pub(super) fn check_one_sided(&self, task: Task, stream: &Stream) -> Result<()> {
         let shared = self.shared();
         let call = task.call;
         if !shared.one_sided.load(Ordering::Acquire) {
             return Err(ArgumentError::NotPrepared { call }.into());
         }
         if task.operation == Operation::PutSignal && task.count > 0 {
-            self.window(call, "send", task.send, task)?;
+            self.window(call, "send", task.send, &task)?;
         }
         self.window_of(task)?;
         if !shared.nccl.has(Feature::CAPTURED_ONE_SIDED) && stream.capture_status()? != CaptureStatus::None {
@@ -141,10 +141,11 @@ impl Communicator {
     }
 
     /// The window that a task writes into, if it does, and where in it, in bytes.
-    pub(super) fn window_of(&self, task: &Task) -> Result<Option<(ncclWindow_t, usize)>> {
+    #[inline(always)]
+    pub(super) fn window_of(&self, task: Task) -> Result<Option<(ncclWindow_t, usize)>> {
         match task.operation {
             Operation::PutSignal if task.count > 0 => {
-                self.window(task.call, "receive", task.receive, task).map(Some)
+                self.window(task.call, "receive", task.receive, &task).map(Some)
             }
             _ => Ok(None),
         }

@@ -82,6 +82,7 @@ impl Shared {
     }
 
     /// NCCL's handle. To be used only from inside the gate.
+    #[inline]
     pub(crate) fn raw(&self) -> ncclComm_t {
         self.handle.load(Ordering::Acquire)
     }
@@ -145,6 +146,13 @@ impl Shared {
             self.condemn(error);
         }
         result
+    }
+
+    /// The same, of a call that every launch makes.
+    #[cold]
+    pub(crate) fn condemned(&self, error: CommError) -> Box<CommError> {
+        self.condemn(&error);
+        Box::new(error)
     }
 
     #[cold]

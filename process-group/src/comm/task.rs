@@ -9,7 +9,7 @@ use nccl_sys::{
 };
 
 use super::{
-    ArgumentError, Communicator, DataType, Nccl, ReduceOp, Result,
+    ArgumentError, CommError, Communicator, DataType, Nccl, ReduceOp, Result,
     call::call,
     check::{InPlace, Place, Span},
     gate::Kind,
@@ -17,6 +17,7 @@ use super::{
     one_sided::ONLY,
     types,
 };
+use crate::{Slim, rare};
 
 /// Which operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +150,7 @@ impl Task {
     }
 
     /// The buffers that this rank has a use for: what for, where, and their bytes. One that is both stands for itself once.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn buffers(&self, place: &Place) -> [Option<(&'static str, u64, u64)>; 2] {
         let share = self.bytes();
         let all = share.saturating_mul(place.size as u64);
@@ -182,7 +183,8 @@ impl Task {
     }
 
     /// Checks what one rank can check alone; `grouped` says whether it will be launched within a group.
-    pub(crate) fn check(&self, place: &Place, grouped: bool) -> Result<(), ArgumentError> {
+    #[inline(always)]
+    pub(crate) fn check(&self, place: &Place, grouped: bool) -> Slim<(), ArgumentError> {
         let Self { operation, call, count, dtype, op, rank, .. } = *self;
         let one = |ptr: DevicePtr| Span { address: ptr.0, shares: 1 };
         let all = |ptr: DevicePtr| Span { address: ptr.0, shares: place.size };
@@ -207,7 +209,7 @@ impl Task {
             Operation::Scatter if named => pair(all(send), one(receive), InPlace::ShareOfSend),
             Operation::AllToAll => pair(all(send), all(receive), InPlace::Never),
             Operation::Send | Operation::Recv if named && !grouped => {
-                Err(ArgumentError::ToOneself { call, rank })
+                Err(rare(move || ArgumentError::ToOneself { call, rank }))
             }
             Operation::PutSignal if named => pair(one(send), one(receive), InPlace::Never),
             Operation::PutSignal => {
@@ -226,18 +228,23 @@ impl Task {
     }
 }
 
+/// What every call passes is inlined into the operation's method, where the operation is known: what NCCL runs between
+/// two calls leaves little of ours in the processor's caches, so a call costs what it touches.
 impl Communicator {
     /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
-    pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Result<()> {
+    #[inline(always)]
+    pub(crate) fn check_task(&self, task: &Task, stream: &Stream, grouped: bool) -> Slim<(), CommError> {
         task.check(self.place(), grouped)?;
         if task.operation.is_one_sided() {
-            self.check_one_sided(task, stream)?;
+            self.check_one_sided(*task, stream)?;
         }
         let shared = self.shared();
         let (theirs, ours) = (stream.context().device().ordinal(), shared.context.device().ordinal());
         if theirs != ours {
             let call = task.call;
-            return Err(ArgumentError::ForeignStream { call, stream: theirs, communicator: ours }.into());
+            return Err(rare(move || {
+                ArgumentError::ForeignStream { call, stream: theirs, communicator: ours }.into()
+            }));
         }
         Ok(())
     }
@@ -246,14 +253,17 @@ impl Communicator {
     ///
     /// # Safety
     /// As for the public method of the operation's name.
-    pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Result<()> {
+    #[inline(always)]
+    pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> Slim<(), CommError> {
         let shared = self.shared();
-        let window = self.window_of(task)?;
+        let window = self.window_of(*task)?;
         let _entry = shared.gate.enter(task.call, Kind::Enqueue, None)?;
         if shared.registry.owes() {
             shared.settle_before(task.call)?;
         }
-        group::enrol(shared);
+        if group::is_open() {
+            group::enrol(shared);
+        }
         let _current = shared.context.enter()?;
         let launch = Launch {
             nccl: &shared.nccl,
@@ -265,7 +275,7 @@ impl Communicator {
             window,
         };
         // SAFETY: the caller's contract; the communicator is alive inside the gate.
-        shared.judge(unsafe { launch.task(task) })
+        unsafe { launch.task(task) }.map_err(|error| shared.condemned(error))
     }
 }
 
@@ -288,6 +298,7 @@ impl Launch<'_> {
     /// # Safety
     /// The communicator is alive and this thread alone is inside it; the buffers are as the public method of the
     /// operation's name wants them.
+    #[inline(always)]
     unsafe fn task(&self, task: &Task) -> Result<()> {
         let Self { nccl, name, comm, stream, .. } = *self;
         let Task { operation, count, dtype, rank, .. } = *task;
@@ -297,13 +308,13 @@ impl Launch<'_> {
         // SAFETY: the caller's contract; ranks were checked.
         unsafe {
             match operation {
-                Operation::AllReduce => self.reduction(task, |op| {
+                Operation::AllReduce => self.reduction(task, move |op| {
                     call!(nccl, name, ncclAllReduce(send, receive, count, dtype.raw(), op, comm, stream))
                 }),
-                Operation::Reduce => self.reduction(task, |op| {
+                Operation::Reduce => self.reduction(task, move |op| {
                     call!(nccl, name, ncclReduce(send, receive, count, dtype.raw(), op, root, comm, stream))
                 }),
-                Operation::ReduceScatter => self.reduction(task, |op| {
+                Operation::ReduceScatter => self.reduction(task, move |op| {
                     call!(nccl, name, ncclReduceScatter(send, receive, count, dtype.raw(), op, comm, stream))
                 }),
                 Operation::Broadcast => {
@@ -354,7 +365,7 @@ impl Launch<'_> {
                 Operation::Scatter if native() => {
                     call!(nccl, name, ncclScatter(send, receive, count, moved(), root, comm, stream))
                 }
-                Operation::AllToAll | Operation::Gather | Operation::Scatter => self.messages(task),
+                Operation::AllToAll | Operation::Gather | Operation::Scatter => self.messages(*task),
             }
         }
     }
@@ -363,12 +374,13 @@ impl Launch<'_> {
     ///
     /// # Safety
     /// As for [`task`](Self::task).
-    unsafe fn messages(&self, task: &Task) -> Result<()> {
+    #[inline(never)]
+    unsafe fn messages(&self, task: Task) -> Result<()> {
         let Self { nccl, name, place, .. } = *self;
         let own = place.rank == task.rank;
         let share = (task.count * task.dtype.size()) as u64;
         let part = |ptr: DevicePtr, rank: usize| DevicePtr(ptr.0 + rank as u64 * share);
-        let message = |operation, ptr, peer| Task { operation, send: ptr, receive: ptr, rank: peer, ..*task };
+        let message = |operation, ptr, peer| Task { operation, send: ptr, receive: ptr, rank: peer, ..task };
         let send = |ptr, peer| message(Operation::Send, ptr, peer);
         let recv = |ptr, peer| message(Operation::Recv, ptr, peer);
         let queue = || {
@@ -403,7 +415,21 @@ impl Launch<'_> {
     ///
     /// # Safety
     /// As for [`task`](Self::task).
+    #[inline(always)]
     unsafe fn reduction(&self, task: &Task, launch: impl FnOnce(ncclRedOp_t) -> Result<()>) -> Result<()> {
+        match task.op.raw(task.dtype) {
+            Some(op) => launch(op),
+            // SAFETY: the caller's contract.
+            None => unsafe { self.own_reduction(*task, launch) },
+        }
+    }
+
+    /// Calls `launch` with a reduction that is made for the call.
+    ///
+    /// # Safety
+    /// As for [`task`](Self::task).
+    #[cold]
+    unsafe fn own_reduction(&self, task: Task, launch: impl FnOnce(ncclRedOp_t) -> Result<()>) -> Result<()> {
         let Self { nccl, name, comm, .. } = *self;
         let mut element = match task.op {
             ReduceOp::PreMulSum(factor) => types::scalar(factor, task.dtype),

@@ -1,11 +1,9 @@
-//! The group's operations: checked, enqueued on the caller's stream, counted.
-
-use std::sync::atomic::Ordering;
+//! The group's operations, as a user calls them.
 
 use cuda_driver::Stream;
 
-use super::{Batch, Buffer, ProcessGroup, Result, Work, work::Blank};
-use crate::{comm::ReduceOp, record::Span};
+use super::{Batch, Buffer, ProcessGroup, Result, Work};
+use crate::comm::{Operation, ReduceOp};
 
 /// Every operation is enqueued on `stream` and returns; all members make the same calls in the same order. While
 /// `stream` captures, the operation becomes a part of the graph.
@@ -46,10 +44,8 @@ impl ProcessGroup {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("all_reduce", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.all_reduce(send, receive, op) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::AllReduce, self.parts().all_reduce(send, receive, op), stream) }
     }
 
     /// Gives the root's `buffer` to all, into theirs.
@@ -61,10 +57,8 @@ impl ProcessGroup {
     /// See the head of this section.
     #[track_caller]
     pub unsafe fn broadcast(&self, buffer: Buffer, root: usize, stream: &Stream) -> Result<Work> {
-        self.one("broadcast", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.broadcast(buffer, root) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Broadcast, self.parts().broadcast(buffer, root), stream) }
     }
 
     /// Reduces all members' `send` into the root's `receive`; the others' `receive` stays as it is.
@@ -83,10 +77,8 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("reduce", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.reduce(send, receive, op, root) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Reduce, self.parts().reduce(send, receive, op, root), stream) }
     }
 
     /// Gives all members' `send`, in the order of ranks, to all; `receive` holds as many for every member. In
@@ -100,10 +92,8 @@ impl ProcessGroup {
     #[doc(alias = "all_gather_into_tensor")]
     #[track_caller]
     pub unsafe fn all_gather(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
-        self.one("all_gather", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.all_gather(send, receive) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::AllGather, self.parts().all_gather(send, receive), stream) }
     }
 
     /// Gives every member's `send` to all, each into its buffer of the list: `receive[i]` is as long as member `i`'s
@@ -119,7 +109,7 @@ impl ProcessGroup {
     #[doc(alias = "allgatherv")]
     #[track_caller]
     pub unsafe fn all_gather_list(&self, send: Buffer, receive: &[Buffer], stream: &Stream) -> Result<Work> {
-        self.one("all_gather_list", stream, |batch| {
+        self.together("all_gather_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.all_gather_list(send, receive) }
         })
@@ -142,10 +132,10 @@ impl ProcessGroup {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("reduce_scatter", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.reduce_scatter(send, receive, op) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.alone(Operation::ReduceScatter, self.parts().reduce_scatter(send, receive, op), stream)
+        }
     }
 
     /// Reduces every `send[i]` into member `i`'s `receive`; all members give the same lengths. In place: `receive` is
@@ -165,7 +155,7 @@ impl ProcessGroup {
         op: ReduceOp,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("reduce_scatter_list", stream, |batch| {
+        self.together("reduce_scatter_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.reduce_scatter_list(send, receive, op) }
         })
@@ -181,10 +171,8 @@ impl ProcessGroup {
     #[doc(alias = "all_to_all_single")]
     #[track_caller]
     pub unsafe fn all_to_all(&self, send: Buffer, receive: Buffer, stream: &Stream) -> Result<Work> {
-        self.one("all_to_all", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.all_to_all(send, receive) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::AllToAll, self.parts().all_to_all(send, receive), stream) }
     }
 
     /// Gives every member's `send[i]` to member `i`, which receives it in `receive` at the sender's rank: what rank `a`
@@ -215,7 +203,7 @@ impl ProcessGroup {
         receive: &[Buffer],
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("all_to_all_list", stream, |batch| {
+        self.together("all_to_all_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.all_to_all_list(send, receive) }
         })
@@ -238,10 +226,8 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("gather", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.gather(send, receive, root) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Gather, self.parts().gather(send, receive, root), stream) }
     }
 
     /// Gives every member's `send` to the root, each into its buffer of the root's list; the others' list is not looked
@@ -260,7 +246,7 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("gather_list", stream, |batch| {
+        self.together("gather_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.gather_list(send, receive, root) }
         })
@@ -282,10 +268,8 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("scatter", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.scatter(send, receive, root) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Scatter, self.parts().scatter(send, receive, root), stream) }
     }
 
     /// Gives every member its buffer of the root's list; the others' list is not looked at. In place: the root's `receive`
@@ -304,7 +288,7 @@ impl ProcessGroup {
         root: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("scatter_list", stream, |batch| {
+        self.together("scatter_list", stream, |batch| {
             // SAFETY: the caller's contract.
             unsafe { batch.scatter_list(send, receive, root) }
         })
@@ -319,10 +303,8 @@ impl ProcessGroup {
     /// See the head of this section.
     #[track_caller]
     pub unsafe fn send(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
-        self.launch("send", stream, true, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.send(buffer, peer) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Send, self.parts().send(buffer, peer), stream) }
     }
 
     /// Receives `buffer` from member `peer`.
@@ -334,10 +316,8 @@ impl ProcessGroup {
     /// See the head of this section.
     #[track_caller]
     pub unsafe fn recv(&self, buffer: Buffer, peer: usize, stream: &Stream) -> Result<Work> {
-        self.launch("recv", stream, true, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.recv(buffer, peer) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::Recv, self.parts().recv(buffer, peer), stream) }
     }
 
     /// Several operations that begin together, with one number and one [`Work`]: messages in both directions,
@@ -365,65 +345,6 @@ impl ProcessGroup {
     #[doc(alias = "batch_isend_irecv")]
     #[track_caller]
     pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
-        self.one("batch", stream, queue)
-    }
-
-    /// One operation, or several under one name, on the group's communicator.
-    #[track_caller]
-    pub(super) fn one(
-        &self,
-        operation: &'static str,
-        stream: &Stream,
-        queue: impl FnOnce(&Batch<'_>) -> Result<()>,
-    ) -> Result<Work> {
-        self.launch(operation, stream, false, queue)
-    }
-
-    /// The same, or a message by itself, on what its policy says.
-    #[track_caller]
-    fn launch(
-        &self,
-        operation: &'static str,
-        stream: &Stream,
-        message: bool,
-        queue: impl FnOnce(&Batch<'_>) -> Result<()>,
-    ) -> Result<Work> {
-        // In an open group the operation would be launched after the mark that says when it is done.
-        crate::comm::refuse_inside_group(operation)?;
-        let batch = Batch::new(self, stream, message);
-        queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
-        batch.launch(operation)
-    }
-
-    /// Marks the place on `stream` after a launch of a graph that captured operations of the group. A run is not seen by
-    /// itself: with the mark it can be waited for with a deadline, the watchdog gives it the
-    /// [time](super::Builder::work_timeout) that work has, and it counts as an operation. One event a run, none a call.
-    ///
-    /// # Errors
-    /// What ended the group; [`GroupError::Driver`](super::GroupError::Driver).
-    pub fn launched(&self, stream: &Stream) -> Result<Work> {
-        let vigil = &self.counter.vigil;
-        vigil.check()?;
-        let blank = self.outstanding.blank(&self.marks, &self.counter)?;
-        vigil.explain(self.mark(blank, "graph", stream, Span::default(), true))
-    }
-
-    /// Counts what was enqueued and marks its place on the stream.
-    pub(super) fn mark(
-        &self,
-        blank: Blank,
-        operation: &'static str,
-        stream: &Stream,
-        span: Span,
-        counted: bool,
-    ) -> Result<Work> {
-        let one = u64::from(counted);
-        let sequence = self.counter.enqueued.fetch_add(one, Ordering::AcqRel) + one;
-        let work = blank.done(operation, sequence, stream, span)?;
-        // What is captured is not on the stream; it must not hide what is.
-        if !work.is_captured() {
-            self.outstanding.put(&work);
-        }
-        Ok(work)
+        self.together("batch", stream, queue)
     }
 }

@@ -15,6 +15,7 @@ use super::{
     form::{Formation, announce},
 };
 use crate::{
+    Slim,
     comm::{CommError, refuse_inside_group},
     profile,
     store::Deadline,
@@ -96,14 +97,14 @@ impl ProcessGroup {
 
     /// The communicator is there, made now if need be.
     #[inline]
-    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> Slim<(), GroupError> {
         if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
     }
 
     #[cold]
-    fn connect_for(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+    fn connect_for(&self, operation: &'static str, stream: &Stream) -> Slim<(), GroupError> {
         self.refuse_capture(operation, stream)?;
-        self.connect(self.timeout())
+        Ok(self.connect(self.timeout())?)
     }
 
     /// Refuses to make a communicator for what is being captured.

@@ -361,6 +361,34 @@ impl From<cuda_driver::Error> for GroupError {
     }
 }
 
+impl From<Box<Self>> for GroupError {
+    #[cold]
+    fn from(error: Box<Self>) -> Self {
+        *error
+    }
+}
+
+impl From<Box<CommError>> for GroupError {
+    #[cold]
+    fn from(error: Box<CommError>) -> Self {
+        (*error).into()
+    }
+}
+
+impl From<Box<CommError>> for Box<GroupError> {
+    #[cold]
+    fn from(error: Box<CommError>) -> Self {
+        Self::new((*error).into())
+    }
+}
+
+impl From<cuda_driver::Error> for Box<GroupError> {
+    #[cold]
+    fn from(error: cuda_driver::Error) -> Self {
+        Self::new(error.into())
+    }
+}
+
 impl From<ArgumentError> for GroupError {
     fn from(error: ArgumentError) -> Self {
         Self::Comm(error.into())

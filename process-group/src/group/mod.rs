@@ -11,7 +11,8 @@
 //! | `process_group` | the group: who is in it, its end |
 //! | `plan`, `split`, `shrink` | groups of some of the ranks, and of those that are left |
 //! | `startup` | what its making took |
-//! | `buffer`, `collective`, `one_sided`, `batch`, `list` | operations: as a user calls them, and what they are made of |
+//! | `buffer`, `collective`, `one_sided`, `batch` | operations, as a user calls them |
+//! | `parts`, `list`, `launch` | what they are made of, and how that is launched |
 //! | `work` | waiting for them |
 //! | `connect`, `form` | when communicators are made, and how by all of their ranks or by none |
 //! | [`p2p`] | on which of them messages go |
@@ -35,10 +36,12 @@ mod environment;
 mod error;
 mod form;
 mod join;
+mod launch;
 mod list;
 mod member;
 mod one_sided;
 pub mod p2p;
+mod parts;
 mod plan;
 mod process_group;
 mod registration;

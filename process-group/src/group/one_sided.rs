@@ -2,9 +2,9 @@
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Batch, Buffer, ProcessGroup, Result, Work, batch::task};
+use super::{Batch, Buffer, ProcessGroup, Result, Work};
 use crate::{
-    comm::{CommError, Operation, Task},
+    comm::{CommError, Operation},
     profile,
     store::Deadline,
 };
@@ -61,10 +61,8 @@ impl ProcessGroup {
         peer: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        self.one("put_signal", stream, |batch| {
-            // SAFETY: the caller's contract.
-            unsafe { batch.put_signal(local, place, peer) }
-        })
+        // SAFETY: the caller's contract.
+        unsafe { self.alone(Operation::PutSignal, self.parts().put_signal(local, place, peer), stream) }
     }
 
     /// Raises member `peer`'s count of this rank's signals, after all puts to it before.
@@ -73,7 +71,8 @@ impl ProcessGroup {
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
-        self.one("signal", stream, |batch| batch.signal(peer))
+        // SAFETY: it touches no memory of the program's.
+        unsafe { self.alone(Operation::Signal, self.parts().signal(peer), stream) }
     }
 
     /// Has `stream` wait for `count` signals of member `peer` beyond those that were waited for before.
@@ -82,7 +81,8 @@ impl ProcessGroup {
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
-        self.one("wait_signals", stream, |batch| batch.wait_signals(peer, count))
+        // SAFETY: it touches no memory of the program's.
+        unsafe { self.alone(Operation::WaitSignals, self.parts().wait_signals(peer, count), stream) }
     }
 }
 
@@ -97,8 +97,7 @@ impl Batch<'_> {
     /// # Safety
     /// As there.
     pub unsafe fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Result<()> {
-        let place = Buffer { ptr: place, ..local };
-        self.queue(task(Operation::PutSignal, local, place, local.elements).with(peer))
+        self.queue(self.group.parts().put_signal(local, place, peer)?)
     }
 
     /// [`ProcessGroup::signal`].
@@ -106,7 +105,7 @@ impl Batch<'_> {
     /// # Errors
     /// As there.
     pub fn signal(&self, peer: usize) -> Result<()> {
-        self.queue(Task::signals(Operation::Signal, 1, peer))
+        self.queue(self.group.parts().signal(peer)?)
     }
 
     /// [`ProcessGroup::wait_signals`].
@@ -114,6 +113,6 @@ impl Batch<'_> {
     /// # Errors
     /// As there.
     pub fn wait_signals(&self, peer: usize, count: usize) -> Result<()> {
-        self.queue(Task::signals(Operation::WaitSignals, count, peer))
+        self.queue(self.group.parts().wait_signals(peer, count)?)
     }
 }

@@ -16,10 +16,12 @@ use std::{
 
 use cuda_driver::Context;
 
-use super::{BufferError, GroupError, Result, registration::Registered, report::Lying};
+use super::{BufferError, GroupError, registration::Registered, report::Lying};
 use crate::{
+    Slim,
     comm::{Communicator, Operation, Task},
     memory::{self, Place},
+    rare,
 };
 
 /// What was found out about a range. A reader that finds the same stamp before and after has read one entry.
@@ -114,28 +116,47 @@ impl Sight {
     }
 
     /// Looks at the buffers of an operation, whose arguments were checked.
-    #[inline]
-    pub(super) fn look(&self, group: &str, communicator: &Communicator, task: &Task) -> Result<()> {
+    #[inline(always)]
+    pub(super) fn look(&self, group: &str, communicator: &Communicator, task: &Task) -> Slim<(), GroupError> {
         if !self.looks {
             return Ok(());
         }
-        for (side, address, bytes) in task.buffers(communicator.place()).into_iter().flatten() {
-            if bytes == 0 {
-                continue;
-            }
-            let lying = match self.known(address, address.saturating_add(bytes)) {
-                Some(lying) => lying,
-                None => self.find(address, bytes).map_err(|source| GroupError::Buffer {
+        let [first, second] = task.buffers(communicator.place());
+        if let Some(buffer) = first {
+            self.look_at(group, task, buffer)?;
+        }
+        if let Some(buffer) = second {
+            self.look_at(group, task, buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Looks at one: what it is for, where, and its bytes.
+    #[inline(always)]
+    fn look_at(
+        &self,
+        group: &str,
+        task: &Task,
+        (side, address, bytes): (&'static str, u64, u64),
+    ) -> Slim<(), GroupError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let lying = match self.known(address, address.saturating_add(bytes)) {
+            Some(lying) => lying,
+            None => {
+                let unfit = |source| GroupError::Buffer {
                     operation: task.call,
                     group: group.to_owned(),
                     buffer: side,
                     source,
-                })?,
-            };
-            let count = &self.counts[task.operation as usize][lying as usize];
-            // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
-            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        }
+                };
+                self.find(address, bytes).map_err(|source| rare(|| unfit(*source)))?
+            }
+        };
+        let count = &self.counts[task.operation as usize][lying as usize];
+        // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -151,7 +172,7 @@ impl Sight {
     }
 
     #[cold]
-    fn find(&self, address: u64, bytes: u64) -> Result<Lying, BufferError> {
+    fn find(&self, address: u64, bytes: u64) -> Slim<Lying, BufferError> {
         // Before the look: what changes meanwhile is looked up again.
         let generation = memory::generation();
         let place = memory::look(&self.context, cuda_driver::DevicePtr(address), bytes)?;

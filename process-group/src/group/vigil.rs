@@ -222,8 +222,9 @@ impl Vigil {
         }
     }
 
+    /// What an error means.
     #[cold]
-    fn reason(&self, error: GroupError) -> GroupError {
+    pub(super) fn reason(&self, error: GroupError) -> GroupError {
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
             Some(end) => self.error(end),

@@ -184,6 +184,7 @@ pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
 }
 
 /// The collective that a message is a part of.
+#[inline(always)]
 fn list_of(task: &Task) -> Option<Operation> {
     const LISTS: [Operation; 3] = [Operation::AllToAllList, Operation::GatherList, Operation::ScatterList];
     match task.operation {
@@ -196,14 +197,20 @@ impl Call {
     /// What is recorded of tasks that [are one](are_one), in a group of `size`.
     pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
         match tasks {
-            [task] if list_of(task).is_none() => Self::of_one(task, size),
+            [task] => Self::of_one(*task, size),
             _ => Self::of_list(tasks),
         }
     }
 
+    /// The same, of a task alone.
+    #[inline(always)]
+    pub(crate) fn of_one(task: Task, size: usize) -> Self {
+        if list_of(&task).is_none() { Self::of_native(task, size) } else { Self::of_list(&[task]) }
+    }
+
     /// Adds to a batch's hash what all members of a collective say alike: no message, and not the lengths of a list's
     /// shares.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fold(&self, batch: Fold) -> Fold {
         let length = match self.operation {
             message if message.is_message() => return batch,
@@ -233,9 +240,10 @@ impl Call {
         }
     }
 
-    #[inline]
-    fn of_one(task: &Task, size: usize) -> Self {
-        let Task { operation, count, dtype, op, rank, .. } = *task;
+    /// Of one that is no part of a list.
+    #[inline(always)]
+    fn of_native(task: Task, size: usize) -> Self {
+        let Task { operation, count, dtype, op, rank, .. } = task;
         let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));
         let (operation, send, receive, reduces, names) = match operation {
             Native::AllReduce => (Operation::AllReduce, one, one, true, false),

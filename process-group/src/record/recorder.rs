@@ -165,7 +165,7 @@ impl std::fmt::Debug for Track {
 
 /// A call that has been recorded, until it is known whether it was launched.
 #[derive(Debug, Clone, Copy)]
-struct Begun {
+pub(crate) struct Begun {
     record: u64,
     /// Whether it raised its group's count.
     counted: bool,
@@ -192,6 +192,7 @@ impl Track {
     }
 
     /// The count of a message's pair and direction.
+    #[inline(always)]
     fn pair(&self, call: &Call) -> Option<&AtomicU64> {
         let direction = match call.operation {
             Operation::Send => 0,
@@ -205,7 +206,7 @@ impl Track {
 
     /// Records a call that is about to be launched. `batch` is what the batch that it is in has counted already: a
     /// batch counts once as a collective and once as a message.
-    #[inline]
+    #[inline(always)]
     fn begin(&self, call: &Call, batch: Option<&mut Batched>, site: &'static Location<'static>) -> Begun {
         let batched = batch.is_some();
         let message = call.operation.is_message();
@@ -262,21 +263,23 @@ impl Track {
         })
     }
 
-    /// Launches a call that is in no batch, which is recorded before and taken back if it is refused; its record.
-    #[inline]
-    pub(crate) fn one<E>(
-        &self,
-        call: &Call,
-        site: &'static Location<'static>,
-        launch: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Span, E> {
-        let begun = self.begin(call, None, site);
-        if let Err(error) = launch() {
-            self.refuse(call, begun, None);
-            return Err(error);
-        }
+    /// Records a call that is in no batch and about to be launched.
+    #[inline(always)]
+    pub(crate) fn begin_one(&self, call: &Call, site: &'static Location<'static>) -> Begun {
+        self.begin(call, None, site)
+    }
+
+    /// The call was refused.
+    #[cold]
+    pub(crate) fn refuse_one(&self, call: Call, begun: Begun) {
+        self.refuse(&call, begun, None);
+    }
+
+    /// The call was launched: its record.
+    #[inline(always)]
+    pub(crate) fn launched_one(&self, call: &Call, begun: Begun) -> Span {
         self.rolling.step(call.fold(Fold::default()));
-        Ok(Span::default().with(begun.record))
+        Span::default().with(begun.record)
     }
 
     /// Says on which stream these calls are.

@@ -110,7 +110,7 @@ impl Ring {
     }
 
     /// Writes a record; returns its number.
-    #[inline]
+    #[inline(always)]
     pub(super) fn write(
         &self,
         call: &Call,

@@ -36,6 +36,7 @@ rusty_fork_test! {
             let pair = world.split("pair", &Request::Lists(vec![vec![1, 0]])).unwrap().unwrap();
             unsafe { pair.broadcast(two, 1, &stream) }.unwrap();
             pair.destroy(far()).unwrap();
+            stream.synchronize().unwrap();
 
             let dump = world.dump();
             let ranks: Vec<_> = dump.groups.iter().map(|group| &group.ranks[..]).collect();

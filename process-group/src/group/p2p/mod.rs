@@ -74,6 +74,7 @@ use super::{
     registration::Registered,
 };
 use crate::{
+    Slim,
     comm::{Communicator, Config, Operation, Seat, Task},
     store::Deadline,
 };
@@ -123,6 +124,12 @@ impl<'a> Channel<'a> {
     /// The group's communicator.
     pub(super) fn of_all(group: &'a ProcessGroup) -> Self {
         Self { communicator: &group.communicator, peer: None }
+    }
+
+    /// A task of the group as it is there.
+    #[inline(always)]
+    pub(super) fn task(&self, task: Task) -> Task {
+        task.with(self.peer.unwrap_or(task.rank))
     }
 }
 
@@ -192,13 +199,17 @@ impl Messages {
 impl ProcessGroup {
     /// What collectives and batches go on, which is made now if need be.
     #[inline]
-    pub(super) fn channel_of_all(&self, operation: &'static str, stream: &Stream) -> Result<Channel<'_>> {
+    pub(super) fn channel_of_all(
+        &self,
+        operation: &'static str,
+        stream: &Stream,
+    ) -> Slim<Channel<'_>, GroupError> {
         self.connected(operation, stream)?;
         Ok(Channel::of_all(self))
     }
 
     /// What a message by itself goes on, which is made now if need be.
-    pub(super) fn channel(&self, message: &Task, stream: &Stream) -> Result<Channel<'_>> {
+    pub(super) fn channel(&self, message: Task, stream: &Stream) -> Slim<Channel<'_>, GroupError> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }

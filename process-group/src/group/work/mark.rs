@@ -12,10 +12,10 @@ use cuda_driver::{
 };
 
 use super::{
-    super::{Result, process_group::Counter},
+    super::{GroupError, Result, process_group::Counter},
     Work,
 };
-use crate::record::Span;
+use crate::{Slim, record::Span};
 
 /// An operation that was launched.
 pub(super) struct Mark {
@@ -51,7 +51,8 @@ pub(in crate::group) struct Blank(Arc<Mark>);
 
 impl Blank {
     /// Of an operation of a group.
-    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Result<Self> {
+    #[cold]
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Slim<Self, GroupError> {
         Ok(Self(Arc::new(Mark {
             operation: "",
             sequence: 0,
@@ -72,23 +73,23 @@ impl Blank {
     }
 
     /// Marks the place before the operation, where operations are timed. What is captured is not.
-    pub(in crate::group) fn start(&mut self, stream: &Stream) -> Result<()> {
+    #[inline]
+    pub(in crate::group) fn start(&mut self, stream: &Stream) -> Slim<(), GroupError> {
         match &self.0.start {
-            Some(start) if stream.capture_status()? == CaptureStatus::None => {
-                Ok(stream.record(start.event())?)
-            }
-            _ => Ok(()),
+            None => Ok(()),
+            Some(start) => start.record_timed(stream),
         }
     }
 
     /// Marks the place after the operation, number `sequence` of its group, which was launched.
+    #[inline(always)]
     pub(in crate::group) fn done(
         mut self,
         operation: &'static str,
         sequence: u64,
         stream: &Stream,
         span: Span,
-    ) -> Result<Work> {
+    ) -> Slim<Work, GroupError> {
         stream.record(self.0.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
         let key = StreamKey(stream.raw());
@@ -149,6 +150,15 @@ pub(super) struct Lease {
 impl Lease {
     pub(super) fn event(&self) -> &Event {
         self.event.as_ref().unwrap_or_else(|| unreachable!("a lease holds its event until it is dropped"))
+    }
+
+    /// Records it as the place before an operation.
+    #[cold]
+    fn record_timed(&self, stream: &Stream) -> Slim<(), GroupError> {
+        if stream.capture_status()? == CaptureStatus::None {
+            stream.record(self.event())?;
+        }
+        Ok(())
     }
 }
 

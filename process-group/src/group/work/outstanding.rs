@@ -6,11 +6,14 @@ use std::{
 };
 
 use super::{
-    super::{Result, process_group::Counter},
+    super::{GroupError, process_group::Counter},
     Blank, Marks, Work,
     mark::StreamKey,
 };
-use crate::record::{Look, ticks};
+use crate::{
+    Slim,
+    record::{Look, ticks},
+};
 
 /// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
 /// for all; the others are for the flight recorder, which wants to know how far a stream has come.
@@ -43,7 +46,12 @@ impl Outstanding {
     }
 
     /// A mark for the next operation.
-    pub(in crate::group) fn blank(&self, marks: &Arc<Marks>, counter: &Arc<Counter>) -> Result<Blank> {
+    #[inline]
+    pub(in crate::group) fn blank(
+        &self,
+        marks: &Arc<Marks>,
+        counter: &Arc<Counter>,
+    ) -> Slim<Blank, GroupError> {
         let kept = self.kept().blanks.pop();
         match kept {
             Some(blank) => Ok(blank),
@@ -52,19 +60,26 @@ impl Outstanding {
     }
 
     /// Adds the latest work of its stream.
+    #[inline]
     pub(in crate::group) fn put(&self, work: &Work) {
         let Kept { streams, blanks } = &mut *self.kept();
         let stream = work.mark.stream;
         let Some(line) = streams.iter_mut().find(|line| line.stream == stream) else {
-            streams.iter_mut().for_each(|line| line.drop_done(blanks));
-            let mut works = VecDeque::with_capacity(Self::STRIDE);
-            works.push_back(work.clone());
-            return streams.push(Line { stream, works });
+            return Self::put_first(streams, blanks, work);
         };
         if line.works.len().is_multiple_of(Self::STRIDE) {
             line.drop_oldest(blanks);
         }
         line.works.push_back(work.clone());
+    }
+
+    /// Adds the first work of its stream.
+    #[cold]
+    fn put_first(streams: &mut Vec<Line>, blanks: &mut Vec<Blank>, work: &Work) {
+        streams.iter_mut().for_each(|line| line.drop_done(blanks));
+        let mut works = VecDeque::with_capacity(Self::STRIDE);
+        works.push_back(work.clone());
+        streams.push(Line { stream: work.mark.stream, works });
     }
 
     /// The oldest work of every stream.
@@ -98,6 +113,7 @@ impl Outstanding {
 impl Line {
     /// Lets go of the oldest works, a stride at a time, with one query for each and one more: a query costs as much as
     /// ten event records.
+    #[cold]
     fn drop_oldest(&mut self, blanks: &mut Vec<Blank>) {
         const STRIDE: usize = Outstanding::STRIDE;
         while let Some(last) = self.works.get(STRIDE - 1) {

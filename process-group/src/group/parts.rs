@@ -1,0 +1,352 @@
+//! What operations are made of: their arguments checked against the group and each other, and the tasks of NCCL's.
+
+use cuda_driver::DevicePtr;
+
+use super::{Buffer, GroupError, ProcessGroup, Result, list};
+use crate::{
+    Slim,
+    comm::{ArgumentError, Operation, ReduceOp, Task},
+    rare,
+};
+
+/// No buffer of this rank.
+const NONE: DevicePtr = DevicePtr(0);
+
+/// The operations of a group by their names, each with its arguments, as tasks.
+pub(super) struct Parts<'a> {
+    group: &'a ProcessGroup,
+}
+
+impl ProcessGroup {
+    #[inline(always)]
+    pub(super) fn parts(&self) -> Parts<'_> {
+        Parts { group: self }
+    }
+}
+
+impl Parts<'_> {
+    #[inline(always)]
+    pub(super) fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Slim<Task, GroupError> {
+        self.fits("all_reduce", send, receive, (1, 1), "both must be equal")?;
+        Ok(task(Operation::AllReduce, send, receive, send.elements).reduced_by(op))
+    }
+
+    #[inline(always)]
+    pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> Slim<Task, GroupError> {
+        Ok(task(Operation::Broadcast, buffer, buffer, buffer.elements).with(root))
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce(
+        &self,
+        send: Buffer,
+        receive: Buffer,
+        op: ReduceOp,
+        root: usize,
+    ) -> Slim<Task, GroupError> {
+        if self.group.rank == root {
+            self.fits("reduce", send, receive, (1, 1), "both must be equal on the root")?;
+        }
+        Ok(task(Operation::Reduce, send, receive, send.elements).reduced_by(op).with(root))
+    }
+
+    #[inline(always)]
+    pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
+        let rule = "receive must hold send's once for every member";
+        self.fits("all_gather", send, receive, (1, self.group.size()), rule)?;
+        Ok(task(Operation::AllGather, send, receive, send.elements))
+    }
+
+    pub(super) fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
+        const CALL: &str = "all_gather_list";
+        let own = self.own(CALL, "receive", receive)?;
+        self.fits(CALL, send, receive[own], (1, 1), "this rank's receive buffer must be as send")?;
+        self.one_type(CALL, send, receive)?;
+        self.apart(CALL, &[send], receive, Some((0, own)))?;
+        Ok(receive
+            .iter()
+            .enumerate()
+            .map(|(root, receive)| {
+                task(Operation::Broadcast, send, *receive, receive.elements).with(root).within(CALL)
+            })
+            .collect())
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce_scatter(
+        &self,
+        send: Buffer,
+        receive: Buffer,
+        op: ReduceOp,
+    ) -> Slim<Task, GroupError> {
+        let rule = "send must hold receive's once for every member";
+        self.fits("reduce_scatter", send, receive, (self.group.size(), 1), rule)?;
+        Ok(task(Operation::ReduceScatter, send, receive, receive.elements).reduced_by(op))
+    }
+
+    pub(super) fn reduce_scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        op: ReduceOp,
+    ) -> Slim<Vec<Task>, GroupError> {
+        const CALL: &str = "reduce_scatter_list";
+        let own = self.own(CALL, "send", send)?;
+        self.fits(CALL, send[own], receive, (1, 1), "this rank's send buffer must be as receive")?;
+        self.one_type(CALL, receive, send)?;
+        self.apart(CALL, send, &[receive], Some((own, 0)))?;
+        Ok(send
+            .iter()
+            .enumerate()
+            .map(|(root, send)| {
+                task(Operation::Reduce, *send, receive, send.elements).reduced_by(op).with(root).within(CALL)
+            })
+            .collect())
+    }
+
+    #[inline(always)]
+    pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> Slim<Task, GroupError> {
+        let size = self.group.size();
+        self.fits("all_to_all", send, receive, (size, size), "both must hold one share for every member")?;
+        Ok(task(Operation::AllToAll, send, receive, send.elements / size))
+    }
+
+    pub(super) fn all_to_all_list(&self, send: &[Buffer], receive: &[Buffer]) -> Slim<Vec<Task>, GroupError> {
+        const CALL: &str = "all_to_all_list";
+        let own = self.own(CALL, "send", send)?;
+        self.own(CALL, "receive", receive)?;
+        self.fits(
+            CALL,
+            send[own],
+            receive[own],
+            (1, 1),
+            "this rank's share for itself must be equal in both",
+        )?;
+        self.one_type(CALL, send[own], send)?;
+        self.one_type(CALL, send[own], receive)?;
+        self.apart(CALL, send, receive, Some((own, own)))?;
+        let in_place = |peer: usize| peer == own && send[own] == receive[own];
+        let pair =
+            |peer: usize| [message(CALL, send[peer], true, peer), message(CALL, receive[peer], false, peer)];
+        Ok((0..send.len()).filter(|peer| !in_place(*peer)).flat_map(pair).collect())
+    }
+
+    #[inline(always)]
+    pub(super) fn gather(
+        &self,
+        send: Buffer,
+        receive: Option<Buffer>,
+        root: usize,
+    ) -> Slim<Task, GroupError> {
+        const CALL: &str = "gather";
+        let mut all = Buffer { ptr: NONE, ..send };
+        if self.group.rank == root {
+            all = receive.ok_or_else(|| rare(move || self.rootless(CALL, "receive", root)))?;
+            let rule = "receive must hold send's once for every member";
+            self.fits(CALL, send, all, (1, self.group.size()), rule)?;
+        }
+        Ok(task(Operation::Gather, send, all, send.elements).with(root))
+    }
+
+    pub(super) fn gather_list(
+        &self,
+        send: Buffer,
+        receive: &[Buffer],
+        root: usize,
+    ) -> Slim<Vec<Task>, GroupError> {
+        const CALL: &str = "gather_list";
+        let own = self.group.rank;
+        if own != root {
+            return Ok(vec![message(CALL, send, true, root)]);
+        }
+        self.own(CALL, "receive", receive)?;
+        self.fits(CALL, send, receive[own], (1, 1), "the root's own receive buffer must be as send")?;
+        self.one_type(CALL, send, receive)?;
+        self.apart(CALL, &[send], receive, Some((0, own)))?;
+        let to_root = (send != receive[own]).then_some(message(CALL, send, true, own));
+        let from = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, false, peer);
+        let wanted = |(peer, _): &(usize, &Buffer)| *peer != own || to_root.is_some();
+        Ok(to_root.into_iter().chain(receive.iter().enumerate().filter(wanted).map(from)).collect())
+    }
+
+    #[inline(always)]
+    pub(super) fn scatter(
+        &self,
+        send: Option<Buffer>,
+        receive: Buffer,
+        root: usize,
+    ) -> Slim<Task, GroupError> {
+        const CALL: &str = "scatter";
+        let mut all = Buffer { ptr: NONE, ..receive };
+        if self.group.rank == root {
+            all = send.ok_or_else(|| rare(move || self.rootless(CALL, "send", root)))?;
+            let rule = "send must hold receive's once for every member";
+            self.fits(CALL, all, receive, (self.group.size(), 1), rule)?;
+        }
+        Ok(task(Operation::Scatter, all, receive, receive.elements).with(root))
+    }
+
+    pub(super) fn scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        root: usize,
+    ) -> Slim<Vec<Task>, GroupError> {
+        const CALL: &str = "scatter_list";
+        let own = self.group.rank;
+        if own != root {
+            return Ok(vec![message(CALL, receive, false, root)]);
+        }
+        self.own(CALL, "send", send)?;
+        self.fits(CALL, send[own], receive, (1, 1), "the root's own send buffer must be as receive")?;
+        self.one_type(CALL, receive, send)?;
+        self.apart(CALL, send, &[receive], Some((own, 0)))?;
+        let from_root = (receive != send[own]).then_some(message(CALL, receive, false, own));
+        let to = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, true, peer);
+        let wanted = |(peer, _): &(usize, &Buffer)| *peer != own || from_root.is_some();
+        Ok(send.iter().enumerate().filter(wanted).map(to).chain(from_root).collect())
+    }
+
+    #[inline(always)]
+    pub(super) fn send(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
+        Ok(message("send", buffer, true, peer))
+    }
+
+    #[inline(always)]
+    pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> Slim<Task, GroupError> {
+        Ok(message("recv", buffer, false, peer))
+    }
+
+    #[inline(always)]
+    pub(super) fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Slim<Task, GroupError> {
+        let place = Buffer { ptr: place, ..local };
+        Ok(task(Operation::PutSignal, local, place, local.elements).with(peer))
+    }
+
+    #[inline(always)]
+    pub(super) fn signal(&self, peer: usize) -> Slim<Task, GroupError> {
+        Ok(Task::signals(Operation::Signal, 1, peer))
+    }
+
+    #[inline(always)]
+    pub(super) fn wait_signals(&self, peer: usize, count: usize) -> Slim<Task, GroupError> {
+        Ok(Task::signals(Operation::WaitSignals, count, peer))
+    }
+
+    /// Checks two buffers that hold so many shares against each other.
+    #[inline(always)]
+    fn fits(
+        &self,
+        operation: &'static str,
+        send: Buffer,
+        receive: Buffer,
+        shares: (usize, usize),
+        rule: &'static str,
+    ) -> Slim<(), GroupError> {
+        // A share that is no whole number of elements never fits.
+        let share = |buffer: Buffer, shares: usize| {
+            buffer.elements.is_multiple_of(shares).then_some(buffer.elements / shares)
+        };
+        let (from, to) = (share(send, shares.0), share(receive, shares.1));
+        if send.dtype == receive.dtype && from.is_some() && from == to {
+            return Ok(());
+        }
+        Err(rare(move || lengths(self.group, operation, send, receive, rule)))
+    }
+
+    /// Checks that a list has one buffer for every member; where this rank's lies.
+    fn own(
+        &self,
+        operation: &'static str,
+        list: &'static str,
+        buffers: &[Buffer],
+    ) -> Slim<usize, GroupError> {
+        let (found, size) = (buffers.len(), self.group.size());
+        if found == size {
+            return Ok(self.group.rank);
+        }
+        Err(rare(move || GroupError::ListLength {
+            operation,
+            group: self.group.name.to_string(),
+            list,
+            found,
+            size,
+        }))
+    }
+
+    /// Checks that a list holds elements of one type.
+    fn one_type(&self, operation: &'static str, like: Buffer, buffers: &[Buffer]) -> Result<()> {
+        const RULE: &str = "all buffers must hold elements of one type";
+        match buffers.iter().find(|buffer| buffer.dtype != like.dtype) {
+            None => Ok(()),
+            Some(other) => Err(lengths(self.group, operation, like, *other, RULE)),
+        }
+    }
+
+    fn apart(
+        &self,
+        operation: &'static str,
+        send: &[Buffer],
+        receive: &[Buffer],
+        in_place: Option<(usize, usize)>,
+    ) -> Result<()> {
+        Ok(list::apart(operation, list::parts(send, receive, in_place))?)
+    }
+
+    fn rootless(&self, operation: &'static str, buffer: &'static str, root: usize) -> GroupError {
+        GroupError::RootBuffer { operation, group: self.group.name.to_string(), buffer, root }
+    }
+}
+
+#[inline(always)]
+fn task(operation: Operation, send: Buffer, receive: Buffer, count: usize) -> Task {
+    Task::new(operation, send.ptr, receive.ptr, count, send.dtype)
+}
+
+/// One message of the operation `call`, out of `buffer` or into it.
+#[inline(always)]
+fn message(call: &'static str, buffer: Buffer, out: bool, peer: usize) -> Task {
+    let operation = if out { Operation::Send } else { Operation::Recv };
+    task(operation, buffer, buffer, buffer.elements).with(peer).within(call)
+}
+
+/// Refuses messages to this rank itself that have no other half, or another length.
+pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
+    let own =
+        |operation| tasks.iter().filter(move |task| task.operation == operation && task.rank == group.rank);
+    let (mut sent, mut received) = (own(Operation::Send), own(Operation::Recv));
+    loop {
+        match (sent.next(), received.next()) {
+            (None, None) => return Ok(()),
+            (Some(from), Some(to)) if (from.count, from.dtype) == (to.count, to.dtype) => {}
+            (Some(from), Some(to)) => {
+                let buffer = |task: &Task| Buffer::new(task.send, task.count, task.dtype);
+                let rule = "a message to oneself is received as it is sent";
+                return Err(lengths(group, from.call, buffer(from), buffer(to), rule));
+            }
+            (Some(half), None) | (None, Some(half)) => {
+                return Err(ArgumentError::ToOneself { call: half.call, rank: group.rank }.into());
+            }
+        }
+    }
+}
+
+#[cold]
+fn lengths(
+    group: &ProcessGroup,
+    operation: &'static str,
+    send: Buffer,
+    receive: Buffer,
+    rule: &'static str,
+) -> GroupError {
+    GroupError::Lengths {
+        operation,
+        group: group.name.to_string(),
+        size: group.size(),
+        send: send.elements,
+        send_type: send.dtype,
+        receive: receive.elements,
+        receive_type: receive.dtype,
+        rule,
+    }
+}
