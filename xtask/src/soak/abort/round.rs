@@ -201,6 +201,9 @@ impl Seat<'_> {
         let handles: Vec<_> = communicators.iter().map(Communicator::abort_handle).collect();
         let streams = communicators.iter().map(|_| self.stream()).collect::<Result<Vec<_>>>()?;
         let memory = DeviceMemory::new(self.context, 4096)?;
+        for (communicator, stream) in communicators.iter().zip(&streams) {
+            self.connect(|| all_reduce(communicator, &memory, stream), stream)?;
+        }
         let mut took = None;
         if !absent {
             self.step("enqueueing");
@@ -215,6 +218,17 @@ impl Seat<'_> {
         }
         let streams: Vec<_> = streams.iter().collect();
         self.end(&handles, &streams, took)
+    }
+
+    /// The first call, with the absent rank too: on some releases ranks wait in it, on the host, until all are there.
+    fn connect<E: std::error::Error + Send + Sync + 'static>(
+        &self,
+        call: impl FnOnce() -> Result<(), E>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.step("connecting");
+        call()?;
+        Ok(stream.synchronize()?)
     }
 
     /// A unique id from rank 0.
@@ -247,6 +261,9 @@ impl Seat<'_> {
         let stream = self.stream()?;
         let memory = DeviceMemory::new(self.context, 4096)?;
         let segment = if self.round.case == Case::Window { Some(segment(self.context)?) } else { None };
+        if self.round.case == Case::Destroy {
+            self.connect(|| all_reduce(&communicator, &memory, &stream), &stream)?;
+        }
         if absent {
             return self.end(&handles, &[&stream], None);
         }
@@ -311,14 +328,18 @@ impl Seat<'_> {
         let handles = [group.abort_handle()];
         let stream = self.stream()?;
         let memory = DeviceMemory::new(self.context, 4096)?;
+        let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
+        // SAFETY: the memory holds as many elements, and outlives the work, whose end is forced.
+        let reduce = || unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+        if *case == Case::Wait {
+            self.connect(|| reduce().map(drop), &stream)?;
+        }
         if absent {
             return self.end(&handles, &[&stream], None);
         }
         let took = match case {
             Case::Wait => {
-                let buffer = Buffer::new(memory.ptr(), 1024, DataType::F32);
-                // SAFETY: the memory holds as many elements, and outlives the work, whose end is forced.
-                let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }?;
+                let work = reduce()?;
                 self.under(&handles, true, || work.wait_timeout(Self::far()))
             }
             Case::Barrier => self.under(&handles, true, || group.barrier(Self::far())),
