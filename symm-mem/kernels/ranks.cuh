@@ -116,7 +116,7 @@ __device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u32 ch
 
 // Meets this block of every rank, all of its threads taking part: what those blocks did before is done and seen.
 // False, for all threads: it did not come to that, and the block ends.
-__device__ __forceinline__ bool meet(const Ranks &ranks, u32 kernel) {
+__device__ __noinline__ bool meet(const Ranks ranks, u32 kernel) {
     __syncthreads();
     return __syncthreads_and(meet_peer(ranks, kernel, USER_CHANNELS + blockIdx.x)) != 0;
 }

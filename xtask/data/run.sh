@@ -82,30 +82,36 @@ print(next(path for path in open("/proc/self/maps").read().split() if "/libnccl.
     done
 }
 
-# cuda-driver on the host's own driver, under compute-sanitizer. Calls that fail are not reported: the tests make some
-# fail on purpose (a handle opened by its own process, fabric handles without a fabric) and look at every code
-# themselves. Looked for is what no code tells: accesses out of bounds, after a free, of what nobody wrote.
+# cuda-driver on the host's own driver, and symm-mem's kernels, under compute-sanitizer. Calls that fail are not reported:
+# the tests make some fail on purpose (a handle opened by its own process, fabric handles without a fabric) and look at
+# every code themselves. Looked for is what no code tells: accesses out of bounds, after a free, of what nobody wrote.
 sanitize() {
-    local tool output check skip test=tests/cuda-driver cuda=${CUDA_HOME:-/usr/local/cuda}
+    local tool cuda=${CUDA_HOME:-/usr/local/cuda}
     tool=$(PATH=$PATH:$cuda/bin:$cuda/compute-sanitizer command -v compute-sanitizer)
-    echo "== compute-sanitizer $test"
+    echo "== compute-sanitizer"
     if [ -z "$tool" ]; then
         echo "skipped: no compute-sanitizer in PATH or $cuda (CUDA_HOME names another toolkit)"
         return
     fi
-    for check in memcheck initcheck; do
-        # What another process has written is unwritten to initcheck.
-        skip=()
-        [ "$check" = memcheck ] || skip=(--skip shares_with_another_process)
-        if output=$("$tool" --tool "$check" --error-exitcode 1 --report-api-errors no --target-processes all \
-            "$test" hardware "${skip[@]}" --test-threads 1 --show-output 2>&1); then
-            grep -E '^(skipped: |========= ERROR SUMMARY|test result: )' <<<"$output" | sed "s/^/$check: /"
-        else
-            failed=1
-            echo "$check:"
-            echo "$output"
-        fi
-    done
+    sanitized memcheck tests/cuda-driver hardware
+    # What another process has written is unwritten to initcheck.
+    sanitized initcheck tests/cuda-driver hardware --skip shares_with_another_process
+    sanitized memcheck tests/symm-mem hardware_brief
+    sanitized racecheck tests/symm-mem hardware_brief
+}
+
+# Runs a test binary under a tool: sanitized CHECK BINARY FILTER...
+sanitized() {
+    local output check=$1
+    shift
+    if output=$("$tool" --tool "$check" --error-exitcode 1 --report-api-errors no --target-processes all \
+        "$@" --test-threads 1 --show-output 2>&1); then
+        grep -E '^(skipped: |========= (ERROR|RACECHECK) SUMMARY|test result: )' <<<"$output" | sed "s|^|$1, $check: |"
+    else
+        failed=1
+        echo "$1, $check:"
+        echo "$output"
+    fi
 }
 
 if [ "$what" = all ] || [ "$what" = doctor ]; then

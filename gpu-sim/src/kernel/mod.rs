@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 pub(crate) use self::modules::{Function, Kernels, Module};
 use crate::fault::Fault;
+pub use crate::nccl::reduce::{Element, Op, reduce};
 use crate::stream::{Exec, Launched, Work};
 
 /// What runs in a kernel's place.

@@ -39,7 +39,7 @@ mod init;
 mod library;
 mod p2p;
 mod plan;
-mod reduce;
+pub(crate) mod reduce;
 mod register;
 mod rma;
 mod shm;

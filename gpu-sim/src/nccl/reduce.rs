@@ -4,6 +4,8 @@
 //! alone, so every rank, and every way of cutting a buffer into slices, gets the same bits. Half types accumulate in
 //! `f32` and are rounded once; integers wrap; [`Op::Avg`] sums, then divides (integers towards zero).
 //!
+//! Public as [`crate::kernel::reduce`], for kernels of other crates.
+//!
 //! Not here: where the bytes come from (`transport`) and which slice a rank reduces (`collective`).
 
 use half::slice::HalfFloatSliceExt;
@@ -34,16 +36,26 @@ macro_rules! by_lane {
 
 /// The type of one element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Element {
+pub enum Element {
+    /// Signed, 8 bits.
     I8,
+    /// Unsigned, 8 bits.
     U8,
+    /// Signed, 32 bits.
     I32,
+    /// Unsigned, 32 bits.
     U32,
+    /// Signed, 64 bits.
     I64,
+    /// Unsigned, 64 bits.
     U64,
+    /// IEEE half precision.
     F16,
+    /// IEEE single precision.
     F32,
+    /// IEEE double precision.
     F64,
+    /// The upper half of a single.
     Bf16,
     /// 8-bit float, from 2.24.
     F8e4m3,
@@ -87,13 +99,18 @@ impl Element {
 
 /// How elements are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Op {
+pub enum Op {
+    /// The sum.
     Sum,
+    /// The product.
     Prod,
+    /// The largest.
     Max,
+    /// The smallest.
     Min,
+    /// The sum, then divided by the number of inputs; integers towards zero.
     Avg,
-    /// A sum whose terms were multiplied before, by [`scale`]: made by the program.
+    /// A sum whose terms were multiplied before: an operation that a program made.
     PreMulSum,
 }
 
@@ -110,7 +127,10 @@ impl Op {
 /// Folds `inputs`, in their order, into `output`.
 ///
 /// All slices have the same length, a multiple of the element's size; there is at least one input.
-pub(crate) fn reduce(output: &mut [u8], inputs: &[&[u8]], element: Element, op: Op) {
+///
+/// # Panics
+/// Otherwise.
+pub fn reduce(output: &mut [u8], inputs: &[&[u8]], element: Element, op: Op) {
     assert!(
         !inputs.is_empty() && output.len().is_multiple_of(element.size()),
         "reduce called with a broken shape"

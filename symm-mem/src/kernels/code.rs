@@ -4,7 +4,9 @@
 //! refuses PTX of a newer toolkit than its own release, and newer PTX is made for newer devices.
 
 use cuda_driver::sys::Version;
+use process_group::comm::{DataType, ReduceOp};
 
+use super::arguments::Placing;
 use super::fault::Waiting;
 use super::pad::LINE;
 use super::{Kernel, MOST_RANKS, PadLayout};
@@ -81,7 +83,7 @@ macro_rules! units {
             name: $name,
             source: $source,
             defines: &$defines,
-            entries: $entries,
+            entries: &$entries,
             ptx: [
                 include_str!(concat!("../../kernels/ptx/compute_70/", $name, ".ptx")),
                 include_str!(concat!("../../kernels/ptx/compute_90/", $name, ".ptx")),
@@ -90,12 +92,54 @@ macro_rules! units {
     };
 }
 
-/// The unit of the signals.
+/// The places of the unit of signals, of the one that moves bytes, and of the first that combines elements.
 pub(super) const SIGNALS: usize = 0;
+pub(super) const GATHER: usize = 1;
+pub(super) const REDUCE: usize = 2;
+
+macro_rules! reduce {
+    ($element:literal) => {
+        [
+            concat!("symm_reduce_", $element, "_sum"),
+            concat!("symm_reduce_", $element, "_prod"),
+            concat!("symm_reduce_", $element, "_max"),
+            concat!("symm_reduce_", $element, "_min"),
+            concat!("symm_reduce_", $element, "_avg"),
+        ]
+    };
+}
 
 units! {
-    "signals" from "signals.cu" with []: &["symm_barrier", "symm_put_signal", "symm_wait_signal"];
+    "signals" from "signals.cu" with []: ["symm_barrier", "symm_put_signal", "symm_wait_signal"];
+    "gather" from "gather.cu" with []: ["symm_gather"];
+    "reduce_i8" from "reduce.cu" with ["ELEMENT=i8"]: reduce!("i8");
+    "reduce_u8" from "reduce.cu" with ["ELEMENT=u8"]: reduce!("u8");
+    "reduce_i32" from "reduce.cu" with ["ELEMENT=i32"]: reduce!("i32");
+    "reduce_u32" from "reduce.cu" with ["ELEMENT=u32"]: reduce!("u32");
+    "reduce_i64" from "reduce.cu" with ["ELEMENT=i64"]: reduce!("i64");
+    "reduce_u64" from "reduce.cu" with ["ELEMENT=u64"]: reduce!("u64");
+    "reduce_f16" from "reduce.cu" with ["ELEMENT=f16"]: reduce!("f16");
+    "reduce_bf16" from "reduce.cu" with ["ELEMENT=bf16"]: reduce!("bf16");
+    "reduce_f32" from "reduce.cu" with ["ELEMENT=f32"]: reduce!("f32");
+    "reduce_f64" from "reduce.cu" with ["ELEMENT=f64"]: reduce!("f64");
 }
+
+/// The types that are combined, in the order of their units.
+pub(super) const ELEMENTS: [DataType; 10] = [
+    DataType::I8,
+    DataType::U8,
+    DataType::I32,
+    DataType::U32,
+    DataType::I64,
+    DataType::U64,
+    DataType::F16,
+    DataType::Bf16,
+    DataType::F32,
+    DataType::F64,
+];
+
+/// The operations that combine, in the order of each unit's kernels.
+pub(super) const OPERATIONS: [ReduceOp; 5] = ReduceOp::ALL;
 
 /// What is defined for every unit: numbers that both sides have to know.
 #[must_use]
@@ -109,5 +153,6 @@ pub fn defines() -> Vec<(&'static str, u32)> {
     ];
     defines.extend(Kernel::ALL.map(|(kernel, name)| (name, kernel as u32)));
     defines.extend(Waiting::ALL.map(|(waiting, name)| (name, waiting as u32)));
+    defines.extend(Placing::ALL.map(|(placing, name)| (name, placing as u32)));
     defines
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use process_group::comm::DataType;
+
 use super::{Kernel, MOST_RANKS, Waiting};
 
 /// A wait inside a kernel that was late.
@@ -78,6 +80,52 @@ pub enum KernelError {
         channel: u32,
         /// How many there are.
         channels: u32,
+    },
+    /// More bytes than can be counted.
+    #[error("{kernel} of {elements} elements a rank: the ranks' bytes cannot be counted")]
+    TooLong {
+        /// The kernel.
+        kernel: Kernel,
+        /// Elements, or bytes, of each rank.
+        elements: u64,
+    },
+    /// A type that is not combined so.
+    #[error("{kernel} does not combine {dtype} to the {op}")]
+    NotCombined {
+        /// The kernel.
+        kernel: Kernel,
+        /// The type.
+        dtype: DataType,
+        /// The operation.
+        op: String,
+    },
+    /// An outcome partly over what ranks still read.
+    #[error(
+        "{kernel} would write {written} bytes at offset {output} over its input, {read} bytes at offset {input}"
+    )]
+    Overlap {
+        /// The kernel.
+        kernel: Kernel,
+        /// Where the input begins.
+        input: u64,
+        /// Its bytes.
+        read: u64,
+        /// Where the outcome begins.
+        output: u64,
+        /// Its bytes.
+        written: u64,
+    },
+    /// A kernel that writes to all ranks was given an address of one.
+    #[error("{kernel} writes to all ranks: it needs an offset in their buffers, not an address")]
+    TargetOutside {
+        /// The kernel.
+        kernel: Kernel,
+    },
+    /// A kernel that cannot work in place.
+    #[error("{kernel} in place: what it would overwrite, others still read")]
+    NotInPlace {
+        /// The kernel.
+        kernel: Kernel,
     },
     /// A device that is older than the code.
     #[error("device {device} is of compute capability {}.{}, the kernels need 7.0", found.0, found.1)]

@@ -13,11 +13,14 @@
 //! | `code` | the PTX that the crate comes with, and which of it a driver takes |
 //! | `load` | a context's kernels, loaded once |
 //! | `signals` | the launches of barrier, put and wait |
+//! | `collectives`, `arguments` | those of all-reduce, reduce-scatter, all-gather and all-to-all, and what their kernels are told |
 //! | `twins` (feature `twins`) | host functions in the kernels' place, for the embedded device |
 //!
 //! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler.
 
+mod arguments;
 mod code;
+mod collectives;
 mod error;
 mod fault;
 mod load;
@@ -30,6 +33,7 @@ use cuda_driver::DevicePtr;
 use cuda_driver::module::Parameter;
 
 pub use code::{CodeSet, UNITS, Unit, defines};
+pub use collectives::{Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter, Target};
 pub use error::{KernelError, Late};
 pub use fault::{FaultRecord, Waiting};
 pub use load::Kernels;
@@ -77,14 +81,29 @@ pub enum Kernel {
     PutSignal = 2,
     /// One rank waits for another's signal.
     WaitSignal = 3,
+    /// Every rank combines what all have.
+    AllReduceOneShot = 4,
+    /// Every rank combines a slice of what all have, for all.
+    AllReduceTwoShot = 5,
+    /// Every rank combines its part of what all have.
+    ReduceScatter = 6,
+    /// Every rank gets what all have.
+    AllGather = 7,
+    /// Every rank gets from each what that has for it.
+    AllToAll = 8,
 }
 
 impl Kernel {
     /// Every kernel, with the name of its define in the device code.
-    const ALL: [(Self, &'static str); 3] = [
+    const ALL: [(Self, &'static str); 8] = [
         (Self::Barrier, "KERNEL_BARRIER"),
         (Self::PutSignal, "KERNEL_PUT_SIGNAL"),
         (Self::WaitSignal, "KERNEL_WAIT_SIGNAL"),
+        (Self::AllReduceOneShot, "KERNEL_ALL_REDUCE_ONE_SHOT"),
+        (Self::AllReduceTwoShot, "KERNEL_ALL_REDUCE_TWO_SHOT"),
+        (Self::ReduceScatter, "KERNEL_REDUCE_SCATTER"),
+        (Self::AllGather, "KERNEL_ALL_GATHER"),
+        (Self::AllToAll, "KERNEL_ALL_TO_ALL"),
     ];
 }
 
@@ -94,6 +113,11 @@ impl std::fmt::Display for Kernel {
             Self::Barrier => "barrier",
             Self::PutSignal => "put_signal",
             Self::WaitSignal => "wait_signal",
+            Self::AllReduceOneShot => "one-shot all_reduce",
+            Self::AllReduceTwoShot => "two-shot all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::AllToAll => "all_to_all",
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The committed PTX: what is in it, and which of it a driver is given.
 
 use cuda_driver::sys::CUresult;
+use process_group::comm::DataType;
 use symm_mem::kernels::{CodeSet, KernelError, Kernels, UNITS};
 
 use super::{driver, on_devices, start};
@@ -46,6 +47,8 @@ fn a_driver_is_given_code_that_it_takes() {
         let context = driver.device(0).unwrap().retain_primary().unwrap();
         let kernels = Kernels::load(&context).unwrap();
         assert_eq!(kernels.code_set(), set);
+        // Every kernel that is asked for is in the code.
+        DataType::ALL.iter().for_each(|dtype| kernels.prepare(*dtype).unwrap());
     }
     world.finish().unwrap();
 }

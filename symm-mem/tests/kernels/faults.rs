@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cuda_driver::{Driver, Error, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
-use symm_mem::kernels::KernelError;
+use process_group::comm::{DataType, ReduceOp};
+use symm_mem::kernels::{Algorithm, AllGather, AllReduce, AllToAll, KernelError, ReduceScatter, Target};
 
 use super::rig::{self, Rank};
 use super::{driver, start};
@@ -22,6 +23,8 @@ fn flow(driver: &Driver) -> Result<(), KernelError> {
 }
 
 fn launch(ranks: &[Rank]) -> Result<(), KernelError> {
+    let (input, elements, bytes, target) = (0, 100, 400, Target::Offset(2048));
+    let (dtype, op, algorithm) = (DataType::F32, ReduceOp::Sum, Algorithm::TwoShot);
     for rank in ranks {
         let Rank { kernels, stream, ranks, .. } = rank;
         // SAFETY: the rig keeps the kernels' contract; everything lives until all is done.
@@ -29,6 +32,14 @@ fn launch(ranks: &[Rank]) -> Result<(), KernelError> {
             kernels.barrier(stream, ranks, 0)?;
             kernels.put_signal(stream, ranks, 1 - ranks.rank, 1)?;
             kernels.wait_signal(stream, ranks, 1 - ranks.rank, 1)?;
+            kernels.all_reduce(
+                stream,
+                ranks,
+                &AllReduce { input, target, elements, dtype, op, algorithm },
+            )?;
+            kernels.reduce_scatter(stream, ranks, &ReduceScatter { input, target, elements, dtype, op })?;
+            kernels.all_gather(stream, ranks, &AllGather { input, target, bytes })?;
+            kernels.all_to_all(stream, ranks, &AllToAll { input, target, bytes })?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use cuda_driver::Driver;
 
-use super::{rig, signals};
+use super::{collectives, rig, signals};
 
 /// The machine's driver and how many of its devices are used, or why there are none.
 fn gpus() -> Option<(Driver, u32)> {
@@ -28,4 +28,30 @@ fn hardware_signals() {
     signals::an_absent_rank_is_named_and_the_context_lives(&driver, devices);
     signals::a_signal_that_is_not_taken_stops_the_next(&driver, devices);
     signals::graphs_meet_as_often_as_they_are_launched(&driver, devices);
+}
+
+/// Each kernel once or a few times, which takes seconds under a sanitizer too.
+#[test]
+fn hardware_brief() {
+    let Some((driver, devices)) = gpus() else { return };
+    signals::a_signal_brings_what_was_written_before(&driver, devices, 2);
+    let ranks = collectives::ranks(&driver, devices, 2, 1 << 16);
+    let cases = collectives::everything(&ranks, &[519]);
+    println!("2 ranks on {} devices: {cases} collectives were right", devices.min(2));
+    collectives::graphs(&driver, devices, 2);
+}
+
+#[test]
+fn hardware_collectives() {
+    let Some((driver, devices)) = gpus() else { return };
+    for world in [1, 2, 3, 4, 8] {
+        let ranks = collectives::ranks(&driver, devices, world, 1 << 18);
+        let cases = collectives::everything(&ranks, &collectives::SHORT_LENGTHS);
+        let ranks = collectives::ranks(&driver, devices, world, 16 << 20);
+        let long = collectives::some_long(&ranks);
+        println!("{world} ranks on {devices} devices: {cases} short and {long} long collectives were right");
+    }
+    collectives::graphs(&driver, devices, 2);
+    collectives::graphs(&driver, devices, 4);
+    collectives::absent(&driver, devices);
 }

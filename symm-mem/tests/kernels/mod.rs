@@ -1,8 +1,10 @@
 //! The kernels: their twins on the embedded device, and their PTX on GPUs where there are some.
 
 mod code;
+mod collectives;
 mod faults;
 mod hardware;
+mod reference;
 mod rig;
 mod signals;
 

@@ -4,23 +4,68 @@
 //! A block after the other, where a device runs them at the same time: a kernel's blocks never wait for each other. What
 //! a twin waits for parks its executor, until the deadline.
 
+mod collectives;
 mod peers;
 mod signals;
 
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
-use gpu_sim::kernel::Launch;
+use gpu_sim::kernel::{Element, Launch, Op};
+use process_group::comm::{DataType, ReduceOp};
 
 use self::peers::Peers;
-use super::code::UNITS;
-use super::{Ranks, code};
+use super::Ranks;
+use super::arguments::{Gather, Reduce};
+use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
 
 /// Puts the twins into a world: once, before kernels are loaded there.
+///
+/// ```
+/// let world = gpu_sim::World::builder().devices(2).start()?;
+/// symm_mem::kernels::twins::register(&world);
+/// # world.finish()?;
+/// # Ok::<(), gpu_sim::WorldError>(())
+/// ```
 pub fn register(world: &World) {
-    let [barrier, put, wait] = [0, 1, 2].map(|entry| UNITS[code::SIGNALS].entries[entry]);
-    world.register_kernel(barrier, &[size_of::<Ranks>(), 4], signals::barrier);
-    world.register_kernel(put, &[size_of::<Ranks>(), 4, 4], signals::put);
-    world.register_kernel(wait, &[size_of::<Ranks>(), 4, 4], signals::wait);
+    let ranks = size_of::<Ranks>();
+    let entry = |unit: usize, entry: usize| UNITS[unit].entries[entry];
+    world.register_kernel(entry(SIGNALS, 0), &[ranks, 4], signals::barrier);
+    world.register_kernel(entry(SIGNALS, 1), &[ranks, 4, 4], signals::put);
+    world.register_kernel(entry(SIGNALS, 2), &[ranks, 4, 4], signals::wait);
+    world.register_kernel(entry(GATHER, 0), &[ranks, size_of::<Gather>()], collectives::gather);
+    for (unit, dtype) in (REDUCE..).zip(ELEMENTS) {
+        for (kernel, op) in OPERATIONS.into_iter().enumerate() {
+            let Some((element, op)) = arithmetic(dtype, op) else { continue };
+            let twin = collectives::reducing(element, op);
+            world.register_kernel(entry(unit, kernel), &[ranks, size_of::<Reduce>()], twin);
+        }
+    }
+}
+
+/// What the embedded device calls an element and an operation.
+fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
+    let element = match dtype {
+        DataType::I8 => Element::I8,
+        DataType::U8 => Element::U8,
+        DataType::I32 => Element::I32,
+        DataType::U32 => Element::U32,
+        DataType::I64 => Element::I64,
+        DataType::U64 => Element::U64,
+        DataType::F16 => Element::F16,
+        DataType::Bf16 => Element::Bf16,
+        DataType::F32 => Element::F32,
+        DataType::F64 => Element::F64,
+        _ => return None,
+    };
+    let op = match op {
+        ReduceOp::Sum => Op::Sum,
+        ReduceOp::Prod => Op::Prod,
+        ReduceOp::Max => Op::Max,
+        ReduceOp::Min => Op::Min,
+        ReduceOp::Avg => Op::Avg,
+        _ => return None,
+    };
+    Some((element, op))
 }
 
 /// A parameter that is a structure of `repr(C)` without padding.

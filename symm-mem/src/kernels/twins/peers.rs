@@ -17,7 +17,7 @@ pub(super) type Met = Result<bool, Fault>;
 
 /// The ranks, as a launch's first parameter names them.
 pub(super) struct Peers<'a> {
-    pub(super) launch: &'a Launch<'a>,
+    launch: &'a Launch<'a>,
     pub(super) ranks: Ranks,
     kernel: Kernel,
     pads: Vec<u64>,
@@ -31,6 +31,11 @@ impl<'a> Peers<'a> {
         let pads = addresses(launch, ranks.pads.0, ranks.world)?;
         let peers = Self { launch, ranks, kernel, pads };
         Ok(if peers.gave_up()? { None } else { Some(peers) })
+    }
+
+    /// The ranks' buffers.
+    pub(super) fn buffers(&self) -> Result<Vec<u64>, Fault> {
+        addresses(self.launch, self.ranks.buffers.0, self.ranks.world)
     }
 
     fn layout(&self) -> PadLayout {
@@ -120,7 +125,7 @@ impl<'a> Peers<'a> {
 }
 
 /// An array of addresses.
-pub(super) fn addresses(launch: &Launch<'_>, at: u64, count: u32) -> Result<Vec<u64>, Fault> {
+fn addresses(launch: &Launch<'_>, at: u64, count: u32) -> Result<Vec<u64>, Fault> {
     let view = launch.exec.view(at, u64::from(count) * 8, Access::READ)?;
     let address = |index| {
         let mut bytes = [0; 8];

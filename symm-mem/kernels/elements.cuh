@@ -1,0 +1,126 @@
+// Elements: what they are added up in, and how they are combined. The define ELEMENT names one, as below.
+//
+// Integers wrap around in their own type. Half types are added up in f32 and rounded once, to the nearest, ties to even.
+#pragma once
+
+#include "packs.cuh"
+
+// Adds up, multiplies and divides in `Sum`, compares in `Order`, and lies in memory as `Bits`.
+template <typename Bits_, typename Sum_, typename Order_>
+struct Integer {
+    typedef Bits_ Bits;
+    typedef Sum_ Value;
+    static __device__ __forceinline__ Value load(Bits bits) { return (Value)(Order_)bits; }
+    static __device__ __forceinline__ Bits store(Value value) { return (Bits)value; }
+    static __device__ __forceinline__ Value larger(Value a, Value b) { return order(a) < order(b) ? b : a; }
+    static __device__ __forceinline__ Value smaller(Value a, Value b) { return order(b) < order(a) ? b : a; }
+    // Of the sum as the type holds it, towards zero.
+    static __device__ __forceinline__ Value divide(Value sum, u32 by) {
+        return (Value)(sizeof(Order_) < 4 ? (Order_)((int)order(sum) / (int)by) : (Order_)(order(sum) / (Order_)by));
+    }
+
+  private:
+    static __device__ __forceinline__ Order_ order(Value value) { return (Order_)value; }
+};
+
+template <typename Value_>
+struct Float {
+    typedef Value_ Bits;
+    typedef Value_ Value;
+    static __device__ __forceinline__ Value load(Bits bits) { return bits; }
+    static __device__ __forceinline__ Bits store(Value value) { return value; }
+    // Of a number and no number, the number.
+    static __device__ __forceinline__ Value larger(Value a, Value b) {
+        if constexpr (sizeof(Value) == 8) return fmax(a, b);
+        return fmaxf(a, b);
+    }
+    static __device__ __forceinline__ Value smaller(Value a, Value b) {
+        if constexpr (sizeof(Value) == 8) return fmin(a, b);
+        return fminf(a, b);
+    }
+    static __device__ __forceinline__ Value divide(Value sum, u32 by) { return sum / (Value)by; }
+};
+
+struct Half : Float<float> {
+    typedef u16 Bits;
+    static __device__ __forceinline__ Value load(Bits bits) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+        return value;
+    }
+    static __device__ __forceinline__ Bits store(Value value) {
+        u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+        return bits;
+    }
+};
+
+struct Brain : Float<float> {
+    typedef u16 Bits;
+    static __device__ __forceinline__ Value load(Bits bits) { return __uint_as_float((u32)bits << 16); }
+    static __device__ __forceinline__ Bits store(Value value) {
+        const u32 bits = __float_as_uint(value);
+        if ((bits & 0x7fffffff) > 0x7f800000) return (u16)(bits >> 16 | 0x40);
+        return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+};
+
+namespace elements {
+typedef Integer<::u8, ::u32, signed char> i8;
+typedef Integer<::u8, ::u32, ::u8> u8;
+typedef Integer<::u32, ::u32, int> i32;
+typedef Integer<::u32, ::u32, ::u32> u32;
+typedef Integer<::u64, ::u64, long long> i64;
+typedef Integer<::u64, ::u64, ::u64> u64;
+typedef Half f16;
+typedef Brain bf16;
+typedef Float<float> f32;
+typedef Float<double> f64;
+}  // namespace elements
+
+typedef elements::ELEMENT Element;
+typedef Element::Value Value;
+enum : u32 { LANES = PACK / sizeof(Element::Bits) };
+
+struct Lanes {
+    Value of[LANES];
+};
+
+__device__ __forceinline__ Lanes unpack(const Pack &pack) {
+    Element::Bits bits[LANES];
+    memcpy(bits, &pack, PACK);
+    Lanes lanes;
+#pragma unroll
+    for (u32 i = 0; i < LANES; ++i) lanes.of[i] = Element::load(bits[i]);
+    return lanes;
+}
+
+__device__ __forceinline__ Pack repack(const Lanes &lanes) {
+    Element::Bits bits[LANES];
+#pragma unroll
+    for (u32 i = 0; i < LANES; ++i) bits[i] = Element::store(lanes.of[i]);
+    Pack pack;
+    memcpy(&pack, bits, PACK);
+    return pack;
+}
+
+struct Sum {
+    static __device__ __forceinline__ Value combine(Value a, Value b) { return a + b; }
+    static __device__ __forceinline__ Value finish(Value value, u32) { return value; }
+};
+
+struct Product : Sum {
+    static __device__ __forceinline__ Value combine(Value a, Value b) { return a * b; }
+};
+
+struct Largest : Sum {
+    static __device__ __forceinline__ Value combine(Value a, Value b) { return Element::larger(a, b); }
+};
+
+struct Smallest : Sum {
+    static __device__ __forceinline__ Value combine(Value a, Value b) { return Element::smaller(a, b); }
+};
+
+struct Average : Sum {
+    static __device__ __forceinline__ Value finish(Value value, u32 world) { return Element::divide(value, world); }
+};

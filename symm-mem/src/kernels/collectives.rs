@@ -1,0 +1,335 @@
+//! The launches of all-reduce, reduce-scatter, all-gather and all-to-all.
+
+use cuda_driver::module::{LaunchConfig, Parameter};
+use cuda_driver::{DevicePtr, Stream};
+use process_group::comm::{DataType, ReduceOp};
+
+use super::arguments::{Gather, Placing, Reduce, THREADS, blocks};
+use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE};
+use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
+
+/// Where a collective's outcome goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Target {
+    /// Over the input; each collective says where.
+    InPlace,
+    /// To an address that this rank's device writes, the same or another on each rank. No rank's input lies there.
+    Address(DevicePtr),
+    /// To an offset in bytes in the rank's own buffer, the same on all ranks, past the input or before it.
+    Offset(u64),
+}
+
+/// How an all-reduce is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every rank reads all inputs and combines all of it: least waiting, most reading. For little data.
+    OneShot,
+    /// Every rank combines its slice and writes it to all. For more data. Its target is no [`Target::Address`].
+    TwoShot,
+}
+
+/// `output[i]` = all ranks' `input[i]`, combined. In place it is where the input was.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AllReduce {
+    /// Where the elements begin in every rank's buffer: an offset in bytes, of any alignment.
+    pub input: u64,
+    /// Where the outcome goes.
+    pub target: Target,
+    /// How many elements.
+    pub elements: u64,
+    /// Their type.
+    pub dtype: DataType,
+    /// How they are combined.
+    pub op: ReduceOp,
+    /// How it is done.
+    pub algorithm: Algorithm,
+}
+
+/// `output[i]` = all ranks' `input[rank * elements + i]`, combined. In place it is this rank's part of its input.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReduceScatter {
+    /// Where the `world * elements` elements begin in every rank's buffer: an offset in bytes, of any alignment.
+    pub input: u64,
+    /// Where the outcome goes.
+    pub target: Target,
+    /// How many elements each rank gets.
+    pub elements: u64,
+    /// Their type.
+    pub dtype: DataType,
+    /// How they are combined.
+    pub op: ReduceOp,
+}
+
+/// `output[rank * bytes ..]` = that rank's `bytes` bytes. In place the output begins at `input`, and each rank's bytes
+/// are in their place there already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllGather {
+    /// Where the bytes begin in every rank's buffer: an offset, of any alignment.
+    pub input: u64,
+    /// Where the outcome goes.
+    pub target: Target,
+    /// How many bytes each rank has.
+    pub bytes: u64,
+}
+
+/// `output[rank * bytes ..]` = that rank's `input[this rank * bytes ..]`, `bytes` bytes. Not in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllToAll {
+    /// Where the `world * bytes` bytes begin in every rank's buffer: an offset, of any alignment.
+    pub input: u64,
+    /// Where the outcome goes.
+    pub target: Target,
+    /// How many bytes each rank has for each.
+    pub bytes: u64,
+}
+
+/// Collectives. All ranks call the same with the same arguments, but for an [`Target::Address`]. Inputs are in the
+/// ranks' [buffers](Ranks::buffers), which stay as they are until all ranks have passed.
+///
+/// Elements are combined in ascending order of the ranks, so all ranks get the same bits. Integers wrap around; an
+/// average is the wrapped sum divided, towards zero. [`F16`](DataType::F16) and [`Bf16`](DataType::Bf16) are combined
+/// in f32 and rounded once; of a number and no number the smallest and the largest is the number. Sums of
+/// [`Bool`](DataType::Bool) say "any", products "all".
+impl Kernels {
+    /// Combines what all ranks have, for all.
+    ///
+    /// # Safety
+    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller); the offsets lie in every rank's
+    /// buffer, and an address is memory of this rank for all of the outcome.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments, before anything is launched; [`KernelError::Driver`] from loading the code
+    /// and from the launch. A peer that does not come is in the [`FaultRecord`](super::FaultRecord), once the stream
+    /// has passed.
+    pub unsafe fn all_reduce(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        call: &AllReduce,
+    ) -> Result<(), KernelError> {
+        let kernel = match call.algorithm {
+            Algorithm::OneShot => Kernel::AllReduceOneShot,
+            Algorithm::TwoShot => Kernel::AllReduceTwoShot,
+        };
+        let shape = Shape { kernel, ranks, input: call.input, of: 1, out: 1 };
+        let bytes = shape.bytes(call.elements, call.dtype)?;
+        let target = if call.target == Target::Offset(call.input) { Target::InPlace } else { call.target };
+        shape.check(target, bytes)?;
+        let (output, placing, share) = match (call.algorithm, target) {
+            (Algorithm::OneShot, Target::InPlace) => (call.input, Placing::OntoInput, bytes),
+            (Algorithm::OneShot, Target::Offset(offset)) => (offset, Placing::Own, bytes),
+            (Algorithm::OneShot, Target::Address(at)) => (at.0, Placing::Address, bytes),
+            (Algorithm::TwoShot, Target::InPlace) => {
+                (call.input, Placing::Everywhere, bytes / u64::from(ranks.world))
+            }
+            (Algorithm::TwoShot, Target::Offset(to)) => {
+                (to, Placing::Everywhere, bytes / u64::from(ranks.world))
+            }
+            (Algorithm::TwoShot, Target::Address(_)) => return Err(KernelError::TargetOutside { kernel }),
+        };
+        let reduce =
+            Reduce { input: call.input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, share) }
+    }
+
+    /// Combines what all ranks have, a part for each.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn reduce_scatter(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        call: &ReduceScatter,
+    ) -> Result<(), KernelError> {
+        let kernel = Kernel::ReduceScatter;
+        let shape = Shape { kernel, ranks, input: call.input, of: ranks.world, out: 1 };
+        let bytes = shape.bytes(call.elements, call.dtype)?;
+        let input = call.input + bytes * u64::from(ranks.rank);
+        shape.check(call.target, bytes)?;
+        // Nobody but this rank reads its part of its own buffer.
+        let (output, placing) = match call.target {
+            Target::InPlace => (input, Placing::Own),
+            Target::Offset(offset) => (offset, Placing::Own),
+            Target::Address(at) => (at.0, Placing::Address),
+        };
+        let reduce = Reduce { input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, bytes) }
+    }
+
+    /// Gives every rank the bytes of all.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_gather(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        call: &AllGather,
+    ) -> Result<(), KernelError> {
+        let kernel = Kernel::AllGather;
+        let shape = Shape { kernel, ranks, input: call.input, of: 1, out: ranks.world };
+        let (input, bytes) = (call.input, shape.bytes(call.bytes, DataType::U8)?);
+        shape.check(call.target, bytes)?;
+        let (stride, output, own) = match call.target {
+            Target::InPlace => (bytes, input, 1),
+            Target::Offset(offset) => (0, offset, 1),
+            Target::Address(at) => (0, at.0, 0),
+        };
+        let gather = Gather { input, stride, output, bytes, own, kernel: kernel as u32 };
+        // SAFETY: the caller's promise.
+        unsafe { self.gather(stream, ranks, kernel, gather) }
+    }
+
+    /// Gives every rank from each the bytes that are for it.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub unsafe fn all_to_all(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        call: &AllToAll,
+    ) -> Result<(), KernelError> {
+        let kernel = Kernel::AllToAll;
+        let shape = Shape { kernel, ranks, input: call.input, of: ranks.world, out: ranks.world };
+        let bytes = shape.bytes(call.bytes, DataType::U8)?;
+        shape.check(call.target, bytes)?;
+        let (output, own) = match call.target {
+            Target::InPlace => return Err(KernelError::NotInPlace { kernel }),
+            Target::Offset(offset) => (offset, 1),
+            Target::Address(at) => (at.0, 0),
+        };
+        let input = call.input + bytes * u64::from(ranks.rank);
+        let gather = Gather { input, stride: 0, output, bytes, own, kernel: kernel as u32 };
+        // SAFETY: the caller's promise.
+        unsafe { self.gather(stream, ranks, kernel, gather) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    unsafe fn reduce(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        kernel: Kernel,
+        (dtype, op): (DataType, ReduceOp),
+        reduce: Reduce,
+        share: u64,
+    ) -> Result<(), KernelError> {
+        let (unit, entry) =
+            combining(dtype, op).ok_or(KernelError::NotCombined { kernel, dtype, op: op.to_string() })?;
+        // SAFETY: the caller's promise.
+        unsafe { self.collective(stream, ranks, (unit, entry), reduce, share) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    unsafe fn gather(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        kernel: Kernel,
+        gather: Gather,
+    ) -> Result<(), KernelError> {
+        debug_assert_eq!(gather.kernel, kernel as u32);
+        // SAFETY: the caller's promise.
+        unsafe { self.collective(stream, ranks, (GATHER, 0), gather, gather.bytes) }
+    }
+
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce); `arguments` are the kernel's.
+    unsafe fn collective<P: Parameter>(
+        &self,
+        stream: &Stream,
+        ranks: &Ranks,
+        (unit, entry): (usize, usize),
+        arguments: P,
+        share: u64,
+    ) -> Result<(), KernelError> {
+        let function = self.function(unit, entry)?;
+        // The same on all ranks, as what it is made of.
+        let config = LaunchConfig::new(blocks(share), THREADS);
+        // SAFETY: the kernel's parameters; the rest is the caller's promise.
+        unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
+        Ok(())
+    }
+
+    /// Loads what combines elements of this type, which else the first launch does. Loading may wait for what runs on
+    /// the device: where several ranks share one, they load before any of them launches.
+    ///
+    /// # Errors
+    /// [`KernelError::Driver`] from what loads modules. Nothing happens for a type that is not combined.
+    pub fn prepare(&self, dtype: DataType) -> Result<(), KernelError> {
+        let _gather = self.function(GATHER, 0)?;
+        match combining(dtype, ReduceOp::Max) {
+            Some((unit, entry)) => self.function(unit, entry).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Unit and entry of the kernel that combines so; none, if none does.
+fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
+    if !op.allows(dtype) {
+        return None;
+    }
+    // Of bytes that are 1 or 0 the largest says "any", the smallest "all".
+    let (dtype, op) = match (dtype, op) {
+        (DataType::Bool, ReduceOp::Sum) => (DataType::U8, ReduceOp::Max),
+        (DataType::Bool, ReduceOp::Prod) => (DataType::U8, ReduceOp::Min),
+        (DataType::Bool, op) => (DataType::U8, op),
+        other => other,
+    };
+    let element = ELEMENTS.iter().position(|element| *element == dtype)?;
+    let operation = OPERATIONS.iter().position(|operation| *operation == op)?;
+    Some((REDUCE + element, operation))
+}
+
+/// A collective's shape, in parts of the same size.
+struct Shape<'a> {
+    kernel: Kernel,
+    ranks: &'a Ranks,
+    input: u64,
+    /// Parts of the input.
+    of: u32,
+    /// Parts of the outcome.
+    out: u32,
+}
+
+impl Shape<'_> {
+    /// The bytes of a part, if all of it can be counted.
+    fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
+        let kernel = self.kernel;
+        self.ranks.check(kernel)?;
+        let bytes = elements.checked_mul(dtype.size() as u64);
+        let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.ranks.world)));
+        // Shares are made of products with less than 2^8.
+        let fits = all.and_then(|all| self.input.checked_add(all)).is_some_and(|end| end < 1 << 56);
+        bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })
+    }
+
+    /// Refuses an offset whose outcome would lie over the input.
+    fn check(&self, target: Target, bytes: u64) -> Result<(), KernelError> {
+        let (input, kernel) = (self.input, self.kernel);
+        let Target::Offset(output) = target else { return Ok(()) };
+        let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
+        let apart = output.checked_add(written).is_some_and(|end| end <= input) || output >= input + read;
+        if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
+    }
+}
+
+const _: () = assert!(super::arguments::MOST_BLOCKS <= PadLayout::KERNEL_CHANNELS);

@@ -1,0 +1,121 @@
+//! `gather.cu` and `reduce.cu`.
+
+use gpu_sim::fault::Fault;
+use gpu_sim::kernel::{Element, Launch, Op, reduce};
+use gpu_sim::memory::Access;
+
+use super::{Peers, parameter};
+use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
+use crate::kernels::{Kernel, PadLayout};
+
+/// The kernel of a number, as its launch tells it.
+fn named(kernel: u32) -> Result<Kernel, Fault> {
+    let known = Kernel::ALL.into_iter().map(|(known, _)| known);
+    known
+        .into_iter()
+        .find(|known| *known as u32 == kernel)
+        .ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))
+}
+
+/// Runs a kernel's blocks one after the other, each between two meetings with that block of all ranks.
+fn blocks(
+    launch: &Launch<'_>,
+    kernel: u32,
+    block: impl Fn(&Peers<'_>, &[u64], u32) -> Result<bool, Fault>,
+) -> Result<(), Fault> {
+    let Some(peers) = Peers::enter(launch, named(kernel)?)? else { return Ok(()) };
+    let bases = peers.buffers()?;
+    for number in 0..launch.grid[0] {
+        let channel = PadLayout::USER_CHANNELS + number;
+        // A block that gives up ends alone on the device; the others soon see that one did.
+        if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// From which byte to which a share of packs goes, of so many bytes.
+fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
+    ((first * PACK).min(bytes), (end * PACK).min(bytes))
+}
+
+pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
+    // SAFETY: `Gather` is numbers.
+    let gather: Gather = unsafe { parameter(launch, 1)? };
+    blocks(launch, gather.kernel, |peers, bases, block| {
+        let own = if gather.own != 0 { bases[peers.ranks.rank as usize] } else { 0 };
+        let packs = share_of(gather.bytes.div_ceil(PACK), block, launch.grid[0]);
+        let (start, end) = range(packs, gather.bytes);
+        for (peer, base) in (0_u64..).zip(bases) {
+            let from = base + gather.input + gather.stride * peer;
+            let to = own + gather.output + gather.bytes * peer;
+            if from != to {
+                let from = launch.exec.view(from + start, end - start, Access::READ)?;
+                launch.exec.view(to + start, end - start, Access::WRITE)?.copy_from(&from);
+            }
+        }
+        Ok(true)
+    })
+}
+
+/// The kernel of one element and operation.
+pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
+    move |launch| {
+        // SAFETY: `Reduce` is numbers.
+        let what: Reduce = unsafe { parameter(launch, 1)? };
+        blocks(launch, what.kernel, |peers, bases, block| {
+            let rank = peers.ranks.rank;
+            let own = bases[rank as usize];
+            let places: Vec<u64> = match what.target {
+                target if target == Placing::Address as u32 => vec![what.output],
+                target if target == Placing::Everywhere as u32 => {
+                    bases.iter().map(|base| base + what.output).collect()
+                }
+                _ => vec![own + what.output],
+            };
+            let packs = what.bytes.div_ceil(PACK);
+            let (first, end) = match what.target {
+                target if target == Placing::Everywhere as u32 => share_of(packs, rank, peers.ranks.world),
+                _ => (0, packs),
+            };
+            let part = share_of(end - first, block, launch.grid[0]);
+            let (mut row, end) = (first + part.0, first + part.1);
+            while row < end {
+                let next = (row + u64::from(launch.block[0])).min(end);
+                let (start, stop) = range((row, next), what.bytes);
+                let combined = combined(launch, bases, what.input + start, stop - start, (element, op))?;
+                if what.target == Placing::OntoInput as u32
+                    && !peers.meet(PadLayout::USER_CHANNELS + block)?
+                {
+                    return Ok(false);
+                }
+                for place in &places {
+                    launch.exec.view(place + start, stop - start, Access::WRITE)?.write(0, &combined);
+                }
+                row = next;
+            }
+            Ok(true)
+        })
+    }
+}
+
+/// The bytes at `at` of all buffers, combined.
+fn combined(
+    launch: &Launch<'_>,
+    bases: &[u64],
+    at: u64,
+    bytes: u64,
+    (element, op): (Element, Op),
+) -> Result<Vec<u8>, Fault> {
+    let inputs = bases.iter().map(|base| {
+        let view = launch.exec.view(base + at, bytes, Access::READ)?;
+        let mut input = vec![0; view.len()];
+        view.read(0, &mut input);
+        Ok(input)
+    });
+    let inputs = inputs.collect::<Result<Vec<_>, Fault>>()?;
+    let mut output = vec![0; inputs[0].len()];
+    reduce(&mut output, &inputs.iter().map(Vec::as_slice).collect::<Vec<_>>(), element, op);
+    Ok(output)
+}
