@@ -1,4 +1,4 @@
-//! Communicators: their making, their end, and the calls that every rank makes together.
+//! Communicators: their making, and the calls that every rank makes together.
 
 use std::{
     fmt,
@@ -6,14 +6,13 @@ use std::{
         Arc,
         atomic::{AtomicPtr, Ordering},
     },
-    time::Duration,
 };
 
 use cuda_driver::Context;
 use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
-    AbortHandle, CommError, Config, Nccl, Result, UniqueId, abort,
+    AbortHandle, CommError, Config, Nccl, Result, UniqueId,
     call::{call, unwritten},
     check::{ArgumentError, Place},
     children::child,
@@ -21,7 +20,7 @@ use super::{
     group,
     making::{self, Making, Origin},
     reaper,
-    service::{Listener, Service, Ticket, Unkept},
+    service::Service,
     shared::{Seat, Serving, Shared},
 };
 use crate::store::Deadline;
@@ -317,118 +316,6 @@ impl Communicator {
         self.shared.async_error()
     }
 
-    /// Ends the communicator when all enqueued work is done, or given up by a [revocation](Self::revoke). Collective:
-    /// every rank destroys it. Windows and local
-    /// registrations that are left go with it. Captured graphs that use it must be gone, or it waits for them.
-    ///
-    /// # Errors
-    /// [`CommError::DeadlineExceeded`] if other ranks did not finish (it is aborted in the background then);
-    /// [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`] for one
-    /// that can only be aborted.
-    #[doc(alias = "ncclCommDestroy")]
-    #[doc(alias = "ncclCommFinalize")]
-    pub fn destroy(self, deadline: Deadline) -> Result<()> {
-        Self::destroy_together(vec![self], deadline).pop().unwrap_or(Ok(()))
-    }
-
-    /// [`destroy`](Self::destroy) for a thread that drives several ranks. One result each, in the order given.
-    pub fn destroy_together(communicators: Vec<Self>, deadline: Deadline) -> Vec<Result<()>> {
-        if group::is_open() {
-            return communicators.iter().map(|_| group::refuse_inside("ncclCommDestroy")).collect();
-        }
-        let finalizing: Vec<_> = communicators
-            .iter()
-            // Of what was never made, on any rank, there is nothing to end.
-            .map(|communicator| {
-                let made = !communicator.shared.gate.close_unmade("destroyed");
-                made.then(|| communicator.begin_finalize())
-            })
-            .collect();
-        let finalized: Vec<_> =
-            finalizing.into_iter().map(|serving| Some(serving?.finish(deadline))).collect();
-        let destroying: Vec<_> = communicators
-            .iter()
-            .zip(finalized)
-            .map(|(communicator, finalized)| Some(finalized?.and_then(|()| communicator.begin_destroy())))
-            .collect();
-        let finish = |(communicator, destroying): (&Self, Option<Result<_>>)| {
-            destroying.map_or(Ok(()), |destroying| communicator.finish_destroy(destroying?, deadline))
-        };
-        communicators.iter().zip(destroying).map(finish).collect()
-    }
-
-    fn begin_finalize(&self) -> Serving<()> {
-        let waiting_for = "all ranks to finish their work and destroy the communicator".into();
-        let call = ("ncclCommFinalize", Kind::Child);
-        self.shared.registry.retire();
-        Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
-            // What was revoked has nothing to finish, and NCCL refuses it.
-            if !shared.nccl.has(Feature::CONFIG) || shared.gate.is_revoked() {
-                return Ok(());
-            }
-            // SAFETY: the communicator is alive while this call is inside.
-            unsafe { call!(&shared.nccl, shared.name(), ncclCommFinalize(shared.raw())) }
-        })
-    }
-
-    fn begin_destroy(&self) -> Result<Destroying> {
-        const CALL: &str = "ncclCommDestroy";
-        /// How long who waits goes on when the communicator is aborted meanwhile: a call that does not block is done.
-        const GRACE: Duration = Duration::from_millis(50);
-        self.shared.gate.close_working(CALL, "destroyed")?;
-        let shared = self.shared.clone();
-        let ticket = self.service.submit(move || {
-            let end = || {
-                // Who looks on, or registers memory, returns soon: those calls do not block.
-                let wait = Deadline::after(abort::PATIENCE);
-                shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
-                let _entry = shared.gate.enter_closed(CALL);
-                let _current = shared.context.enter()?;
-                // What fails here, NCCL does itself with the next call.
-                let _ = shared.deregister_all().inspect_err(reaper::report);
-                // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
-                unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
-            };
-            // After a failure nobody knows how much of it is left, and nothing may be called on it again.
-            end().inspect_err(|_| abort::keep(&shared))?;
-            shared.let_go();
-            Ok(())
-        });
-        let interruption = ticket.interruption(GRACE);
-        self.shared.tell(&interruption);
-        Ok(Destroying { ticket, _interruption: interruption })
-    }
-
-    fn finish_destroy(&self, destroying: Destroying, deadline: Deadline) -> Result<()> {
-        destroying.ticket.wait(deadline).unwrap_or_else(|unkept| {
-            let why = match unkept {
-                Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
-                _ => format!("ncclCommDestroy did not return within {:?}", deadline.waited()),
-            };
-            self.shared.gate.set_ending(&format!("leaked: {why}"));
-            Err(CommError::Leaked { communicator: self.name().into(), why })
-        })
-    }
-
-    /// Ends the communicator at once, whatever is enqueued or blocked. Every rank must abort it too.
-    ///
-    /// It consumes the communicator, which has no use after:
-    /// ```compile_fail,E0382
-    /// # use process_group::{comm::{Communicator, Result}, store::Deadline};
-    /// fn end(communicator: Communicator, deadline: Deadline) -> Result<()> {
-    ///     communicator.abort(deadline)?;
-    ///     communicator.destroy(deadline)
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// [`CommError::Leaked`] when a call of this process did not come out of NCCL by the deadline, so that nothing
-    /// could be freed.
-    #[doc(alias = "ncclCommAbort")]
-    pub fn abort(self, deadline: Deadline) -> Result<()> {
-        self.abort_handle().abort(deadline)
-    }
-
     /// Lets in nothing but an abort from now on.
     pub(crate) fn give_up(&self, reason: &str) {
         self.shared.gate.poison(reason);
@@ -493,13 +380,6 @@ pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Resu
         });
     }
     Ok(lowered)
-}
-
-/// A communicator that is being destroyed.
-struct Destroying {
-    ticket: Ticket<Result<()>>,
-    /// Ends the wait with an abort.
-    _interruption: Arc<Listener>,
 }
 
 #[cfg(test)]

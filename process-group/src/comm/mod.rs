@@ -8,12 +8,12 @@
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and what is given to it |
 //! | `check` | what one rank can refuse before a launch |
-//! | `communicator`, `shared`, `service` | making, splitting, ending; the thread for calls that may block |
+//! | `communicator`, `shared`, `service` | making, splitting; the thread for calls that may block |
 //! | `children`, `making` | shrinking, revoking; how each came to be |
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | work |
 //! | `window`, `register`, `registry`, `memory` | memory that NCCL knows, and what it takes for itself |
-//! | `abort`, `reaper` | the end by force, and of what was dropped |
+//! | `ending`, `abort`, `reaper` | the end, the end by force, and that of what was dropped |
 //! | `call` | the one way into the table |
 //!
 //! Invariants: one thread at a time is inside NCCL with a communicator; no memory that NCCL may still write to is
@@ -28,6 +28,7 @@ mod children;
 mod collective;
 mod communicator;
 mod config;
+mod ending;
 mod error;
 mod gate;
 mod group;

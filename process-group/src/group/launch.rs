@@ -103,7 +103,7 @@ impl ProcessGroup {
         // SAFETY: the caller's contract.
         let launched = unsafe { channel.communicator.launch(&channel.task(task), stream) };
         if let Err(error) = launched {
-            track.refuse_one(call, begun);
+            track.refuse_one(Call::of_one(task, self.size()), begun);
             return Err(error.into());
         }
         let span = track.launched_one(&call, begun);

@@ -145,13 +145,13 @@ impl Sight {
         let lying = match self.known(address, address.saturating_add(bytes)) {
             Some(lying) => lying,
             None => {
-                let unfit = |source| GroupError::Buffer {
-                    operation: task.call,
-                    group: group.to_owned(),
-                    buffer: side,
-                    source,
-                };
-                self.find(address, bytes).map_err(|source| rare(|| unfit(*source)))?
+                let (operation, buffer) = (task.call, side);
+                self.find(address, bytes).map_err(|source| {
+                    rare(move || {
+                        let group = group.to_owned();
+                        GroupError::Buffer { operation, group, buffer, source: *source }
+                    })
+                })?
             }
         };
         let count = &self.counts[task.operation as usize][lying as usize];

@@ -1,5 +1,12 @@
 //! Marks: the places before and after an operation on its stream, and what is known of the operation.
 //!
+//! Every operation has an event right after it, though most works are dropped at once. Nothing less keeps what works
+//! promise: an event that were recorded when somebody asks, or with a later call, would stand for whatever else was
+//! enqueued in between. A stream that waits for the work would wait for that too, perhaps for what waits for this very
+//! stream; the watchdog could not tell a late operation from a kernel of the program's that runs long; and a stream that
+//! the program has destroyed by then could not be asked at all. What is last before a silence is not known when it is
+//! launched.
+//!
 //! A mark is used again when nobody holds it any more: to make its events costs more than to record them, and to
 //! count the holders of five things more than to count those of one.
 

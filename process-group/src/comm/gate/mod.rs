@@ -11,16 +11,18 @@
 //! never take the lock. Who takes it sets [`LOCKED`] in the word, which sends everybody else to the lock, and takes
 //! that away again only when the gate is open, empty, in no group and waited for by nobody.
 
+mod rights;
+
 use std::{
-    fmt,
-    ops::{Deref, DerefMut},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU8, Ordering},
     },
     thread::{self, ThreadId},
 };
 
+use self::rights::Locked;
+pub(crate) use self::rights::{Entry, Observer};
 use super::{CommError, Result, group};
 use crate::store::Deadline;
 
@@ -334,71 +336,6 @@ impl Gate {
     pub(crate) fn enter_closed(&self, call: &'static str) -> Entry<'_> {
         self.lock().inside = Some(call);
         Entry { gate: self }
-    }
-}
-
-/// The right to be inside NCCL with one communicator.
-pub(crate) struct Entry<'a> {
-    gate: &'a Gate,
-}
-
-impl fmt::Debug for Entry<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Entry({})", self.gate.communicator)
-    }
-}
-
-impl Drop for Entry<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let word = &self.gate.word;
-        if word.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            self.gate.leave_locked();
-        }
-    }
-}
-
-/// The state, whose lock is held.
-struct Locked<'a> {
-    gate: &'a Gate,
-    /// There but while it is waited for a change.
-    state: Option<MutexGuard<'a, State>>,
-}
-
-impl Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        self.state.as_ref().unwrap_or_else(|| unreachable!("the lock is held"))
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        self.state.as_mut().unwrap_or_else(|| unreachable!("the lock is held"))
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        let State { phase, revoked, inside, group, waiting, .. } = &**self;
-        if matches!(phase, Phase::Open) && !revoked && inside.is_none() && group.is_none() && *waiting == 0 {
-            self.gate.word.fetch_and(!LOCKED, Ordering::Release);
-        }
-    }
-}
-
-/// The right to look at a communicator while others may be inside.
-#[derive(Debug)]
-pub(crate) struct Observer<'a> {
-    gate: &'a Gate,
-}
-
-impl Drop for Observer<'_> {
-    fn drop(&mut self) {
-        let mut state = self.gate.lock();
-        state.observers -= 1;
-        self.gate.changed(state);
     }
 }
 

@@ -1,0 +1,74 @@
+//! What a thread holds that the gate has let near: each is given back when it is dropped.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::{MutexGuard, atomic::Ordering},
+};
+
+use super::{Gate, INSIDE, LOCKED, Phase, State};
+
+/// The right to be inside NCCL with one communicator.
+pub(crate) struct Entry<'a> {
+    pub(super) gate: &'a Gate,
+}
+
+impl fmt::Debug for Entry<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({})", self.gate.communicator)
+    }
+}
+
+impl Drop for Entry<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let word = &self.gate.word;
+        if word.compare_exchange(INSIDE, 0, Ordering::Release, Ordering::Relaxed).is_err() {
+            self.gate.leave_locked();
+        }
+    }
+}
+
+/// The state, whose lock is held.
+pub(super) struct Locked<'a> {
+    pub(super) gate: &'a Gate,
+    /// There but while it is waited for a change.
+    pub(super) state: Option<MutexGuard<'a, State>>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().unwrap_or_else(|| unreachable!("the lock is held"))
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().unwrap_or_else(|| unreachable!("the lock is held"))
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let State { phase, revoked, inside, group, waiting, .. } = &**self;
+        if matches!(phase, Phase::Open) && !revoked && inside.is_none() && group.is_none() && *waiting == 0 {
+            self.gate.word.fetch_and(!LOCKED, Ordering::Release);
+        }
+    }
+}
+
+/// The right to look at a communicator while others may be inside.
+#[derive(Debug)]
+pub(crate) struct Observer<'a> {
+    pub(super) gate: &'a Gate,
+}
+
+impl Drop for Observer<'_> {
+    fn drop(&mut self) {
+        let mut state = self.gate.lock();
+        state.observers -= 1;
+        self.gate.changed(state);
+    }
+}
