@@ -84,7 +84,7 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// The name of the error, down to the agreed reason: `SegmentCountMismatch`, `CommitTimeout` and so on.
+    /// The name of the error, down to the agreed reason: `SegmentCountMismatch`, `SyncTimeout` and so on.
     pub fn name(&self) -> &'static str {
         match self {
             CommitError::Refused { refusal, .. } => refusal.name(),

@@ -36,12 +36,12 @@
 //! |---|---|
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
 //! | [`kernels`] | device code: signals between ranks |
-//! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`] |
+//! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
 //!
 //! # Invariants
 //! | | what | kept by |
 //! |---|---|---|
-//! | I1 | allocation, free, look-up and collectives make no window; only a commit does | [`SymmetricPool::allocate`] places and journals; `commit` alone calls the communicator |
+//! | I1 | allocation, free, look-up and collectives make no window; only a commit does | [`SymmetricPool::allocate`] places and journals; `commit` (or `attach`) and [`SymmetricPool::retire`] alone call the communicator |
 //! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is known by (pool, ordinal), a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::Seat`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
@@ -49,11 +49,12 @@
 //! | I6 | several groups in ascending order of their numbers | [`commit_all`]; whoever does otherwise meets a deadline that says who waits where |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | what a segment is to a group is agreed, not found out | [`Standing`] changes by a commit's verdict only |
-//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s and every communicator with windows in it hold the memory; the last one gives it back |
+//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s and every communicator with windows in it hold the memory; the last one gives it back. A retired segment's memory goes when all ranks have said that its windows are gone |
 //! | I10 | a pool does not grow during a capture | [`PoolCapture`] freezes it; a commit meanwhile is [`Refusal::CommitDuringCapture`] on all members |
 //!
-//! Windows stay until their communicator is gone. There is no retiring of single segments: a pool's segments live
-//! as long as the pool.
+//! Windows stay until their communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire) their
+//! segments, which no block and no graph may hold on any rank. What happens to a buffer, and why, says
+//! [`SymmetricPool::explain`].
 
 pub mod agreement;
 mod commit;
@@ -67,7 +68,10 @@ pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
 pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
 pub use error::CommitError;
-pub use pool::{GraphPin, LookupError, PoolCapture, Residence, Standing, SymmetricBlock, SymmetricPool};
+pub use pool::{
+    AgreedError, Explanation, GraphPin, LookupError, Path, PoolCapture, Residence, RetireError, RetireReport,
+    Standing, SymmetricBlock, SymmetricPool, Why,
+};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -16,6 +16,7 @@ pub(crate) fn operation(operation: &symmetric::Operation) -> Operation {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,
         symmetric::OperationKind::Free => OperationKind::Free,
         symmetric::OperationKind::Refuse => OperationKind::Refuse,
+        symmetric::OperationKind::Retire => OperationKind::Retire,
     };
     let place = operation.placement.map(|it| BlockPlace { ordinal: it.ordinal, offset: it.offset });
     let call_site = format!("{}:{}", operation.file, operation.line);

@@ -107,6 +107,20 @@ impl Registry {
         self.lock().ranges.values().filter(known).count()
     }
 
+    /// Whether the `bytes` at `address` lie in one range that NCCL knows, or will before the next call.
+    pub(crate) fn covers(&self, address: u64, bytes: u64) -> bool {
+        let state = self.lock();
+        let known = state.ranges.range(..=address).next_back();
+        known.is_some_and(|(begin, range)| {
+            let effective = match range.phase {
+                Phase::Coming | Phase::Moving => !range.unwanted,
+                Phase::Registered(handle) => handle != Handle(0),
+                Phase::Leaving(_) | Phase::Stuck => false,
+            };
+            effective && address.saturating_add(bytes) <= begin.saturating_add(range.bytes as u64)
+        })
+    }
+
     /// Why something is not registered that should be.
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
         self.lock().failure.clone()

@@ -7,7 +7,7 @@
 use process_group::group::GroupId;
 
 use super::{
-    record::{Policy, Readiness, Record, Segment, WindowSupport},
+    record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
     refusal::{Capability, Identity, NoWindows, Poison, Refusal, Shape},
     search::Range,
     split::Split,
@@ -44,11 +44,23 @@ pub enum Decision {
         /// Why.
         poison: Poison,
     },
+    /// The segments that all named are retired.
+    Retire {
+        /// The shortest deadline among the members, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// All allocate so much.
+    Reserve {
+        /// The greatest length that was asked for, in bytes.
+        bytes: u64,
+    },
 }
 wire_enum!(Decision {
     0 => Commit { segments, without, pending, search, deadline_ms },
     1 => Refuse { refusal, search, deadline_ms },
     2 => Poison { poison },
+    3 => Retire { deadline_ms },
+    4 => Reserve { bytes },
 });
 
 impl Message for Decision {
@@ -56,6 +68,20 @@ impl Message for Decision {
 }
 
 impl Decision {
+    /// Nothing is done, and nothing is searched.
+    pub(super) fn refuse(refusal: Refusal) -> Self {
+        Self::Refuse { refusal, search: None, deadline_ms: 0 }
+    }
+
+    /// Whether all members were there when it was made.
+    pub(super) fn is_of_all(&self) -> bool {
+        let Self::Refuse { refusal, .. } = self else { return true };
+        !matches!(
+            refusal,
+            Refusal::SyncTimeout { .. } | Refusal::EpochMismatch { .. } | Refusal::RecordUnreadable { .. }
+        )
+    }
+
     /// The decision in its binary form.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()
@@ -166,14 +192,19 @@ fn incapable(records: &[&Record]) -> Option<Refusal> {
 }
 
 fn unready(records: &[&Record]) -> Option<Refusal> {
-    let failed = records.iter().find_map(|record| match &record.readiness {
+    not_ready(records.iter().map(|record| (record.rank, &record.readiness)))
+}
+
+/// Why ranks, ascending, cannot take part now.
+pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
+    let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {
-            Some(Refusal::PeerPrepareFailed { rank: record.rank, ordinal: *ordinal, cause: cause.clone() })
+            Some(Refusal::PeerPrepareFailed { rank, ordinal: *ordinal, cause: cause.clone() })
         }
         _ => None,
     });
-    let ranks_that = |readiness: Readiness| -> Vec<u32> {
-        records.iter().filter(|record| record.readiness == readiness).map(|record| record.rank).collect()
+    let ranks_that = |wanted: Readiness| -> Vec<u32> {
+        ranks.clone().filter(|(_, readiness)| **readiness == wanted).map(|(rank, _)| rank).collect()
     };
     failed
         .or_else(|| {
@@ -187,14 +218,21 @@ fn unready(records: &[&Record]) -> Option<Refusal> {
 }
 
 fn outstanding(records: &[&Record]) -> Option<Refusal> {
+    half_enqueued(records.iter().map(|record| (record.rank, record.enqueued.as_slice())))
+}
+
+/// Whether ranks have enqueued different numbers of operations on a group that they share.
+pub(super) fn half_enqueued<'a>(
+    ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
+) -> Option<Refusal> {
     let mut groups: Vec<GroupId> =
-        records.iter().flat_map(|record| &record.enqueued).map(|enqueued| enqueued.group).collect();
+        ranks.clone().flat_map(|(_, enqueued)| enqueued).map(|enqueued| enqueued.group).collect();
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().find_map(|group| {
-        let counts = records.iter().filter_map(|record| {
-            let enqueued = record.enqueued.iter().find(|enqueued| enqueued.group == group)?;
-            Some((record.rank, enqueued.operations))
+        let counts = ranks.clone().filter_map(|(rank, enqueued)| {
+            let enqueued = enqueued.iter().find(|enqueued| enqueued.group == group)?;
+            Some((rank, enqueued.operations))
         });
         let operations = Split::of(counts);
         (!operations.is_unanimous()).then_some(Refusal::CollectivesOutstanding { group, operations })

@@ -16,8 +16,10 @@ pub enum OperationKind {
     Free,
     /// A request was refused, for want of memory or because the pool was frozen.
     Refuse,
+    /// A segment was retired.
+    Retire,
 }
-wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {} });
+wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {}, 3 => Retire {} });
 
 /// One operation of an allocation log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +53,7 @@ impl fmt::Display for Operation {
             OperationKind::Allocate => "allocated",
             OperationKind::Free => "freed",
             OperationKind::Refuse => "was refused",
+            OperationKind::Retire => "retired",
         };
         write!(out, "{what} {} bytes", self.bytes)?;
         if let Some(tag) = &self.tag {

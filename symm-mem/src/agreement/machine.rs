@@ -6,7 +6,7 @@
 //!
 //! | phase | what | until |
 //! |---|---|---|
-//! | arrival | the rank says where it is, posts its record; [`decide`] | 8, of the rank's own deadline |
+//! | arrival | the rank says where it is, posts its record ([`super::arrival`]); [`decide`] | 8, of the rank's own deadline |
 //! | search | rounds over prefix hashes, if the allocation logs differ | 2, of the shortest deadline |
 //! | registration | [`Output::Register`] | 3, of the shortest deadline |
 //! | outcome | every member posts how it went; [`verdict`] | 2, of the shortest deadline |
@@ -17,12 +17,13 @@
 use std::time::Duration;
 
 use super::{
+    arrival::{Arrival, Arriving, read},
     decide::{Decision, Outcome, Verdict, decide, verdict},
     history::{Divergence, Operation},
-    record::{Place, Record},
-    refusal::{Absentee, NoWindows, Poison, Refusal},
+    place::{Errand, Place},
+    record::Record,
+    refusal::{NoWindows, Poison, Refusal},
     search::{Finding, Hashes, Range, Recalled, name, narrow},
-    split::Split,
     vote::{Step, Vote, standing_key},
     wire::{Malformed, Message},
 };
@@ -159,9 +160,7 @@ enum After {
 
 #[derive(Debug)]
 enum Phase {
-    Begin,
-    Place,
-    Arrival(Vote),
+    Arrival(Arrival),
     HashesAsked(Search),
     Narrowing(Search, Range, Vote),
     OperationAsked(Search, u64),
@@ -185,8 +184,7 @@ struct Search {
 #[derive(Debug)]
 pub struct Commit {
     record: Record,
-    members: Vec<u32>,
-    begun: Duration,
+    place: Place,
     phase: Phase,
     all_arrived: bool,
     keys: Vec<String>,
@@ -195,8 +193,11 @@ pub struct Commit {
 impl Commit {
     /// The commit that `record` speaks of, among `members` (ranks of the domain, in the group's order).
     pub fn new(record: Record, members: Vec<u32>) -> Self {
-        let (begun, phase) = (Duration::ZERO, Phase::Begin);
-        Self { record, members, begun, phase, all_arrived: false, keys: Vec::new() }
+        let place = Place { errand: Errand::Commit { group: record.group }, round: record.round, members };
+        let patience = share(record.deadline_ms, 8);
+        let arrival = Arrival::new(record.pool, record.rank, place.clone(), record.encode(), patience);
+        let keys = arrival.keys_to_remove();
+        Self { record, place, phase: Phase::Arrival(arrival), all_arrived: false, keys }
     }
 
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
@@ -207,19 +208,7 @@ impl Commit {
             return self.end(Err(Ending::StoreFailed { registering }));
         }
         match (phase, input) {
-            (Phase::Begin, Input::Start) => {
-                self.begun = now;
-                self.phase = Phase::Place;
-                let place = Place { group: self.record.group, round: self.record.round };
-                Output::Set { key: self.place_key(self.record.rank), value: place.to_bytes() }
-            }
-            (Phase::Place, Input::Stored) => {
-                let until = self.begun + share(self.record.deadline_ms, 8);
-                let vote = self.vote("records", self.record.encode(), until);
-                let places = self.members.iter().map(|rank| self.place_key(*rank)).collect();
-                self.arrival(vote.look_at(places), Input::Start, now)
-            }
-            (Phase::Arrival(vote), input) => self.arrival(vote, input, now),
+            (Phase::Arrival(arrival), input) => self.arrival(arrival, input, now),
             (Phase::HashesAsked(search), Input::Hashes(at)) => {
                 let prefix = format!("search{}", search.rounds);
                 let vote = self.vote(&prefix, Hashes { at }.to_bytes(), search.until);
@@ -246,65 +235,21 @@ impl Commit {
         }
     }
 
-    fn arrival(&mut self, mut vote: Vote, input: Input, now: Duration) -> Output {
-        let ask = match vote.step(input) {
-            Step::Ask(ask) => ask,
-            Step::Propose { posted, further } => {
-                let decision = self.decide(&posted, &further, now);
-                vote.propose(decision.encode())
+    fn arrival(&mut self, mut arrival: Arrival, input: Input, now: Duration) -> Output {
+        let ask = match arrival.step(input, now) {
+            Arriving::Ask(ask) => ask,
+            Arriving::Decide(posted) => {
+                let decision = match read(&self.place.members, &posted) {
+                    Ok(records) => decide(&records),
+                    Err(refusal) => Decision::refuse(refusal),
+                };
+                arrival.propose(&decision)
             }
-            Step::Stands(value) => return self.decided(&value, now),
-            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
+            Arriving::Stands(value) => return self.decided(&value, now),
+            Arriving::Unasked => return self.end(Err(Ending::OutOfStep)),
         };
-        self.phase = Phase::Arrival(vote);
+        self.phase = Phase::Arrival(arrival);
         ask
-    }
-
-    /// What this member would have all do, from the records that are there.
-    fn decide(&self, posted: &[Option<Vec<u8>>], places: &[Option<Vec<u8>>], now: Duration) -> Decision {
-        let refuse =
-            |refusal| Decision::Refuse { refusal, search: None, deadline_ms: self.record.deadline_ms };
-        let mut records = Vec::new();
-        let mut missing = Vec::new();
-        for ((rank, posted), place) in self.members.iter().zip(posted).zip(places) {
-            let Some(bytes) = posted else {
-                let last_seen = place.as_deref().and_then(|bytes| Place::from_bytes(bytes).ok());
-                missing.push(Absentee { rank: *rank, last_seen });
-                continue;
-            };
-            match Record::decode(bytes) {
-                Ok(record) => records.push(record),
-                Err(cause) => {
-                    return refuse(Refusal::RecordUnreadable { rank: *rank, cause: cause.to_string() });
-                }
-            }
-        }
-        if missing.is_empty() {
-            return decide(&records);
-        }
-        missing.sort_by_key(|absentee| absentee.rank);
-        refuse(self.other_epoch(&missing).unwrap_or_else(|| {
-            let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-            Refusal::CommitTimeout { missing, waited_ms }
-        }))
-    }
-
-    /// Whether a missing rank waits in another epoch of the same group.
-    fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
-        let own = self.record.group;
-        let epoch_of = |rank: u32| {
-            let absentee = missing.iter().find(|absentee| absentee.rank == rank);
-            match absentee {
-                None => Some(own.epoch),
-                Some(absentee) => absentee
-                    .last_seen
-                    .map(|place| place.group)
-                    .filter(|it| it.uid == own.uid)
-                    .map(|it| it.epoch),
-            }
-        };
-        let epochs = Split::of(self.members.iter().filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
-        (!epochs.is_unanimous()).then_some(Refusal::EpochMismatch { epochs })
     }
 
     fn decided(&mut self, value: &[u8], now: Duration) -> Output {
@@ -312,15 +257,7 @@ impl Commit {
             Ok(decision) => decision,
             Err(malformed) => return self.end(Err(Ending::Unreadable(malformed))),
         };
-        self.all_arrived = !matches!(
-            decision,
-            Decision::Refuse {
-                refusal: Refusal::CommitTimeout { .. }
-                    | Refusal::EpochMismatch { .. }
-                    | Refusal::RecordUnreadable { .. },
-                ..
-            }
-        );
+        self.all_arrived = decision.is_of_all();
         let (after, search, deadline_ms) = match decision {
             Decision::Poison { poison } => return self.end(Err(Ending::Poisoned(poison))),
             Decision::Refuse { refusal, search, deadline_ms } => {
@@ -332,6 +269,7 @@ impl Commit {
             Decision::Commit { segments, without, pending: Some(pending), search, deadline_ms } => {
                 (After::Commit { segments, without, pending }, search, deadline_ms)
             }
+            Decision::Retire { .. } | Decision::Reserve { .. } => return self.end(Err(Ending::OutOfStep)),
         };
         match search {
             None => self.searched(after, deadline_ms, None, now),
@@ -393,7 +331,7 @@ impl Commit {
         let found = match searched {
             Searched::Range(range) => read(posted).map(|answers: Vec<Hashes>| narrow(range, &answers)),
             Searched::Operation(sequence) => {
-                read(posted).map(|answers| name(sequence, self.members.iter().copied().zip(answers)))
+                read(posted).map(|answers| name(sequence, self.place.members.iter().copied().zip(answers)))
             }
         };
         found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} })
@@ -437,8 +375,13 @@ impl Commit {
                     Ok(outcome) => Some(outcome),
                     Err(cause) => Some(Outcome::Failed { ordinal: None, cause: cause.to_string() }),
                 };
-                let outcomes: Vec<(u32, Option<Outcome>)> =
-                    self.members.iter().zip(&posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
+                let outcomes: Vec<(u32, Option<Outcome>)> = self
+                    .place
+                    .members
+                    .iter()
+                    .zip(&posted)
+                    .map(|(rank, bytes)| (*rank, read(bytes)))
+                    .collect();
                 vote.propose(verdict(&outcomes).to_bytes())
             }
             Step::Stands(value) => {
@@ -460,23 +403,14 @@ impl Commit {
     }
 
     fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
-        let vote = Vote::new(self.vote_prefix(name), self.record.rank, self.members.clone(), posted, until);
+        let members = self.place.members.clone();
+        let vote = Vote::new(self.vote_prefix(name), self.record.rank, members, posted, until);
         self.keys.extend(vote.keys_to_remove());
         vote
     }
 
     fn vote_prefix(&self, name: &str) -> String {
-        let Record { group, round, .. } = self.record;
-        format!("{}/{}.{}/{round}/{name}", self.pool_key(), group.uid, group.epoch)
-    }
-
-    fn place_key(&self, rank: u32) -> String {
-        format!("{}/at/{rank}", self.pool_key())
-    }
-
-    fn pool_key(&self) -> String {
-        let pool = self.record.pool;
-        format!("symm/{:x}.{}/{}", pool.domain, pool.generation, pool.pool)
+        self.place.vote_prefix(self.record.pool, name)
     }
 
     fn end(&mut self, result: Result<Agreed, Ending>) -> Output {
@@ -494,6 +428,6 @@ enum Searched {
 }
 
 /// So many sixteenths of a deadline.
-fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
+pub(super) fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
     Duration::from_millis(deadline_ms) / 16 * sixteenths
 }

@@ -5,16 +5,22 @@
 //! - [`decide()`] and [`verdict`]: pure functions of what the members said.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: why there are no windows, the same value on every member.
 //! - [`Commit`]: one member's part in one commit; [`Seat`]: what it remembers between commits.
+//! - [`Retire`], [`Length`]: the same for what the whole domain does: to retire segments, to agree on a length.
 //!
 //! Not here: stores, communicators, memory, threads. A driver runs the machine in life, and the seeded
 //! simulation in the tests.
 
+mod arrival;
+mod circle;
 mod decide;
 mod hash;
 mod history;
+mod length;
 mod machine;
+mod place;
 mod record;
 mod refusal;
+mod retire;
 mod search;
 mod seat;
 mod split;
@@ -26,12 +32,18 @@ mod tests;
 
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
+pub use length::{Length, Meeting, Next};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
+pub use place::{Errand, Place};
 pub use process_group::group::GroupId;
 pub use record::{
-    Capabilities, Enqueued, LogPoint, Place, Policy, PoolId, Readiness, Record, Segment, WindowSupport,
+    Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment, WindowSupport,
 };
-pub use refusal::{Absentee, Capability, Identity, NoWindows, Poison, Refusal, Shape};
+pub use refusal::{Absentee, Capability, Held, Identity, NoWindows, Poison, Refusal, Shape, Waiting};
+pub use retire::{
+    Candidate, Committed, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
+    decide_retirement,
+};
 pub use search::Range;
 pub use seat::{Seat, Situation};
 pub use split::{Side, Split};

@@ -205,17 +205,3 @@ impl Record {
         Self::from_bytes(bytes)
     }
 }
-
-/// Where a rank was last seen: the commit that it entered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// The group.
-    pub group: GroupId,
-    /// Which commit of the pool for that group.
-    pub round: u64,
-}
-wire_struct!(Place { group, round });
-
-impl Message for Place {
-    const KIND: u8 = 2;
-}

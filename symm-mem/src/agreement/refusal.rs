@@ -4,7 +4,8 @@ use process_group::group::GroupId;
 
 use super::{
     history::Divergence,
-    record::{LogPoint, Place, Policy},
+    place::Place,
+    record::{LogPoint, Policy},
     split::{Ranks, Side, Split},
     wire::{wire_enum, wire_struct},
 };
@@ -24,10 +25,30 @@ wire_struct!(Shape { bytes, flags });
 pub struct Absentee {
     /// The rank.
     pub rank: u32,
-    /// The commit of this pool that it entered last.
+    /// The meeting of this pool that it entered last.
     pub last_seen: Option<Place>,
 }
 wire_struct!(Absentee { rank, last_seen });
+
+/// A rank that waits for others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// The rank.
+    pub rank: u32,
+    /// Where it waits.
+    pub place: Place,
+}
+wire_struct!(Waiting { rank, place });
+
+/// How much of a segment a rank cannot let go of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Captured graphs that use it.
+    pub graphs: u64,
+    /// Blocks in it.
+    pub blocks: u64,
+}
+wire_struct!(Held { graphs, blocks });
 
 /// Why nothing was registered. All members are given the same value; the group is as it was before the commit
 /// and can commit again.
@@ -176,12 +197,62 @@ pub enum Refusal {
         left: u64,
     },
     /// Not all members arrived in time.
-    #[error("CommitTimeout: {} did not arrive within {waited_ms} ms ({})", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing))]
-    CommitTimeout {
+    #[error("SyncTimeout: {} did not arrive within {waited_ms} ms ({}){}", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing), describe_circle(circle))]
+    SyncTimeout {
         /// Who did not arrive, ascending.
         missing: Vec<Absentee>,
         /// How long the member that gave up had waited, in milliseconds.
         waited_ms: u64,
+        /// If ranks waited for each other in a circle: all of it, by rank; every rank of it is told the same.
+        circle: Vec<Waiting>,
+    },
+    /// Ranks want different segments retired.
+    #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
+    RetirementMismatch {
+        /// The ordinals that each rank named.
+        ordinals: Split<Vec<u32>>,
+    },
+    /// Captured graphs use a segment that is to be retired.
+    #[error("SegmentPinned: captured graphs use segment {ordinal} ({}); drop them and their pins first", graphs.describe(|graphs| format!("{graphs} graphs")))]
+    SegmentPinned {
+        /// The segment.
+        ordinal: u32,
+        /// How many graphs use it on each rank.
+        graphs: Split<u64>,
+    },
+    /// A segment that is to be retired still has blocks.
+    #[error("SegmentInUse: segment {ordinal} still has blocks ({}); drop them first, on all ranks", blocks.describe(|blocks| format!("{blocks} blocks")))]
+    SegmentInUse {
+        /// The segment.
+        ordinal: u32,
+        /// How many blocks each rank has there.
+        blocks: Split<u64>,
+    },
+    /// A rank's groups have a segment that is to be retired, but were not all given.
+    #[error("SegmentCommitted: on rank {rank}, segment {ordinal} is committed for {}, which the retirement was not given", groups.iter().map(|group| format!("group {group}")).collect::<Vec<_>>().join(", "))]
+    SegmentCommitted {
+        /// The rank, the lowest if there are several.
+        rank: u32,
+        /// The segment.
+        ordinal: u32,
+        /// The groups that are missing.
+        groups: Vec<GroupId>,
+    },
+    /// What a group has committed is not the same on its members.
+    #[error("CommittedLogDiverged: members of group {group} hold different segments ({})", logs.describe(LogPoint::to_string))]
+    CommittedLogDiverged {
+        /// The group.
+        group: GroupId,
+        /// Each rank's log.
+        logs: Split<LogPoint>,
+    },
+    /// A rank's device did not come to rest.
+    #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
+    QuiesceFailed {
+        /// The rank, the lowest if there are several.
+        rank: u32,
+        /// Why not.
+        cause: String,
     },
 }
 wire_enum!(Refusal {
@@ -198,7 +269,13 @@ wire_enum!(Refusal {
     10 => CommitInsideGroup { ranks },
     11 => CollectivesOutstanding { group, operations },
     12 => AddressSpaceExhausted { rank, needed, left },
-    13 => CommitTimeout { missing, waited_ms },
+    13 => SyncTimeout { missing, waited_ms, circle },
+    14 => RetirementMismatch { ordinals },
+    15 => SegmentPinned { ordinal, graphs },
+    16 => SegmentInUse { ordinal, blocks },
+    17 => SegmentCommitted { rank, ordinal, groups },
+    18 => CommittedLogDiverged { group, logs },
+    19 => QuiesceFailed { rank, cause },
 });
 
 impl Refusal {
@@ -239,7 +316,13 @@ impl Refusal {
             Refusal::CommitInsideGroup { .. } => "CommitInsideGroup",
             Refusal::CollectivesOutstanding { .. } => "CollectivesOutstanding",
             Refusal::AddressSpaceExhausted { .. } => "AddressSpaceExhausted",
-            Refusal::CommitTimeout { .. } => "CommitTimeout",
+            Refusal::SyncTimeout { .. } => "SyncTimeout",
+            Refusal::RetirementMismatch { .. } => "RetirementMismatch",
+            Refusal::SegmentPinned { .. } => "SegmentPinned",
+            Refusal::SegmentInUse { .. } => "SegmentInUse",
+            Refusal::SegmentCommitted { .. } => "SegmentCommitted",
+            Refusal::CommittedLogDiverged { .. } => "CommittedLogDiverged",
+            Refusal::QuiesceFailed { .. } => "QuiesceFailed",
         }
     }
 }
@@ -321,9 +404,9 @@ pub enum Poison {
         cause: String,
     },
     /// Members did not say how their registration ended.
-    #[error("MembersLost: {} did not report after the decision to register{}", Ranks(missing), match blocked.len() {
+    #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
-        _ => format!("; the registration of {} did not return", Ranks(blocked)),
+        _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
         /// Who is silent, ascending.
@@ -355,6 +438,14 @@ pub enum Poison {
         /// What the store said.
         cause: String,
     },
+    /// A rank could not deregister windows that all had agreed to retire.
+    #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
+    RetirementFailed {
+        /// The rank, the lowest if there are several.
+        rank: u32,
+        /// What the library said.
+        cause: String,
+    },
 }
 wire_enum!(Poison {
     0 => CommittedLogDiverged { logs },
@@ -363,6 +454,7 @@ wire_enum!(Poison {
     3 => RegistrationBlocked { ranks },
     4 => WindowsUnsupported { with, without, reason },
     5 => StoreLost { rank, cause },
+    6 => RetirementFailed { rank, cause },
 });
 
 impl Poison {
@@ -375,6 +467,7 @@ impl Poison {
             Poison::RegistrationBlocked { .. } => "RegistrationBlocked",
             Poison::WindowsUnsupported { .. } => "WindowsUnsupported",
             Poison::StoreLost { .. } => "StoreLost",
+            Poison::RetirementFailed { .. } => "RetirementFailed",
         }
     }
 }
@@ -414,16 +507,22 @@ fn are(ranks: &[u32]) -> String {
 }
 
 fn describe_missing(missing: &[Absentee]) -> String {
-    let places = Split::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen)));
+    let places = Split::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen.clone())));
     let parts: Vec<String> = places
         .sides
         .iter()
         .map(|Side { value, ranks }| match value {
-            Some(Place { group, round }) => {
-                format!("{}: last seen entering commit {round} of group {group}", Ranks(ranks))
-            }
-            None => format!("{}: never seen committing this pool", Ranks(ranks)),
+            Some(place) => format!("{}: last seen entering {place}", Ranks(ranks)),
+            None => format!("{}: never seen at this pool", Ranks(ranks)),
         })
         .collect();
     parts.join("; ")
+}
+
+fn describe_circle(circle: &[Waiting]) -> String {
+    if circle.is_empty() {
+        return String::new();
+    }
+    let places = Split::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
+    format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
 }

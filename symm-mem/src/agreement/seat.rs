@@ -11,6 +11,9 @@ use super::{
     refusal::Poison,
 };
 
+/// What an entry of the log begins with that says of a segment that it was retired; no ordinal.
+const TOMBSTONE: u64 = u64::MAX;
+
 /// What a rank finds on its own side when it begins a commit.
 #[derive(Debug, Clone)]
 pub struct Situation {
@@ -30,7 +33,7 @@ pub struct Situation {
     pub log: LogPoint,
     /// The earliest length for which the log's hash is remembered.
     pub log_since: u64,
-    /// All of the pool's segments, in order of their ordinals from 0.
+    /// All of the pool's segments that are not retired, in order of their ordinals.
     pub segments: Vec<Segment>,
 }
 
@@ -47,6 +50,8 @@ pub struct Seat {
     members: Vec<u32>,
     rounds: u64,
     committed: LogPoint,
+    /// The ordinal of the first segment that the group has not committed or passed over.
+    next: u32,
     poison: Option<Poison>,
     used_keys: Vec<String>,
 }
@@ -54,8 +59,8 @@ pub struct Seat {
 impl Seat {
     /// The seat of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
     pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
-        let (rounds, committed, poison, used_keys) = (0, LogPoint::default(), None, Vec::new());
-        Self { pool, group, rank, members, rounds, committed, poison, used_keys }
+        let (rounds, next, poison, used_keys) = (0, 0, None, Vec::new());
+        Self { pool, group, rank, members, rounds, committed: LogPoint::default(), next, poison, used_keys }
     }
 
     /// The group.
@@ -63,7 +68,13 @@ impl Seat {
         self.group
     }
 
-    /// The log of committed segments; its length is the ordinal of the first that is not.
+    /// The members, as ranks of the domain, in the group's order.
+    pub fn members(&self) -> &[u32] {
+        &self.members
+    }
+
+    /// The log of committed segments and of those that were retired: an entry for each commit of a segment, and one
+    /// for the retirement of each segment of the pool, whether or not the group had it.
     pub fn committed(&self) -> LogPoint {
         self.committed
     }
@@ -81,7 +92,17 @@ impl Seat {
     /// The group's communicator is gone, and with it what was committed. The commits are counted on: what stands in
     /// the store of the former ones is never taken for an answer to a later one.
     pub fn forget(&mut self) {
-        (self.committed, self.poison) = (LogPoint::default(), None);
+        (self.committed, self.next, self.poison) = (LogPoint::default(), 0, None);
+    }
+
+    /// The pool has retired segment `ordinal`. Members on which it has not are told apart by their logs.
+    pub fn retire(&mut self, ordinal: u32) {
+        self.enter([TOMBSTONE, ordinal.into()]);
+    }
+
+    fn enter(&mut self, words: impl IntoIterator<Item = u64>) {
+        self.committed.hash = chain(self.committed.hash, words);
+        self.committed.length += 1;
     }
 
     /// Begins the next commit. Returns its machine and the segments that it is about.
@@ -93,7 +114,7 @@ impl Seat {
             None => readiness,
         };
         let mut segments = situation.segments;
-        segments.drain(..segments.len().min(self.committed.length as usize));
+        segments.retain(|segment| segment.ordinal >= self.next);
         let record = Record {
             pool: self.pool,
             group: self.group,
@@ -123,9 +144,8 @@ impl Seat {
                 for segment in segments.iter().take(agreed.segments as usize) {
                     let Segment { ordinal, bytes, flags, log } = *segment;
                     let windowed = u64::from(agreed.without.is_none());
-                    let words = [ordinal.into(), bytes, flags.into(), log.length, log.hash, windowed];
-                    self.committed.hash = chain(self.committed.hash, words);
-                    self.committed.length += 1;
+                    self.enter([ordinal.into(), bytes, flags.into(), log.length, log.hash, windowed]);
+                    self.next = ordinal + 1;
                 }
             }
             Err(Ending::Poisoned(poison)) => self.set_poison(poison.clone()),

@@ -185,7 +185,7 @@ proptest! {
     #[test]
     fn garbage_is_refused(garbage in vec(any::<u8>(), 0..200), kind in 0u8..12) {
         let _ = Record::decode(&garbage);
-        let mut message = b"SY\x01\x00".to_vec();
+        let mut message = b"SY\x02\x00".to_vec();
         message.push(kind);
         message.extend(&garbage);
         let decision = Decision::decode(&message);
@@ -199,13 +199,14 @@ proptest! {
 
 #[test]
 fn other_versions_are_refused() {
-    let mut bytes = Place { group: GroupId { uid: 1, epoch: 0 }, round: 0 }.to_bytes();
+    let errand = Errand::Commit { group: GroupId { uid: 1, epoch: 0 } };
+    let mut bytes = Place { errand, round: 0, members: vec![0, 1] }.to_bytes();
     bytes[2] += 1;
     let found = PROTOCOL_VERSION + 1;
     assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found }));
     assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
     let length = u32::MAX.to_le_bytes();
-    let lie = [b"SY\x01\x00\x06".as_slice(), &length].concat();
+    let lie = [b"SY\x02\x00\x06".as_slice(), &length].concat();
     assert!(matches!(search::Hashes::from_bytes(&lie), Err(Malformed::Short { .. })));
 }
 
@@ -310,5 +311,9 @@ fn texts_of_nothing_do_not_fail() {
         operations: Split { sides: Vec::new() },
     };
     assert!(!empty.to_string().is_empty());
-    assert!(!Refusal::CommitTimeout { missing: Vec::new(), waited_ms: 0 }.to_string().is_empty());
+    assert!(
+        !Refusal::SyncTimeout { missing: Vec::new(), waited_ms: 0, circle: Vec::new() }
+            .to_string()
+            .is_empty()
+    );
 }

@@ -36,36 +36,75 @@ pub(super) fn run(
     store: &dyn Store,
     local: &mut impl Local,
 ) -> (Conclusion, Option<StoreError>) {
-    let begun = Instant::now();
-    let deadline = |until: Duration| Deadline::after(until.saturating_sub(begun.elapsed()));
-    let mut failure = None;
+    let mut line = Line::new(store);
     let mut input = Input::Start;
     loop {
-        let answer = match machine.step(input, begun.elapsed()) {
-            Output::Done(conclusion) => return (conclusion, failure),
+        input = match machine.step(input, line.elapsed()) {
+            Output::Done(conclusion) => return (conclusion, line.failure),
+            Output::Hashes { lengths } => {
+                Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect())
+            }
+            Output::Recall { sequence } => Input::Operation(local.operation(sequence)),
+            Output::Register { segments, until, verdict_key } => {
+                Input::Registered(local.register(segments, line.deadline(until), verdict_key))
+            }
+            ask => line.ask(ask, || local.goes_on()),
+        };
+    }
+}
+
+/// A machine's line to the store, with the time since it began.
+pub(crate) struct Line<'a> {
+    store: &'a dyn Store,
+    begun: Instant,
+    /// What the store said, if it failed.
+    pub(crate) failure: Option<StoreError>,
+}
+
+impl<'a> Line<'a> {
+    pub(crate) fn new(store: &'a dyn Store) -> Self {
+        Self { store, begun: Instant::now(), failure: None }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// The time `until`, which counts from the begin.
+    pub(crate) fn deadline(&self, until: Duration) -> Deadline {
+        Deadline::after(until.saturating_sub(self.begun.elapsed()))
+    }
+
+    /// Asks the store. Who waits there for others stops when `goes_on` no longer holds.
+    pub(crate) fn ask(&mut self, output: Output, goes_on: impl Fn() -> bool) -> Input {
+        let store = self.store;
+        let answer = match output {
             Output::Set { key, value } => store.set(&key, &value).map(|()| Input::Stored),
             Output::Add { key } => store.add(&key, 1).map(|count| Input::Count(count.unsigned_abs())),
             Output::Fetch { keys } => fetch(store, &keys).map(Input::Values),
             Output::Propose { key, value } => store.compare_set(&key, b"", &value).map(Input::Stands),
             Output::Await { key, until } => loop {
-                match store.get(&key, deadline(until).at_most(GLANCE)) {
-                    Err(StoreError::Timeout { .. }) if begun.elapsed() < until && local.goes_on() => {}
+                match store.get(&key, self.deadline(until).at_most(GLANCE)) {
+                    Err(StoreError::Timeout { .. }) if self.elapsed() < until && goes_on() => {}
                     Err(StoreError::Timeout { .. }) => break Ok(Input::Expired),
                     answer => break answer.map(Input::Stands),
                 }
             },
-            Output::Hashes { lengths } => {
-                Ok(Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect()))
-            }
-            Output::Recall { sequence } => Ok(Input::Operation(local.operation(sequence))),
-            Output::Register { segments, until, verdict_key } => {
-                Ok(Input::Registered(local.register(segments, deadline(until), verdict_key)))
-            }
+            // Not for the store; the machine answers with the end.
+            _ => Ok(Input::Stored),
         };
-        input = answer.unwrap_or_else(|error| {
-            failure = Some(error);
+        answer.unwrap_or_else(|error| {
+            self.failure = Some(error);
             Input::StoreFailed
-        });
+        })
+    }
+
+    /// Removes keys that nobody reads any more. What is left behind costs a few bytes in the store, no more; but a
+    /// store that has failed is asked once.
+    pub(crate) fn remove(&self, keys: &[String]) {
+        if self.failure.is_none() {
+            let _ = keys.iter().try_for_each(|key| self.store.delete(key).map(drop));
+        }
     }
 }
 

@@ -147,7 +147,7 @@ fn who_is_missing_is_named() {
     let ranks = vec![(vec![7], Outcome::Registered); 2];
     // Half of the deadline is for those who come; they come as late as their threads are started.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
-    let Err(Ending::Refused(Refusal::CommitTimeout { missing, .. })) = &results[0] else {
+    let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")
     };
     assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [2]);

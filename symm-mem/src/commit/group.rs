@@ -1,5 +1,6 @@
 //! What a commit needs of a group.
 
+use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
     comm::{CommError, Communicator, WindowsUnsupported},
@@ -25,6 +26,11 @@ pub trait SymmetricGroup: Sync {
     /// The reason why not.
     fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         self.communicator().windows_supported()
+    }
+
+    /// Whether the `bytes` at `ptr` are registered with this rank's communicator, not as a window.
+    fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
+        self.communicator().is_registered(ptr, bytes)
     }
 
     /// Whether the group goes on. A commit that waits for a member asks now and then, and ends with the group.

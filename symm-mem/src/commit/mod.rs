@@ -8,7 +8,7 @@
 //! | `watch` | frees a member that is blocked in a registration which cannot succeed |
 //! | here | what this rank brings, and what becomes of the result |
 
-mod driver;
+pub(crate) mod driver;
 #[cfg(test)]
 mod driver_tests;
 mod group;
@@ -30,14 +30,15 @@ use process_group::{
 };
 
 pub use self::group::{CommunicatorGroup, SymmetricGroup};
-use self::{driver::Local, turn::Turn, watch::Watch};
+pub(crate) use self::turn::Turn;
+use self::{driver::Local, watch::Watch};
 use crate::{
     agreement::{
         Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
         OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
     },
     error::CommitError,
-    pool::{Memory, Standing, SymmetricPool},
+    pool::{Memory, SymmetricPool},
 };
 
 /// How a commit is made. All members give the same.
@@ -51,7 +52,7 @@ pub struct CommitOptions {
 }
 
 /// How long the abort of a poisoned group may take to free what it held.
-const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Default for CommitOptions {
     /// Strict, within 30 seconds.
@@ -98,19 +99,27 @@ pub struct CommitReport {
     pub elapsed: Duration,
 }
 
-/// A rank's seat in a group, with the windows that came of it.
+/// A rank's seat in a group, with what is remembered of its commits.
 #[derive(Debug)]
 pub(crate) struct Seated {
-    seat: Seat,
-    /// Kept until the communicator is gone: they are deregistered in one order on all ranks, or not at all.
-    windows: Vec<Window>,
+    pub(crate) seat: Seat,
+    /// Why the segments committed from this ordinal on have no windows.
+    pub(crate) without: Vec<(u32, NoWindows)>,
+    /// What the last commit left out, and why.
+    pub(crate) pending: Option<Refusal>,
 }
 
 impl Seated {
-    /// Forgets what a communicator that is gone was given.
-    pub(crate) fn forget(&mut self) {
+    /// Forgets what a communicator that is gone was given; the pool has retired `retired`.
+    pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.seat.forget();
-        self.windows.clear();
+        retired.iter().for_each(|ordinal| self.seat.retire(*ordinal));
+        (self.without, self.pending) = (Vec::new(), None);
+    }
+
+    /// Why segment `ordinal`, which the group has committed, is no window; `None` if it is one.
+    pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
+        self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
     }
 }
 
@@ -132,6 +141,24 @@ impl SymmetricPool {
         options: CommitOptions,
     ) -> Result<CommitReport, CommitError> {
         self.commit_from(group, options, Group::is_open())
+    }
+
+    /// Brings a group to the pool that may have come late, after segments have been committed for others or retired:
+    /// a commit with nothing behind it, of all segments that are not retired. Collective over the group, with all
+    /// that holds for [`commit`](Self::commit), which does the same for a group that was not attached before; here a
+    /// group that the pool cannot serve is found out where groups are made.
+    ///
+    /// A member that has retired other segments than the rest is told apart before any window is made
+    /// ([`Poison::CommittedLogDiverged`]).
+    ///
+    /// # Errors
+    /// [`CommitError::GroupOutsideDomain`] and all others of a commit.
+    pub fn attach(
+        &self,
+        group: &dyn SymmetricGroup,
+        options: CommitOptions,
+    ) -> Result<CommitReport, CommitError> {
+        self.commit(group, options)
     }
 
     /// Commits for a caller that has an NCCL group open or not: on another thread that could not be told.
@@ -167,8 +194,11 @@ impl SymmetricPool {
         }
         let Conclusion { result, .. } = conclusion;
         match result {
-            Ok(agreed) => Ok(self.publish(&mut seated, id, agreed, windows, begun)),
+            Ok(agreed) => Ok(self.publish(&mut seated, id, agreed, &segments, windows, begun)),
             Err(ending) => {
+                if let Ending::Refused(refusal) = &ending {
+                    seated.pending = Some(refusal.clone());
+                }
                 let error = failed(id, ending, failure, &mut seated.seat, self.domain().rank());
                 if seated.seat.poison().is_some() {
                     self.update_table(|table| table.without_group(id));
@@ -193,14 +223,18 @@ impl SymmetricPool {
         seated.seat.poison().cloned()
     }
 
-    fn seated(&self, group: &dyn SymmetricGroup) -> Result<Arc<Mutex<Seated>>, CommitError> {
+    pub(crate) fn seated(&self, group: &dyn SymmetricGroup) -> Result<Arc<Mutex<Seated>>, CommitError> {
         let (id, ranks, domain) = (group.id(), group.ranks(), self.domain());
         let outside: Vec<u32> =
             ranks.iter().copied().filter(|rank| domain.ranks().binary_search(rank).is_err()).collect();
         if !outside.is_empty() {
             return Err(CommitError::GroupOutsideDomain { group: id, domain: domain.uid(), outside });
         }
-        let seat = || Seated { seat: Seat::new(self.id(), id, domain.rank(), ranks), windows: Vec::new() };
+        let seat = || {
+            let mut seat = Seat::new(self.id(), id, domain.rank(), ranks);
+            self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
+            Seated { seat, without: Vec::new(), pending: None }
+        };
         Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
     }
 
@@ -217,7 +251,7 @@ impl SymmetricPool {
         let state = arena.log().state();
         let log = LogPoint { length: state.length, hash: state.hash };
         let log_since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
-        let segments: Vec<Segment> = arena.segments().iter().map(segment).collect();
+        let segments: Vec<Segment> = arena.segments().iter().filter(|it| !it.retired).map(segment).collect();
         let frozen = arena.is_frozen();
         drop(arena);
         let readiness = if inside {
@@ -256,23 +290,25 @@ impl SymmetricPool {
         seated: &mut Seated,
         group: GroupId,
         agreed: Agreed,
+        offered: &[Segment],
         windows: Vec<Window>,
         begun: Instant,
     ) -> CommitReport {
         let Agreed { segments: new_segments, without, pending } = agreed;
         let new_segments = new_segments as usize;
-        let mut standings = self.table().standings(group).to_vec();
-        match &without {
-            Some(_) => standings.extend(std::iter::repeat_n(Standing::Agreed, new_segments)),
-            None => {
-                standings.extend(windows.iter().map(|window| Standing::Window { serial: window.serial() }))
-            }
-        }
+        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
         let new_windows = windows.len();
-        seated.windows.extend(windows);
-        let segments = standings.len();
+        let mut windows = windows.into_iter();
+        for segment in offered.iter().take(new_segments) {
+            let window = if without.is_none() { windows.next() } else { None };
+            standings.enter(segment.ordinal, window);
+            seated.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
+        }
+        seated.pending.clone_from(&pending);
+        let segments = standings.committed();
+        let windows = standings.windows.iter().flatten().count();
         self.update_table(|table| table.with_group(group, standings));
-        let (windows, elapsed) = (seated.windows.len(), begun.elapsed());
+        let elapsed = begun.elapsed();
         CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
     }
 }
@@ -343,26 +379,20 @@ impl Local for Member<'_> {
     }
 
     fn register(&mut self, segments: u32, deadline: Deadline, verdict_key: String) -> Outcome {
-        let first = self.segments.first().map_or(0, |segment| segment.ordinal as usize);
         let request = |segment: &SymmetricSegment| {
             WindowRequest::symmetric(DevicePtr(segment.memory.address), segment.bytes as usize)
         };
-        let requests: Vec<WindowRequest> = self
-            .pool
-            .memory()
-            .arena()
-            .segments()
-            .iter()
-            .skip(first)
-            .take(segments as usize)
-            .map(request)
-            .collect();
+        let arena = self.pool.memory().arena();
+        let agreed = self.segments.iter().take(segments as usize);
+        let requests: Vec<WindowRequest> =
+            agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)).map(request).collect();
+        drop(arena);
         let domain = self.pool.domain().clone();
         let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until
-        // it is gone; segments neither move nor shrink.
+        // it is gone; segments neither move nor shrink, and a retired one goes when all have deregistered it.
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
@@ -408,6 +438,7 @@ fn operation(operation: &caching_alloc::core::symmetric::Operation) -> Operation
         ArenaOperationKind::Allocate => OperationKind::Allocate,
         ArenaOperationKind::Free => OperationKind::Free,
         ArenaOperationKind::Refuse => OperationKind::Refuse,
+        ArenaOperationKind::Retire => OperationKind::Retire,
     };
     Operation {
         kind,
@@ -441,6 +472,6 @@ fn failed(
     }
 }
 
-fn lock(seated: &Mutex<Seated>) -> MutexGuard<'_, Seated> {
+pub(crate) fn lock(seated: &Mutex<Seated>) -> MutexGuard<'_, Seated> {
     seated.lock().unwrap_or_else(PoisonError::into_inner)
 }

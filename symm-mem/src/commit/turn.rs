@@ -18,14 +18,14 @@ fn committing() -> MutexGuard<'static, Vec<usize>> {
 }
 
 /// The right to commit with a communicator; ends with this value.
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     key: usize,
     communicator: PhantomData<&'a Communicator>,
 }
 
 impl<'a> Turn<'a> {
     /// `None` while another commit has it.
-    pub(super) fn take(communicator: &'a Communicator) -> Option<Self> {
+    pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
         let mut committing = committing();
         if committing.contains(&key) {

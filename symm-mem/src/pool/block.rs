@@ -48,8 +48,6 @@ impl SymmetricBlock {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let freed = self.memory.arena().free(self.placed.placement);
-        // It was placed and this is the only one that frees it.
-        debug_assert!(freed.is_ok(), "{freed:?}");
+        self.memory.drop_block(self.placed.placement);
     }
 }

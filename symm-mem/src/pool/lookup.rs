@@ -1,6 +1,7 @@
 //! From an address to its segment and to what a group may do with it.
 
 use caching_alloc::core::symmetric::Placement;
+use process_group::comm::Window;
 
 use crate::agreement::GroupId;
 
@@ -55,11 +56,51 @@ struct Extent {
     ordinal: u32,
 }
 
+/// What a pool's segments are to a group, by ordinal.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Standings {
+    pub(crate) standings: Vec<Standing>,
+    pub(crate) windows: Vec<Option<Window>>,
+}
+
+impl Standings {
+    /// Enters segment `ordinal`, with its window if it has one.
+    pub(crate) fn enter(&mut self, ordinal: u32, window: Option<Window>) {
+        let at = ordinal as usize;
+        if self.standings.len() <= at {
+            self.standings.resize(at + 1, Standing::Pending);
+            self.windows.resize(at + 1, None);
+        }
+        let serial = window.as_ref().map(Window::serial);
+        self.standings[at] = serial.map_or(Standing::Agreed, |serial| Standing::Window { serial });
+        self.windows[at] = window;
+    }
+
+    /// How many segments are the group's.
+    pub(crate) fn committed(&self) -> usize {
+        self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
+    }
+
+    /// Takes segment `ordinal` out, and returns its window if it had one.
+    pub(crate) fn remove(&mut self, ordinal: u32) -> Option<Window> {
+        if let Some(standing) = self.standings.get_mut(ordinal as usize) {
+            *standing = Standing::Pending;
+        }
+        self.windows.get_mut(ordinal as usize).and_then(Option::take)
+    }
+
+    fn at(&self, ordinal: u32) -> Standing {
+        self.standings.get(ordinal as usize).copied().unwrap_or(Standing::Pending)
+    }
+}
+
 /// All segments by address, and by group what they are to it. Never changed: a new one takes its place.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     extents: Vec<Extent>,
-    groups: Vec<(GroupId, Vec<Standing>)>,
+    /// How many segments have been entered, with those that were retired since.
+    entered: usize,
+    groups: Vec<(GroupId, Standings)>,
 }
 
 impl Table {
@@ -68,11 +109,22 @@ impl Table {
         let mut table = self.clone();
         let at = table.extents.partition_point(|extent| extent.begin < begin);
         table.extents.insert(at, Extent { begin, end: begin + bytes, ordinal });
+        table.entered += 1;
         table
     }
 
-    /// The table in which the segments of `group`, by ordinal, have `standings`.
-    pub(crate) fn with_group(&self, group: GroupId, standings: Vec<Standing>) -> Self {
+    /// The table without these segments.
+    pub(crate) fn without_segments(&self, ordinals: &[u32]) -> Self {
+        let mut table = self.clone();
+        table.extents.retain(|extent| !ordinals.contains(&extent.ordinal));
+        for (_, standings) in &mut table.groups {
+            ordinals.iter().for_each(|ordinal| drop(standings.remove(*ordinal)));
+        }
+        table
+    }
+
+    /// The table in which the segments of `group` have `standings`.
+    pub(crate) fn with_group(&self, group: GroupId, standings: Standings) -> Self {
         let mut table = self.without_group(group);
         table.groups.push((group, standings));
         table
@@ -85,14 +137,25 @@ impl Table {
         table
     }
 
-    /// How many segments there are.
-    pub(crate) fn segments(&self) -> usize {
-        self.extents.len()
+    /// How many segments have been entered, with those that were retired since.
+    pub(crate) fn entered(&self) -> usize {
+        self.entered
     }
 
-    /// What `group`'s segments are to it, by ordinal.
-    pub(crate) fn standings(&self, group: GroupId) -> &[Standing] {
-        self.groups.iter().find(|(id, _)| *id == group).map_or(&[], |(_, standings)| standings)
+    /// What the pool's segments are to `group`; `None` if it has never committed any.
+    pub(crate) fn standings(&self, group: GroupId) -> Option<&Standings> {
+        self.groups.iter().find(|(id, _)| *id == group).map(|(_, standings)| standings)
+    }
+
+    /// The groups that have segment `ordinal`.
+    pub(crate) fn groups_of(&self, ordinal: u32) -> impl Iterator<Item = GroupId> + '_ {
+        let has = move |(id, it): &(GroupId, Standings)| (it.at(ordinal) != Standing::Pending).then_some(*id);
+        self.groups.iter().filter_map(has)
+    }
+
+    /// The window of `group` over segment `ordinal`, if it is one.
+    pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&Window> {
+        self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
     }
 
     /// One search, whatever the number of groups; no lock, no allocation.
@@ -111,7 +174,7 @@ impl Table {
         if bytes > end - address {
             return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
         }
-        let standing = self.standings(group).get(ordinal as usize).copied().unwrap_or(Standing::Pending);
+        let standing = self.standings(group).map_or(Standing::Pending, |standings| standings.at(ordinal));
         Ok(Some(Residence { placement: Placement { ordinal, offset: address - begin }, standing }))
     }
 }
@@ -140,8 +203,9 @@ mod tests {
                 let (begin, length) = place(*slot);
                 table = table.with_segment(ordinal, begin, length);
             }
-            let windows = (0..committed as u64).map(|serial| Standing::Window { serial }).collect();
-            table = table.with_group(GROUP, windows);
+            let mut standings = Standings::default();
+            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, None));
+            table = table.with_group(GROUP, standings);
 
             let lies = (0u32..).zip(&order).find_map(|(ordinal, slot)| {
                 let (begin, length) = place(*slot);
@@ -155,7 +219,7 @@ mod tests {
                 }
                 Some((ordinal, begin, _)) => {
                     let standing = match (ordinal as usize) < committed {
-                        true => Standing::Window { serial: ordinal.into() },
+                        true => Standing::Agreed,
                         false => Standing::Pending,
                     };
                     let placement = Placement { ordinal, offset: address - begin };
@@ -171,8 +235,26 @@ mod tests {
         assert!(matches!(table.lookup(1099, 1, GROUP), Ok(Some(_))));
         assert_eq!(table.lookup(1100, 0, GROUP), Ok(None));
         assert!(table.lookup(1099, u64::MAX, GROUP).is_err());
-        let gone = table.with_group(GROUP, vec![Standing::Agreed]).without_group(GROUP);
+        let mut standings = Standings::default();
+        standings.enter(0, None);
+        let gone = table.with_group(GROUP, standings.clone()).without_group(GROUP);
         let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.standing));
         assert_eq!(pending, Ok(Some(Standing::Pending)));
+    }
+
+    #[test]
+    fn a_retired_segment_is_found_by_nobody_and_its_number_stays_taken() {
+        let mut standings = Standings::default();
+        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, None));
+        assert_eq!(standings.committed(), 2);
+        let table =
+            Table::default().with_segment(0, 1000, 100).with_segment(1, 2000, 100).with_segment(2, 3000, 100);
+        let table = table.with_group(GROUP, standings);
+        let standing =
+            |table: &Table, at| table.lookup(at, 1, GROUP).map(|found| found.map(|it| it.standing));
+        assert_eq!(standing(&table, 2000), Ok(Some(Standing::Pending)));
+        let table = table.without_segments(&[0]);
+        assert_eq!((standing(&table, 1000), standing(&table, 3000)), (Ok(None), Ok(Some(Standing::Agreed))));
+        assert_eq!((table.entered(), table.groups_of(0).count(), table.groups_of(2).count()), (3, 0, 1));
     }
 }

@@ -5,13 +5,19 @@
 //! | `memory` | the segments, kept until nobody can reach them |
 //! | `block`, `capture` | who holds what |
 //! | `lookup` | from an address to its segment and its standing in a group |
+//! | `explain` | which way a group's collectives take to a buffer, and why |
+//! | `agreed` | allocations of a length that the ranks agree on |
+//! | `retire` | segments that go, on all ranks or on none |
 //!
 //! Allocation only places and journals; windows are made by a commit alone.
 
+mod agreed;
 mod block;
 mod capture;
+mod explain;
 mod lookup;
 mod memory;
+mod retire;
 
 use std::{
     borrow::Cow,
@@ -28,11 +34,15 @@ use caching_alloc::{
     driver::{Sharing, VirtualMemorySource},
 };
 use cuda_driver::{Context, DevicePtr};
+use process_group::comm::Window;
 
 pub use self::{
+    agreed::AgreedError,
     block::SymmetricBlock,
     capture::{GraphPin, PoolCapture},
+    explain::{Explanation, Path, Why},
     lookup::{LookupError, Residence, Standing},
+    retire::{RetireError, RetireReport},
 };
 pub(crate) use self::{lookup::Table, memory::Memory};
 use crate::{
@@ -49,9 +59,22 @@ use crate::{
 pub struct SymmetricPool {
     id: PoolId,
     domain: Domain,
+    context: Option<Context>,
     memory: Arc<Memory>,
     table: ArcSwap<Table>,
     seats: Mutex<BTreeMap<GroupId, Arc<Mutex<Seated>>>>,
+    /// The segments that were retired, in that order.
+    retired: Mutex<Vec<u32>>,
+    meetings: Mutex<Meetings>,
+}
+
+/// What is counted of the meetings of the whole domain.
+#[derive(Debug, Default)]
+struct Meetings {
+    lengths: u64,
+    retirements: u64,
+    /// Keys of earlier meetings that this rank removes once all have come to a later one.
+    used_keys: Vec<String>,
 }
 
 impl SymmetricPool {
@@ -64,7 +87,8 @@ impl SymmetricPool {
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = VirtualMemorySource::new(context, Sharing::by_descriptor())
             .map_err(|source| SymmetricError::Source { ordinal: 0, bytes: 0, source })?;
-        Self::with_source(domain, Arc::new(source), geometry)
+        let pool = Self::with_source(domain, Arc::new(source), geometry)?;
+        Ok(Self { context: Some(context.clone()), ..pool })
     }
 
     /// A pool over the memory of `source`, which must be what the group's library can register.
@@ -80,9 +104,12 @@ impl SymmetricPool {
         Ok(Self {
             id: domain.next_pool(),
             domain: domain.clone(),
+            context: None,
             memory: Arc::new(Memory::new(arena)),
             table: ArcSwap::default(),
             seats: Mutex::default(),
+            retired: Mutex::default(),
+            meetings: Mutex::default(),
         })
     }
 
@@ -125,7 +152,7 @@ impl SymmetricPool {
     /// Publishes the segment that was made for a block, if one was, before the block is handed out.
     fn hand_out(&self, arena: &SymmetricArena, placed: Placed, bytes: u64) -> SymmetricBlock {
         let table = self.table.load();
-        if let Some(segment) = arena.segments().get(table.segments()) {
+        if let Some(segment) = arena.segments().get(table.entered()) {
             let SymmetricSegment { ordinal, bytes, memory, .. } = *segment;
             self.table.store(Arc::new(table.with_segment(ordinal, memory.address, bytes)));
         }
@@ -133,17 +160,40 @@ impl SymmetricPool {
     }
 
     /// Where the `bytes` at `ptr` lie, and what their segment is to `group`; `None` if not in this pool. A search
-    /// in a sorted array: no lock, no allocation.
+    /// in a sorted array: no lock, no allocation. During a [capture](Self::begin_capture) what is found is also noted
+    /// as used by it.
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
+    #[inline]
     pub fn lookup(
         &self,
         ptr: DevicePtr,
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<Residence>, LookupError> {
-        self.table.load().lookup(ptr.0, bytes, group)
+        let found = self.table.load().lookup(ptr.0, bytes, group)?;
+        if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
+            self.memory.note_use(found.placement, bytes);
+        }
+        Ok(found)
+    }
+
+    /// The window of `group` that the `bytes` at `ptr` lie in, and where in it they begin: for device code and
+    /// one-sided operations, which name windows and offsets. `None` where [`lookup`](Self::lookup) finds no
+    /// [`Standing::Window`].
+    ///
+    /// # Errors
+    /// [`LookupError::SpansSegments`].
+    pub fn window(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<(Window, u64)>, LookupError> {
+        let Some(Residence { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
+        let table = self.table.load();
+        Ok(table.window(placement.ordinal, group).map(|window| (window.clone(), placement.offset)))
     }
 
     /// Freezes the pool for a graph capture.
@@ -151,9 +201,15 @@ impl SymmetricPool {
         PoolCapture::begin(self.memory.clone())
     }
 
-    /// How many segments there are.
+    /// How many segments there are, without those that were retired.
     pub fn segments(&self) -> usize {
-        self.memory.arena().segments().len()
+        self.memory.arena().segments().iter().filter(|segment| !segment.retired).count()
+    }
+
+    /// Bytes of all segments that are not retired.
+    pub fn reserved(&self) -> u64 {
+        let arena = self.memory.arena();
+        arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.bytes).sum()
     }
 
     /// The allocation log: how many operations, and their hash. Equal on all ranks that kept the promise.
@@ -166,13 +222,22 @@ impl SymmetricPool {
     pub fn forget(&self, group: GroupId) {
         let seated = self.seats().get(&group).cloned();
         if let Some(seated) = seated {
-            seated.lock().unwrap_or_else(PoisonError::into_inner).forget();
+            seated.lock().unwrap_or_else(PoisonError::into_inner).forget(&self.retired());
         }
         self.update_table(|table| table.without_group(group));
     }
 
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
+    }
+
+    /// The segments that were retired, in that order.
+    pub(crate) fn retired(&self) -> Vec<u32> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn meetings(&self) -> MutexGuard<'_, Meetings> {
+        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn table(&self) -> Arc<Table> {

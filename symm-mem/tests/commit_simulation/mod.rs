@@ -291,12 +291,12 @@ fn check_blame(ended: &[&Ended], trouble: Trouble, culprit: u32, parted: u64, at
             matches!(refusal, Refusal::PeerPrepareFailed { rank, ordinal: Some(0), .. } if *rank == culprit)
         }
         Trouble::Swapped | Trouble::RegistrationFails | Trouble::Killed | Trouble::Stopped => {
-            refusal.name() == "CommitTimeout"
+            refusal.name() == "SyncTimeout"
         }
         _ => false,
     };
     assert!(expected, "{at}: {text}");
-    if let Refusal::CommitTimeout { missing, .. } = refusal {
+    if let Refusal::SyncTimeout { missing, .. } = refusal {
         assert!(!missing.is_empty(), "{at}: {text}");
         let in_group = |absentee: &Absentee| ended.iter().any(|it| it.rank == absentee.rank);
         assert!(missing.iter().all(|it| in_group(it) || it.rank == culprit), "{at}: {text}");
@@ -315,7 +315,7 @@ fn check_blame(ended: &[&Ended], trouble: Trouble, culprit: u32, parted: u64, at
 fn check_unaffected(ended: &[&Ended], living: &[u32], at: &str, trouble: Trouble) {
     match &ended[0].conclusion.result {
         Ok(agreed) => assert_eq!(agreed.pending, None, "{at}"),
-        Err(Ending::Refused(Refusal::CommitTimeout { missing, .. })) => {
+        Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) => {
             assert!(
                 matches!(
                     trouble,
@@ -352,7 +352,7 @@ fn members_agree_whatever_happens() {
         "AllocationDiverged",
         "CommitDuringCapture",
         "PeerPrepareFailed",
-        "CommitTimeout",
+        "SyncTimeout",
         "RegistrationFailed",
         "MembersLost",
         "WindowsUnsupported",

@@ -126,6 +126,16 @@ pub(crate) fn run_on_one_thread<T>(
     prepare: impl FnOnce(&World),
     job: impl FnOnce(Vec<Rank>) -> T,
 ) -> T {
+    run_seen(size, release, prepare, |_, ranks| job(ranks))
+}
+
+/// As [`run_on_one_thread`], for a job that looks at the world itself.
+pub(crate) fn run_seen<T>(
+    size: u32,
+    release: i32,
+    prepare: impl FnOnce(&World),
+    job: impl FnOnce(&World, Vec<Rank>) -> T,
+) -> T {
     let _turn = turn();
     let world = World::builder()
         .devices(size as usize)
@@ -146,7 +156,7 @@ pub(crate) fn run_on_one_thread<T>(
         threads.into_iter().map(|thread| thread.join().expect("every rank joins")).collect()
     });
     drop((driver, nccl));
-    let result = job(ranks);
+    let result = job(&world, ranks);
     process_group::comm::wait_for_dropped(soon());
     world.finish().expect("nothing is left behind");
     result

@@ -1,6 +1,9 @@
 //! Pools and commits on the embedded device, with ranks as threads.
 
+mod agreed;
+mod explain;
 mod job;
+mod retire;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};
 use gpu_sim::{Action, Injection, World};
@@ -333,6 +336,38 @@ fn one_thread_commits_for_all_ranks() {
                 assert_eq!(windows(result), (1, 1));
             }
             drop((blocks, pools));
+            std::thread::scope(|scope| ranks.into_iter().for_each(|rank| drop(scope.spawn(|| rank.leave()))));
+        },
+    );
+}
+
+#[test]
+fn a_commit_of_nothing_new_does_not_call_the_library() {
+    job::run_seen(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |world, ranks| {
+            let pools: Vec<_> = ranks.iter().map(job::Rank::pool_with_bucket).collect();
+            let commits: Vec<_> = ranks
+                .iter()
+                .zip(&pools)
+                .map(|(rank, (pool, _))| (pool, &rank.world as &dyn SymmetricGroup))
+                .collect();
+            let calls = || {
+                let mut calls = world.faults().all_calls();
+                // What the watchdog asks in the background, whoever does what.
+                calls.retain(|name, _| name.starts_with("nccl") && name != "ncclCommGetAsyncError");
+                calls
+            };
+            assert!(commit_all(&commits, options()).iter().all(|result| windows(result) == (1, 1)));
+            let before = calls();
+            for _ in 0..3 {
+                assert!(commit_all(&commits, options()).iter().all(|result| windows(result) == (0, 1)));
+            }
+            assert_eq!(calls(), before);
+            assert!(before.contains_key("ncclCommWindowRegister"), "{before:?}");
+            drop(pools);
             std::thread::scope(|scope| ranks.into_iter().for_each(|rank| drop(scope.spawn(|| rank.leave()))));
         },
     );

@@ -186,7 +186,7 @@ fn check_result(ended: &[&Ended], scenario: &Scenario, last: bool, was_poisoned:
             let bytes = side.and_then(|side| side.value.as_ref()).map(|operation| operation.bytes);
             assert_eq!(bytes, Some(20 << 20), "{at}: {text}");
         }
-        Refusal::CommitTimeout { missing, .. } => {
+        Refusal::SyncTimeout { missing, .. } => {
             assert!(!last, "{at}: the last commit fails: {text}");
             let missing: Vec<u32> = missing.iter().map(|absentee| absentee.rank).collect();
             match trouble {
@@ -245,7 +245,7 @@ fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
         "without windows",
         "SegmentCountMismatch",
         "SegmentShapeMismatch",
-        "CommitTimeout",
+        "SyncTimeout",
         "RegistrationFailed",
         "RegistrationBlocked",
     ] {

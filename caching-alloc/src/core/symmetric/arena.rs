@@ -24,6 +24,8 @@ pub struct SymmetricArena {
     source: Arc<dyn SegmentSource>,
     /// How many captures are under way.
     frozen: u32,
+    /// Memory of retired segments that has not gone back.
+    withheld: Vec<SegmentMemory>,
 }
 
 /// A block that was placed.
@@ -81,6 +83,20 @@ pub enum SymmetricError {
         /// What was to be freed.
         placement: Placement,
     },
+    /// A segment that is to go has blocks.
+    #[error("segment {ordinal} of the symmetric pool still has {blocks} blocks")]
+    SegmentInUse {
+        /// The segment's ordinal.
+        ordinal: u32,
+        /// How many blocks.
+        blocks: u64,
+    },
+    /// There is no such segment (any more).
+    #[error("the symmetric pool has no segment {ordinal}, or has retired it")]
+    NoSuchSegment {
+        /// The ordinal.
+        ordinal: u32,
+    },
 }
 
 impl SymmetricArena {
@@ -94,7 +110,8 @@ impl SymmetricArena {
             return Err(SymmetricError::Granularity { granularity });
         }
         let journal = Journal::new(geometry);
-        Ok(Self { heap: Heap::with_tables(), requested: Vec::new(), journal, source, frozen: 0 })
+        let (heap, requested, withheld) = (Heap::with_tables(), Vec::new(), Vec::new());
+        Ok(Self { heap, requested, journal, source, frozen: 0, withheld })
     }
 
     /// Places a block of `bytes`.
@@ -157,7 +174,57 @@ impl SymmetricArena {
         self.frozen > 0
     }
 
-    /// All segments, by ordinal. Only ever appended to.
+    /// Takes segment `ordinal` out of use: nothing is placed there any more, its number is not used again, and the
+    /// log says so. Its memory stays until [`give_back`](Self::give_back).
+    ///
+    /// # Errors
+    /// [`SymmetricError::NoSuchSegment`], [`SymmetricError::SegmentInUse`]; nothing is changed or logged then.
+    #[track_caller]
+    pub fn retire(&mut self, ordinal: u32) -> Result<(), SymmetricError> {
+        let segment = self.segments().get(ordinal as usize).copied();
+        let segment = segment.filter(|it| !it.retired).ok_or(SymmetricError::NoSuchSegment { ordinal })?;
+        if !self.heap.remove_segment(ordinal) {
+            return Err(SymmetricError::SegmentInUse { ordinal, blocks: self.blocks_in(ordinal) });
+        }
+        let begin = Placement { ordinal, offset: 0 };
+        self.journal.log(OperationKind::Retire, segment.bytes, Some(begin), None, Location::caller());
+        self.journal.retire(ordinal);
+        self.withheld.push(segment.memory);
+        Ok(())
+    }
+
+    /// Gives the memory of all retired segments back, if it has not gone yet. The caller has made sure that nothing
+    /// reaches them: no window, no peer, no work on the device.
+    ///
+    /// # Errors
+    /// What the source did not take, with what it said; the rest has gone back.
+    pub fn give_back(&mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
+        let give = |memory: SegmentMemory| self.source.release(&memory).err().map(|error| (memory, error));
+        let failed: Vec<_> = std::mem::take(&mut self.withheld).into_iter().filter_map(give).collect();
+        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    }
+
+    /// How many blocks a segment has.
+    #[must_use]
+    pub fn blocks_in(&self, ordinal: u32) -> u64 {
+        self.heap.blocks(ordinal).filter(|(_, block)| block.state == State::Used).count() as u64
+    }
+
+    /// Where the blocks begin that lie in the `bytes` at `place`, or partly.
+    #[must_use]
+    pub fn blocks_over(&self, place: Placement, bytes: u64) -> Vec<Placement> {
+        let end = place.offset.saturating_add(bytes.max(1));
+        self.heap
+            .blocks(place.ordinal)
+            .map(|(_, block)| block)
+            .skip_while(|block| bytes_of(block.offset) + bytes_of(block.units) <= place.offset)
+            .take_while(|block| bytes_of(block.offset) < end)
+            .filter(|block| block.state == State::Used)
+            .map(|block| Placement { ordinal: block.segment, offset: bytes_of(block.offset) })
+            .collect()
+    }
+
+    /// All segments, by ordinal, with those that were retired. Only ever appended to.
     #[must_use]
     pub fn segments(&self) -> &[SymmetricSegment] {
         self.journal.segments()
@@ -185,7 +252,8 @@ impl SymmetricArena {
     #[must_use]
     pub fn address(&self, placement: Placement) -> Option<u64> {
         let segment = self.segments().get(placement.ordinal as usize)?;
-        (placement.offset < segment.bytes).then(|| segment.memory.address + placement.offset)
+        (placement.offset < segment.bytes && !segment.retired)
+            .then(|| segment.memory.address + placement.offset)
     }
 
     /// Blocks that are placed, by place, with the bytes that were asked for.
@@ -203,13 +271,11 @@ impl SymmetricArena {
     ///
     /// # Errors
     /// The segments that their source did not take, with what it said; the others have gone back.
-    pub fn release(self) -> Result<(), Vec<(SymmetricSegment, SourceError)>> {
-        let failed: Vec<_> = self
-            .segments()
-            .iter()
-            .filter_map(|segment| self.source.release(&segment.memory).err().map(|error| (*segment, error)))
-            .collect();
-        if failed.is_empty() { Ok(()) } else { Err(failed) }
+    pub fn release(mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
+        let live = self.journal.segments().iter().filter(|segment| !segment.retired);
+        let live: Vec<SegmentMemory> = live.map(|segment| segment.memory).collect();
+        self.withheld.extend(live);
+        self.give_back()
     }
 
     fn place(

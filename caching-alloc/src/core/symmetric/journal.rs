@@ -5,6 +5,7 @@ use std::panic::Location;
 
 use super::log::{Log, LogState, NewOperation, OperationKind};
 use super::{Geometry, Placement};
+use crate::core::size::UNIT;
 use crate::core::source::SegmentMemory;
 
 /// Operations that a log keeps in full.
@@ -19,8 +20,10 @@ pub struct SymmetricSegment {
     pub bytes: u64,
     /// The log with the request that made it.
     pub log: LogState,
-    /// Its memory on this rank.
+    /// Its memory on this rank; of a retired segment: where it was.
     pub memory: SegmentMemory,
+    /// Whether it was [retired](super::SymmetricArena::retire).
+    pub retired: bool,
 }
 
 #[derive(Debug)]
@@ -28,11 +31,16 @@ pub(in crate::core) struct Journal {
     geometry: Geometry,
     log: Log,
     segments: Vec<SymmetricSegment>,
+    /// Bytes of all segments that are not retired.
+    reserved: u64,
+    /// Bytes of all blocks.
+    in_use: u64,
 }
 
 impl Journal {
     pub(in crate::core) fn new(geometry: Geometry) -> Self {
-        Self { geometry, log: Log::new(geometry, LOG_OPERATIONS), segments: Vec::new() }
+        let log = Log::new(geometry, LOG_OPERATIONS);
+        Self { geometry, log, segments: Vec::new(), reserved: 0, in_use: 0 }
     }
 
     pub(in crate::core) fn geometry(&self) -> Geometry {
@@ -50,7 +58,7 @@ impl Journal {
     /// Ordinal and size of the next segment if it must hold `bytes`.
     pub(in crate::core) fn next_segment(&self, bytes: u64) -> (u32, u64) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        (ordinal, self.geometry.segment_bytes(ordinal, bytes))
+        (ordinal, self.geometry.segment_bytes(self.reserved, self.in_use, bytes))
     }
 
     /// Logs an operation.
@@ -62,12 +70,27 @@ impl Journal {
         tag: Option<Cow<'static, str>>,
         site: &'static Location<'static>,
     ) {
+        match kind {
+            OperationKind::Allocate => self.in_use += bytes.next_multiple_of(UNIT),
+            OperationKind::Free => self.in_use = self.in_use.saturating_sub(bytes.next_multiple_of(UNIT)),
+            OperationKind::Refuse | OperationKind::Retire => {}
+        }
         self.log.push(NewOperation { kind, bytes, placement, tag, site });
     }
 
     /// Enters a segment, after the request that made it was logged.
     pub(in crate::core) fn enter(&mut self, memory: SegmentMemory) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
-        self.segments.push(SymmetricSegment { ordinal, bytes: memory.bytes, log: self.log.state(), memory });
+        let (bytes, log) = (memory.bytes, self.log.state());
+        self.reserved += bytes;
+        self.segments.push(SymmetricSegment { ordinal, bytes, log, memory, retired: false });
+    }
+
+    /// Marks a segment as retired, after that was logged.
+    pub(super) fn retire(&mut self, ordinal: u32) {
+        if let Some(segment) = self.segments.get_mut(ordinal as usize).filter(|segment| !segment.retired) {
+            segment.retired = true;
+            self.reserved = self.reserved.saturating_sub(segment.bytes);
+        }
     }
 }

@@ -14,7 +14,7 @@ use super::Placement;
 pub struct LogState {
     /// Number of operations.
     pub length: u64,
-    /// Hash of the geometry and of all operations: kind, bytes, and for frees the place.
+    /// Hash of the geometry and of all operations: kind, bytes, and for what is given up the place.
     pub hash: u64,
 }
 
@@ -28,6 +28,8 @@ pub enum OperationKind {
     /// A request failed on this rank, for want of memory or because the pool was frozen. Ranks on which it did
     /// not fail differ from here on.
     Refuse,
+    /// A segment was retired.
+    Retire,
 }
 
 /// One operation of a log.
@@ -37,9 +39,9 @@ pub struct Operation {
     pub seq: u64,
     /// What it was.
     pub kind: OperationKind,
-    /// Bytes asked for (for a free: when the block was allocated).
+    /// Bytes asked for (for a free: when the block was allocated), or of the segment.
     pub bytes: u64,
-    /// Where the block is; for [`OperationKind::Refuse`] nothing.
+    /// Where the block or the segment is; for [`OperationKind::Refuse`] nothing.
     pub placement: Option<Placement>,
     /// The program's word for it.
     pub tag: Option<Cow<'static, str>>,
@@ -57,6 +59,7 @@ impl std::fmt::Display for Operation {
             OperationKind::Allocate => "allocate",
             OperationKind::Free => "free",
             OperationKind::Refuse => "refused",
+            OperationKind::Retire => "retire",
         };
         write!(f, "operation {}: {kind} {} bytes", self.seq, self.bytes)?;
         if let Some(tag) = &self.tag {
@@ -128,7 +131,8 @@ impl Log {
     pub(crate) fn push(&mut self, new: NewOperation) {
         let NewOperation { kind, bytes, placement, tag, site } = new;
         let mut hash = mix(mix(self.state.hash, kind as u64 + 1), bytes);
-        if let (OperationKind::Free, Some(Placement { ordinal, offset })) = (kind, placement) {
+        let given_up = matches!(kind, OperationKind::Free | OperationKind::Retire);
+        if let Some(Placement { ordinal, offset }) = placement.filter(|_| given_up) {
             hash = mix(mix(hash, u64::from(ordinal)), offset);
         }
         if self.recent.len() == self.capacity {
@@ -177,8 +181,10 @@ fn mix(hash: u64, word: u64) -> u64 {
 mod tests {
     use super::*;
 
+    const GEOMETRY: Geometry = Geometry { first_segment: 64 << 20, largest_segment: 4 << 30 };
+
     fn log_of(sizes: &[u64]) -> Log {
-        let mut log = Log::new(Geometry::default(), 8);
+        let mut log = Log::new(GEOMETRY, 8);
         for bytes in sizes {
             log.push(NewOperation {
                 kind: OperationKind::Allocate,
@@ -195,7 +201,7 @@ mod tests {
     #[test]
     fn the_hash_is_pinned() {
         let mut log = log_of(&[1, 512, 1 << 30]);
-        assert_eq!(Log::new(Geometry::default(), 8).state().hash, 294_558_605_038_270_209);
+        assert_eq!(Log::new(GEOMETRY, 8).state().hash, 294_558_605_038_270_209);
         assert_eq!(log.state().hash, 15_013_113_259_403_531_601);
         log.push(NewOperation {
             kind: OperationKind::Free,
@@ -229,7 +235,7 @@ mod tests {
 
     #[test]
     fn geometries_are_told_apart() {
-        let other = Geometry { first_segment: 4 << 20, ..Geometry::default() };
+        let other = Geometry { first_segment: 4 << 20, ..GEOMETRY };
         assert_ne!(log_of(&[]).hash_at(0), Log::new(other, 8).hash_at(0));
     }
 }

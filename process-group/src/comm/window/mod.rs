@@ -17,7 +17,7 @@ use std::{
 };
 
 use cuda_driver::DevicePtr;
-use nccl_sys::{ncclWindow_t, ncclWindow_vidmem};
+use nccl_sys::{Version, ncclWindow_t, ncclWindow_vidmem};
 
 use self::request::check_requests;
 pub use self::{
@@ -32,6 +32,9 @@ use super::{
 };
 use crate::store::Deadline;
 
+/// From this release on, the symmetric addresses of a deregistered window are used again.
+const ADDRESSES_COME_BACK: Version = Version::new(2, 28, 0);
+
 /// A window's handle, written by NCCL at a time of its choosing, so it stays where it is until the communicator
 /// is gone.
 pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
@@ -40,6 +43,8 @@ pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     next: u64,
+    /// Bytes of all windows that there ever were.
+    ever: u64,
     live: Vec<Live>,
     /// Every cell that NCCL was ever given.
     cells: Vec<Cell>,
@@ -78,6 +83,7 @@ impl Windows {
 /// A registered window. It stays registered until [`Communicator::deregister_windows`], or until the communicator
 /// is gone; dropping this value changes nothing, because deregistration must be in the same order on every rank.
 #[doc(alias = "ncclWindow_t")]
+#[derive(Clone)]
 pub struct Window {
     communicator: Weak<Shared>,
     serial: u64,
@@ -105,7 +111,7 @@ impl Window {
         self.serial
     }
 
-    /// NCCL's handle, for device code; valid while the window is registered.
+    /// NCCL's handle, for device code; valid while the window is registered, and null once it is deregistered.
     #[must_use]
     pub fn raw(&self) -> ncclWindow_t {
         self.cell.load(Ordering::Acquire)
@@ -149,11 +155,21 @@ impl Communicator {
         self.config().window_facts.decide(&shared.nccl, shared.context.driver().version(), shared.place.size)
     }
 
-    /// How many bytes of this rank's memory are windows of the communicator: what they take of its symmetric address
-    /// space, which is as large as the largest member's device memory, rounded up to 4 GiB.
+    /// How many bytes the communicator's windows take of its symmetric address space, which is as large as the largest
+    /// member's device memory, rounded up to 4 GiB. Before 2.28, NCCL does not use the addresses of deregistered windows
+    /// again: those count too.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
-        self.shared().windows().live.iter().map(|window| window.bytes as u64).sum()
+        let shared = self.shared();
+        let windows = shared.windows();
+        let live = windows.live.iter().map(|window| window.bytes as u64).sum();
+        if shared.nccl.release() < ADDRESSES_COME_BACK { windows.ever } else { live }
+    }
+
+    /// Whether the `bytes` at `ptr` lie in one range that is [registered](Self::register) with the communicator.
+    #[must_use]
+    pub fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
+        self.shared().registry.covers(ptr.0, bytes)
     }
 
     /// Keeps `memory` until the communicator is gone: for memory that its windows reach, so that no window outlives
@@ -223,6 +239,7 @@ impl Communicator {
                     call!(&shared.nccl, shared.name(), ncclCommWindowDeregister(shared.raw(), window.raw()))
                 };
                 shared.windows().live.retain(|live| live.serial != window.serial);
+                window.cell.store(ptr::null_mut(), Ordering::Release);
                 done?;
             }
             Ok(())
@@ -315,6 +332,7 @@ fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) 
         }
         let serial = windows.next;
         windows.next += 1;
+        windows.ever += request.bytes as u64;
         let WindowRequest { ptr, bytes, flags } = *request;
         windows.live.push(Live { serial, ptr, bytes, flags, cell: cell.clone() });
         let communicator = Arc::downgrade(shared);

@@ -1,0 +1,193 @@
+//! The first vote of every meeting: ranks say where they are, post what they have, and one decision comes to stand.
+//!
+//! A deadline alone is a local opinion: who gives up says who is missing and where those are, and whether it is
+//! itself in a circle of waiting ([`super::circle`]); then it proposes to refuse that meeting, and all of the circle.
+
+use std::time::Duration;
+
+use super::{
+    circle::{Trace, Traced, others},
+    decide::Decision,
+    machine::{Input, Output},
+    place::{ARRIVAL, Errand, Place, place_key},
+    record::PoolId,
+    refusal::{Absentee, Refusal, Waiting},
+    split::Split,
+    vote::{Step, Vote},
+    wire::Message,
+};
+
+#[derive(Debug)]
+enum Phase {
+    Begin,
+    Entering,
+    Voting,
+    Tracing(Trace, Vec<Absentee>),
+    /// The other meetings of a circle are refused first.
+    Opening(Vec<(String, Vec<u8>)>, Refusal),
+}
+
+/// What an arrival wants next.
+pub(super) enum Arriving {
+    Ask(Output),
+    /// A decision, [`Arrival::propose`], from what all members posted, in their order.
+    Decide(Vec<Vec<u8>>),
+    /// This decision stands.
+    Stands(Vec<u8>),
+    Unasked,
+}
+
+/// A member's part in the first vote of a meeting.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pool: PoolId,
+    rank: u32,
+    place: Place,
+    begun: Duration,
+    patience: Duration,
+    posts: Vec<u8>,
+    vote: Vote,
+    phase: Phase,
+}
+
+impl Arrival {
+    /// Of `rank`, which posts `posts` in the meeting at `place` and waits `patience` long for the others.
+    pub(super) fn new(pool: PoolId, rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
+        let vote = Self::vote(pool, rank, &place, Vec::new(), Duration::ZERO);
+        Self { pool, rank, place, begun: Duration::ZERO, patience, posts, vote, phase: Phase::Begin }
+    }
+
+    fn vote(pool: PoolId, rank: u32, place: &Place, posts: Vec<u8>, until: Duration) -> Vote {
+        let places = place.members.iter().map(|member| place_key(pool, *member)).collect();
+        let prefix = place.vote_prefix(pool, ARRIVAL);
+        Vote::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
+    }
+
+    /// The keys that this rank removes once nobody reads them.
+    pub(super) fn keys_to_remove(&self) -> Vec<String> {
+        self.vote.keys_to_remove()
+    }
+
+    pub(super) fn step(&mut self, input: Input, now: Duration) -> Arriving {
+        match (std::mem::replace(&mut self.phase, Phase::Voting), input) {
+            (Phase::Begin, Input::Start) => {
+                self.begun = now;
+                self.phase = Phase::Entering;
+                let key = place_key(self.pool, self.rank);
+                Arriving::Ask(Output::Set { key, value: self.place.to_bytes() })
+            }
+            (Phase::Entering, Input::Stored) => {
+                let posts = std::mem::take(&mut self.posts);
+                self.vote = Self::vote(self.pool, self.rank, &self.place, posts, self.begun + self.patience);
+                self.voted(Input::Start, now)
+            }
+            (Phase::Voting, input) => self.voted(input, now),
+            (Phase::Tracing(trace, missing), Input::Values(values)) => {
+                self.trace(trace, missing, &values, now)
+            }
+            (Phase::Opening(rest, refusal), Input::Stands(_)) => self.open(rest, refusal),
+            _ => Arriving::Unasked,
+        }
+    }
+
+    fn voted(&mut self, input: Input, now: Duration) -> Arriving {
+        let (posted, places) = match self.vote.step(input) {
+            Step::Ask(ask) => return Arriving::Ask(ask),
+            Step::Stands(value) => return Arriving::Stands(value),
+            Step::Unasked => return Arriving::Unasked,
+            Step::Propose { posted, further } => (posted, further),
+        };
+        let places: Vec<Option<Place>> =
+            places.iter().map(|bytes| Place::from_bytes(bytes.as_deref()?).ok()).collect();
+        let members = || self.place.members.iter().copied().zip(places.iter().cloned());
+        let mut missing: Vec<Absentee> = members()
+            .zip(&posted)
+            .filter(|(_, posted)| posted.is_none())
+            .map(|((rank, last_seen), _)| Absentee { rank, last_seen })
+            .collect();
+        if missing.is_empty() {
+            return Arriving::Decide(posted.into_iter().flatten().collect());
+        }
+        missing.sort_by_key(|absentee| absentee.rank);
+        if let Some(refusal) = self.other_epoch(&missing) {
+            return Arriving::Ask(self.refuse(refusal));
+        }
+        let trace = Trace::new(self.pool, self.rank, self.place.clone(), members());
+        self.trace(trace, missing, &[], now)
+    }
+
+    fn trace(
+        &mut self,
+        mut trace: Trace,
+        missing: Vec<Absentee>,
+        values: &[Option<Vec<u8>>],
+        now: Duration,
+    ) -> Arriving {
+        let circle = match trace.step(values) {
+            Traced::Unasked => return Arriving::Unasked,
+            Traced::Ask(ask) => {
+                self.phase = Phase::Tracing(trace, missing);
+                return Arriving::Ask(ask);
+            }
+            Traced::Circle(circle) => circle,
+        };
+        let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
+        let timeout = |missing: Vec<Absentee>, circle: Vec<Waiting>| Refusal::SyncTimeout {
+            missing,
+            waited_ms,
+            circle,
+        };
+        let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
+        let rest = others(&circle, &self.place).into_iter().map(|(place, absent)| {
+            let missing =
+                absent.into_iter().map(|rank| Absentee { rank, last_seen: place_of(rank) }).collect();
+            let refusal = timeout(missing, circle.clone());
+            (place.decision_key(self.pool), Decision::refuse(refusal).encode())
+        });
+        let rest = rest.collect();
+        self.open(rest, timeout(missing, circle.clone()))
+    }
+
+    fn open(&mut self, mut rest: Vec<(String, Vec<u8>)>, refusal: Refusal) -> Arriving {
+        match rest.pop() {
+            Some((key, value)) => {
+                self.phase = Phase::Opening(rest, refusal);
+                Arriving::Ask(Output::Propose { key, value })
+            }
+            None => Arriving::Ask(self.refuse(refusal)),
+        }
+    }
+
+    /// Whether a missing rank waits in another epoch of the same group.
+    fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
+        let Errand::Commit { group: own } = self.place.errand else { return None };
+        let epoch_of = |rank: u32| match missing.iter().find(|absentee| absentee.rank == rank) {
+            None => Some(own.epoch),
+            Some(absentee) => match absentee.last_seen.as_ref()?.errand {
+                Errand::Commit { group } if group.uid == own.uid => Some(group.epoch),
+                _ => None,
+            },
+        };
+        let members = self.place.members.iter();
+        let epochs = Split::of(members.filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
+        (!epochs.is_unanimous()).then_some(Refusal::EpochMismatch { epochs })
+    }
+
+    fn refuse(&mut self, refusal: Refusal) -> Output {
+        self.propose(&Decision::refuse(refusal))
+    }
+
+    /// Proposes a decision, in answer to [`Arriving::Decide`].
+    pub(super) fn propose(&mut self, decision: &Decision) -> Output {
+        self.vote.propose(decision.encode())
+    }
+}
+
+/// What `members` posted, in their order; or the refusal that says whose cannot be read.
+pub(super) fn read<M: Message>(members: &[u32], posted: &[Vec<u8>]) -> Result<Vec<M>, Refusal> {
+    let one = |(rank, bytes): (&u32, &Vec<u8>)| {
+        M::from_bytes(bytes)
+            .map_err(|cause| Refusal::RecordUnreadable { rank: *rank, cause: cause.to_string() })
+    };
+    members.iter().zip(posted).map(one).collect()
+}

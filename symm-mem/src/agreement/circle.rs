@@ -1,0 +1,155 @@
+//! Circles of ranks that wait for each other, each in another meeting.
+//!
+//! Ranks say which meeting they enter before they wait there. Who has waited too long follows from rank to rank what
+//! they wait for. If that leads back to itself, no patience helps: then all meetings of the circle are refused at
+//! once, and every rank of it hears who waits where. Otherwise the first to give up would set others free, and who
+//! fails would be an accident.
+//!
+//! Everything is looked at twice. A rank that is in the same meeting both times, not yet decided at the second, was
+//! waiting all the time between; so if nothing has changed, all of the circle waited at one moment, and a circle
+//! of waiting does not open by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    machine::Output,
+    place::{Place, place_key},
+    record::PoolId,
+    refusal::Waiting,
+    wire::Message,
+};
+
+/// A search for the circle that a rank is in.
+#[derive(Debug)]
+pub(super) struct Trace {
+    pool: PoolId,
+    rank: u32,
+    /// Where ranks are, as far as looked at; `None`: nowhere yet.
+    seen: BTreeMap<u32, Option<Place>>,
+    /// Whether the meeting of that decision is decided, as far as looked at.
+    decided: BTreeMap<String, bool>,
+    asked: Asked,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Nothing,
+    /// The places of ranks, and decisions.
+    More(Vec<u32>, Vec<String>),
+    /// The circle once more.
+    Again(Vec<Waiting>),
+}
+
+/// What a trace wants next.
+pub(super) enum Traced {
+    Ask(Output),
+    /// The circle, by rank; empty if there is none.
+    Circle(Vec<Waiting>),
+    Unasked,
+}
+
+impl Trace {
+    /// Of `rank`, which waits at `own`; `seen` is where the members of its meeting are.
+    pub(super) fn new(
+        pool: PoolId,
+        rank: u32,
+        own: Place,
+        seen: impl IntoIterator<Item = (u32, Option<Place>)>,
+    ) -> Self {
+        let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
+        seen.insert(rank, Some(own));
+        Self { pool, rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
+    }
+
+    /// Takes what stands under the keys that were asked for; nothing at first.
+    pub(super) fn step(&mut self, values: &[Option<Vec<u8>>]) -> Traced {
+        let place = |value: &Option<Vec<u8>>| Place::from_bytes(value.as_deref()?).ok();
+        match std::mem::replace(&mut self.asked, Asked::Nothing) {
+            Asked::Nothing if values.is_empty() => self.go_on(),
+            Asked::More(ranks, keys) if values.len() == ranks.len() + keys.len() => {
+                let (places, decisions) = values.split_at(ranks.len());
+                self.seen.extend(ranks.into_iter().zip(places.iter().map(place)));
+                self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
+                self.go_on()
+            }
+            Asked::Again(circle) if values.len() == 2 * circle.len() => {
+                let (places, decisions) = values.split_at(circle.len());
+                let same =
+                    circle.iter().zip(places).all(|(waiting, at)| place(at).as_ref() == Some(&waiting.place));
+                let open = decisions.iter().all(Option::is_none);
+                Traced::Circle(if same && open { circle } else { Vec::new() })
+            }
+            _ => Traced::Unasked,
+        }
+    }
+
+    fn go_on(&mut self) -> Traced {
+        // Breadth first: all that is reached from here and not yet looked at.
+        let reached = self.reached(self.rank);
+        let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
+        let mut keys: Vec<String> = reached
+            .iter()
+            .filter_map(|rank| self.place(*rank))
+            .map(|at| at.decision_key(self.pool))
+            .collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys.retain(|key| !self.decided.contains_key(key));
+        if !ranks.is_empty() || !keys.is_empty() {
+            let places = ranks.iter().map(|rank| place_key(self.pool, *rank));
+            let all = places.chain(keys.iter().cloned()).collect();
+            self.asked = Asked::More(ranks, keys);
+            return Traced::Ask(Output::Fetch { keys: all });
+        }
+        let circle: Vec<Waiting> = reached
+            .into_iter()
+            .filter(|rank| self.reached(*rank).contains(&self.rank))
+            .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
+            .collect();
+        // Who waits for nobody that waits for it is in no circle.
+        if circle.len() < 2 {
+            return Traced::Circle(Vec::new());
+        }
+        let places = circle.iter().map(|waiting| place_key(self.pool, waiting.rank));
+        let decisions = circle.iter().map(|waiting| waiting.place.decision_key(self.pool));
+        let keys = places.chain(decisions).collect();
+        self.asked = Asked::Again(circle);
+        Traced::Ask(Output::Fetch { keys })
+    }
+
+    fn place(&self, rank: u32) -> Option<&Place> {
+        self.seen.get(&rank)?.as_ref()
+    }
+
+    /// The ranks that `rank` waits for, as far as known.
+    fn awaited(&self, rank: u32) -> Vec<u32> {
+        let Some(at) = self.place(rank) else { return Vec::new() };
+        if self.decided.get(&at.decision_key(self.pool)) == Some(&true) {
+            return Vec::new();
+        }
+        let elsewhere = |other: &&u32| self.place(**other).is_none_or(|place| !place.meets(at));
+        at.members.iter().filter(elsewhere).copied().collect()
+    }
+
+    /// `rank` itself, and all that it waits for, directly or through others.
+    fn reached(&self, rank: u32) -> BTreeSet<u32> {
+        let (mut reached, mut front) = (BTreeSet::from([rank]), vec![rank]);
+        while let Some(next) = front.pop() {
+            front.extend(self.awaited(next).into_iter().filter(|other| reached.insert(*other)));
+        }
+        reached
+    }
+}
+
+/// The places of a circle, each once, but for that of `own`, with the ranks that are missing there.
+pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<u32>)> {
+    let mut others: Vec<(Place, Vec<u32>)> = Vec::new();
+    for Waiting { place, .. } in circle {
+        if place.meets(own) || others.iter().any(|(other, _)| other.meets(place)) {
+            continue;
+        }
+        let absent = |rank: &&u32| circle.iter().any(|it| it.rank == **rank && !it.place.meets(place));
+        others.push((place.clone(), place.members.iter().filter(absent).copied().collect()));
+    }
+    others
+}

@@ -1,0 +1,105 @@
+//! How the ranks of a domain agree on one length: the greatest that any of them needs.
+
+use std::time::Duration;
+
+use super::{
+    arrival::{Arrival, Arriving, read},
+    decide::Decision,
+    machine::{Ending, Input, Output, share},
+    place::{Errand, Place},
+    record::PoolId,
+    wire::{Message, wire_struct},
+};
+
+/// What a rank needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Need {
+    bytes: u64,
+}
+wire_struct!(Need { bytes });
+
+impl Message for Need {
+    const KIND: u8 = 9;
+}
+
+/// What a machine of the whole domain wants next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next<T> {
+    /// Something from the store.
+    Ask(Output),
+    /// It has ended.
+    Done(Meeting<T>),
+}
+
+/// How a meeting of the whole domain ended on this member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meeting<T> {
+    /// What was agreed, or why nothing was.
+    pub result: Result<T, Ending>,
+    /// Whether all members were there, so that nobody reads the keys of earlier meetings.
+    pub all_arrived: bool,
+    /// The keys of this meeting that this member removes once nobody reads them.
+    pub keys: Vec<String>,
+}
+
+/// One member's part in one agreement on a length.
+#[derive(Debug)]
+pub struct Length {
+    members: Vec<u32>,
+    arrival: Arrival,
+}
+
+impl Length {
+    /// The agreement number `round` among `members`, in which `rank` needs `bytes` and which takes at most `deadline`.
+    pub fn new(
+        pool: PoolId,
+        round: u64,
+        rank: u32,
+        members: Vec<u32>,
+        bytes: u64,
+        deadline: Duration,
+    ) -> Self {
+        let place = Place { errand: Errand::Length {}, round, members: members.clone() };
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
+        // Nothing follows the decision, so that all but the store's own share is for the others.
+        let patience = share(deadline_ms, 15);
+        let arrival = Arrival::new(pool, rank, place, Need { bytes }.to_bytes(), patience);
+        Self { members, arrival }
+    }
+
+    /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
+    pub fn step(&mut self, input: Input, now: Duration) -> Next<u64> {
+        if input == Input::StoreFailed {
+            return self.end(Err(Ending::StoreFailed { registering: false }), false);
+        }
+        match self.arrival.step(input, now) {
+            Arriving::Ask(ask) => Next::Ask(ask),
+            Arriving::Decide(posted) => {
+                let decision = match read::<Need>(&self.members, &posted) {
+                    Ok(needs) => {
+                        Decision::Reserve { bytes: needs.iter().map(|it| it.bytes).max().unwrap_or(0) }
+                    }
+                    Err(refusal) => Decision::refuse(refusal),
+                };
+                Next::Ask(self.arrival.propose(&decision))
+            }
+            Arriving::Stands(value) => match Decision::decode(&value) {
+                Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), false),
+                Ok(decision) => {
+                    let all_arrived = decision.is_of_all();
+                    let result = match decision {
+                        Decision::Reserve { bytes } => Ok(bytes),
+                        Decision::Refuse { refusal, .. } => Err(Ending::Refused(refusal)),
+                        _ => Err(Ending::OutOfStep),
+                    };
+                    self.end(result, all_arrived)
+                }
+            },
+            Arriving::Unasked => self.end(Err(Ending::OutOfStep), false),
+        }
+    }
+
+    fn end(&mut self, result: Result<u64, Ending>, all_arrived: bool) -> Next<u64> {
+        Next::Done(Meeting { result, all_arrived, keys: self.arrival.keys_to_remove() })
+    }
+}

@@ -1,0 +1,117 @@
+//! Allocations of a length that the ranks agree on, where each needs another one.
+
+use std::time::Duration;
+
+use caching_alloc::core::symmetric::SymmetricError;
+use process_group::store::StoreError;
+
+use super::{SymmetricBlock, SymmetricPool};
+use crate::{
+    agreement::{Ending, Input, Length, Malformed, Meeting, Next, PoolId, Refusal},
+    commit::driver::Line,
+};
+
+/// Why an agreed allocation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgreedError {
+    /// The ranks did not agree: the same on all of them, and nothing was allocated on any.
+    #[error("agreed allocation in {pool} refused on all ranks: {refusal}")]
+    Refused {
+        /// The pool.
+        pool: PoolId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The ranks agreed, but this one has no room. The others may have: the next commit tells all of them.
+    #[error("the ranks agreed on {bytes} bytes in {pool}")]
+    Allocation {
+        /// The pool.
+        pool: PoolId,
+        /// What they agreed on, in bytes.
+        bytes: u64,
+        /// Why there is no room.
+        source: SymmetricError,
+    },
+    /// The store failed; the others will miss this rank.
+    #[error("agreed allocation in {pool} could not reach the store")]
+    Store {
+        /// The pool.
+        pool: PoolId,
+        /// What the store said.
+        source: StoreError,
+    },
+    /// What stands in the store is no decision.
+    #[error("what stands in the store for {pool} cannot be read: does another program write under its keys?")]
+    Unreadable {
+        /// The pool.
+        pool: PoolId,
+        /// Why not.
+        source: Malformed,
+    },
+    /// The machine was driven wrongly: a bug of this crate.
+    #[error("an agreed allocation in {pool} was driven out of step; this is a bug of symm-mem")]
+    OutOfStep {
+        /// The pool.
+        pool: PoolId,
+    },
+}
+
+impl SymmetricPool {
+    /// A block as long as the longest that any rank of the domain needs; this one needs `bytes`. For ragged sizes,
+    /// such as the tokens that each rank got: the same placement everywhere, and room for all.
+    ///
+    /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program, also
+    /// one that needs nothing (0 bytes). The block's [`bytes`](SymmetricBlock::bytes) is what was agreed on. If no rank
+    /// needs anything, that is an error of the allocation, on all.
+    ///
+    /// # Errors
+    /// [`AgreedError`]; [`AgreedError::Refused`] with [`Refusal::SyncTimeout`] if a rank does not come.
+    #[track_caller]
+    pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, AgreedError> {
+        let agreed = self.agree_on_length(bytes, deadline)?;
+        self.allocate(agreed).map_err(|source| AgreedError::Allocation {
+            pool: self.id(),
+            bytes: agreed,
+            source,
+        })
+    }
+
+    fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, AgreedError> {
+        let (pool, domain) = (self.id(), self.domain());
+        let round = self.next_length();
+        let mut machine = Length::new(pool, round, domain.rank(), domain.ranks().to_vec(), bytes, deadline);
+        let mut line = Line::new(domain.store());
+        let mut input = Input::Start;
+        let meeting = loop {
+            match machine.step(input, line.elapsed()) {
+                Next::Ask(ask) => input = line.ask(ask, || true),
+                Next::Done(meeting) => break meeting,
+            }
+        };
+        let result = self.leave(&line, meeting);
+        let failure = line.failure;
+        result.map_err(|ending| match (ending, failure) {
+            (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
+            (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
+            (Ending::Unreadable(source), _) => AgreedError::Unreadable { pool, source },
+            _ => AgreedError::OutOfStep { pool },
+        })
+    }
+
+    fn next_length(&self) -> u64 {
+        let mut meetings = self.meetings();
+        meetings.lengths += 1;
+        meetings.lengths - 1
+    }
+
+    /// Leaves a meeting of the whole domain: removes what nobody reads any more.
+    pub(super) fn leave<T>(&self, line: &Line<'_>, meeting: Meeting<T>) -> Result<T, Ending> {
+        let mut meetings = self.meetings();
+        if meeting.all_arrived {
+            line.remove(&std::mem::take(&mut meetings.used_keys));
+        }
+        meetings.used_keys.extend(meeting.keys);
+        meeting.result
+    }
+}

@@ -1,0 +1,121 @@
+//! Which way a group's collectives take to a buffer, and why.
+
+use std::fmt;
+
+use caching_alloc::core::symmetric::Placement;
+use cuda_driver::DevicePtr;
+
+use super::{LookupError, Residence, Standing, SymmetricPool};
+use crate::{
+    agreement::{GroupId, NoWindows, Poison, Refusal},
+    commit::{SymmetricGroup, lock},
+};
+
+/// Which way a group's collectives take to a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Path {
+    /// By a window: the members' kernels read and write each other's memory.
+    Window {
+        /// How many windows the group's communicator registered before it; equal on all members.
+        serial: u64,
+        /// Where in the window the buffer begins, in bytes.
+        offset: u64,
+    },
+    /// The buffer is registered with this rank's communicator, so that transports need no copies.
+    Registered,
+    /// By the communicator's own buffers.
+    Plain,
+}
+
+/// Why a buffer is used as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// All members have agreed on its window.
+    Agreed,
+    /// All members have agreed that it lies at the same place everywhere, but not in a window.
+    NoWindow(NoWindows),
+    /// It is not in this pool.
+    Elsewhere,
+    /// It runs out of its segment.
+    SpansSegments(LookupError),
+    /// Its segment has not been committed for the group: because of what the last commit left out or was refused for,
+    /// if anything.
+    NotCommitted(Option<Refusal>),
+    /// The group is dead.
+    Poisoned(Poison),
+    /// Members of the group are outside the pool's domain.
+    OutsideDomain(Vec<u32>),
+}
+
+/// What a group does with a buffer, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// The group.
+    pub group: GroupId,
+    /// Where the buffer is in the pool, equal on all ranks of the domain, if it lies there.
+    pub placement: Option<Placement>,
+    /// The way to it.
+    pub path: Path,
+    /// Why that.
+    pub why: Why,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(Placement { ordinal, offset }) = self.placement {
+            write!(out, "segment {ordinal}, offset {offset}: ")?;
+        }
+        match self.path {
+            Path::Window { serial, offset } => write!(out, "window {serial} at {offset}")?,
+            Path::Registered => out.write_str("plain registration")?,
+            Path::Plain => out.write_str("no registration")?,
+        }
+        let group = self.group;
+        match &self.why {
+            Why::Agreed => write!(out, ", as the members of group {group} agreed"),
+            Why::NoWindow(reason) => write!(out, "; agreed without a window: {reason}"),
+            Why::Elsewhere => out.write_str("; it is not in this pool"),
+            Why::SpansSegments(error) => write!(out, "; {error}"),
+            Why::NotCommitted(None) => write!(out, "; not committed for group {group} yet"),
+            Why::NotCommitted(Some(refusal)) => write!(out, "; not committed for group {group}: {refusal}"),
+            Why::Poisoned(poison) => write!(out, "; group {group} is poisoned: {poison}"),
+            Why::OutsideDomain(ranks) => {
+                write!(out, "; ranks {ranks:?} of group {group} are outside the domain")
+            }
+        }
+    }
+}
+
+impl SymmetricPool {
+    /// Which way `group`'s collectives take to the `bytes` at `ptr`, and why. Not collective: it tells what the members
+    /// have agreed on, so a window, or none, is the answer on all of them; plain registration is each rank's own.
+    pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
+        let id = group.id();
+        let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };
+        let otherwise = |placement, why| Explanation { group: id, placement, path: plain, why };
+        let domain = self.domain().ranks();
+        let outside: Vec<u32> =
+            group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
+        let Residence { placement, standing } = match self.table().lookup(ptr.0, bytes, id) {
+            Err(error) => return otherwise(None, Why::SpansSegments(error)),
+            Ok(None) => return otherwise(None, Why::Elsewhere),
+            Ok(Some(_)) if !outside.is_empty() => return otherwise(None, Why::OutsideDomain(outside)),
+            Ok(Some(found)) => found,
+        };
+        if let Standing::Window { serial } = standing {
+            let path = Path::Window { serial, offset: placement.offset };
+            return Explanation { group: id, placement: Some(placement), path, why: Why::Agreed };
+        }
+        let seated = self.seats().get(&id).cloned();
+        let why = seated.map_or(Why::NotCommitted(None), |seated| {
+            let seated = lock(&seated);
+            match (seated.seat.poison(), seated.why_without(placement.ordinal)) {
+                (Some(poison), _) => Why::Poisoned(poison.clone()),
+                (None, Some(reason)) if standing == Standing::Agreed => Why::NoWindow(reason.clone()),
+                (None, _) => Why::NotCommitted(seated.pending.clone()),
+            }
+        });
+        otherwise(Some(placement), why)
+    }
+}

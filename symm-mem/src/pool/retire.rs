@@ -1,0 +1,362 @@
+//! Segments that go: on all ranks of the domain, or on none.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use cuda_driver::Context;
+use process_group::{
+    comm::{CommError, Group, Window},
+    store::{Deadline, StoreError},
+};
+
+use super::SymmetricPool;
+use crate::{
+    agreement::{
+        Candidate, Committed, Ending, Enqueued, GroupId, Held, Input, LogPoint, Malformed, Meeting, Poison,
+        PoolId, Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
+    },
+    commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
+};
+
+/// What a retirement achieved; equal on all ranks but for `windows` and `elapsed`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RetireReport {
+    /// The segments that went, by ordinal.
+    pub ordinals: Vec<u32>,
+    /// How many bytes went back to the driver.
+    pub bytes: u64,
+    /// How many windows this rank deregistered, of all groups.
+    pub windows: usize,
+    /// From the call to the last rank's outcome.
+    pub elapsed: Duration,
+}
+
+/// Why a retirement failed.
+///
+/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same on every rank of the domain, but that
+/// each sees its own groups.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RetireError {
+    /// Nothing was retired, on no rank; everything is as it was.
+    #[error("retirement in {pool} refused on all ranks: {refusal}")]
+    Refused {
+        /// The pool.
+        pool: PoolId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The segments are out of use on all ranks, but it is not known that all windows are gone: their memory stays
+    /// until the pool goes, and the groups of the ranks that are to blame are dead.
+    #[error("retirement in {pool} went wrong: {poison}; poisoned groups of this rank: {groups:?}")]
+    Poisoned {
+        /// The pool.
+        pool: PoolId,
+        /// Why.
+        poison: Poison,
+        /// The groups of this rank that are dead by it.
+        groups: Vec<GroupId>,
+    },
+    /// The store failed, so that this rank does not know what the others decided; they will miss it.
+    #[error("retirement in {pool} could not reach the store{}", if *poisoned {
+        " after the decision, so its groups are poisoned"
+    } else {
+        ""
+    })]
+    Store {
+        /// The pool.
+        pool: PoolId,
+        /// Whether windows may be gone on some ranks.
+        poisoned: bool,
+        /// What the store said.
+        source: StoreError,
+    },
+    /// What stands in the store is no decision.
+    #[error("what stands in the store for {pool} cannot be read: does another program write under its keys?")]
+    Unreadable {
+        /// The pool.
+        pool: PoolId,
+        /// Why not.
+        source: Malformed,
+    },
+    /// The machine was driven wrongly: a bug of this crate.
+    #[error("a retirement in {pool} was driven out of step; this is a bug of symm-mem")]
+    OutOfStep {
+        /// The pool.
+        pool: PoolId,
+    },
+}
+
+impl RetireError {
+    /// What all ranks were told, if nothing was retired.
+    pub fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            RetireError::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+/// A group that takes part, with this rank's seat in it.
+struct Party<'a> {
+    group: &'a dyn SymmetricGroup,
+    seated: Arc<Mutex<Seated>>,
+    /// Held until the retirement has ended.
+    _turn: Option<Turn<'a>>,
+}
+
+impl SymmetricPool {
+    /// Gives the memory of segments back: on all ranks of the domain, or on none. Their numbers are not used again.
+    ///
+    /// Collective over the whole domain, within `deadline`: every rank names the same segments at the same point of
+    /// the program, after the same collectives have been enqueued everywhere, with all groups that have any of them
+    /// (on this rank). Nothing may hold them, on any rank: no block, no [graph](super::GraphPin). Then all
+    /// devices come to rest, every rank deregisters its windows, group by group, in one order, and when all have said
+    /// so the memory goes. Addresses of other blocks stay.
+    ///
+    /// # Errors
+    /// [`RetireError`]. [`RetireError::Refused`] with [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
+    /// [`Refusal::SegmentCommitted`], [`Refusal::RetirementMismatch`], [`Refusal::SyncTimeout`] and others that
+    /// a commit has too; a rank that dies after the decision is a [`RetireError::Poisoned`].
+    #[track_caller]
+    pub fn retire(
+        &self,
+        ordinals: &[u32],
+        groups: &[&dyn SymmetricGroup],
+        deadline: Duration,
+    ) -> Result<RetireReport, RetireError> {
+        let begun = Instant::now();
+        let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
+        let (parties, trouble) = self.parties(groups);
+        let record = self.retirement(&ordinals, &parties, trouble, deadline);
+        let (meeting, windows, failure) = self.run_retirement(&record, &ordinals, &parties);
+        let pool = self.id();
+        match (meeting, failure) {
+            (Ok(Retired::Everywhere), _) => {
+                let bytes = self.take_out(&ordinals);
+                Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() })
+            }
+            (Ok(Retired::Poisoned { poison, culprits }), _) => {
+                self.poison_parties(&parties, &poison, |members| {
+                    members.iter().any(|it| culprits.contains(it))
+                });
+                self.take_out(&ordinals);
+                let dead = parties.iter().filter(|it| lock(&it.seated).seat.poison().is_some());
+                let groups = dead.map(|party| party.group.id()).collect();
+                Err(RetireError::Poisoned { pool, poison, groups })
+            }
+            (Err(Ending::Refused(refusal)), _) => Err(RetireError::Refused { pool, refusal }),
+            (Err(Ending::StoreFailed { registering: poisoned }), Some(source)) => {
+                if poisoned {
+                    let (rank, cause) = (self.domain().rank(), source.to_string());
+                    self.poison_parties(&parties, &Poison::StoreLost { rank, cause }, |_| true);
+                }
+                Err(RetireError::Store { pool, poisoned, source })
+            }
+            (Err(Ending::Unreadable(source)), _) => Err(RetireError::Unreadable { pool, source }),
+            (Err(_), _) => Err(RetireError::OutOfStep { pool }),
+        }
+    }
+
+    /// The groups that take part, in ascending order, and what is wrong with them.
+    fn parties<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Party<'a>>, Option<String>) {
+        let mut trouble = None;
+        let mut parties: Vec<Party<'a>> = Vec::new();
+        for group in groups {
+            match self.seated(*group) {
+                Err(error) => trouble = Some(error.to_string()),
+                Ok(_) if parties.iter().any(|party| party.group.id() == group.id()) => {}
+                Ok(seated) => {
+                    let turn = Turn::take(group.communicator());
+                    if turn.is_none() {
+                        let cause = format!("another thread commits a pool for group {}", group.id());
+                        trouble.get_or_insert(cause);
+                    }
+                    parties.push(Party { group: *group, seated, _turn: turn });
+                }
+            }
+        }
+        parties.sort_by_key(|party| party.group.id());
+        (parties, trouble)
+    }
+
+    /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
+    fn retirement(
+        &self,
+        ordinals: &[u32],
+        parties: &[Party<'_>],
+        trouble: Option<String>,
+        deadline: Duration,
+    ) -> RetirementRecord {
+        let table = self.table();
+        let arena = self.memory().arena();
+        let state = arena.log().state();
+        let log = LogPoint { length: state.length, hash: state.hash };
+        let frozen = arena.is_frozen();
+        let is_live = |ordinal: &u32| arena.segments().get(*ordinal as usize).is_some_and(|it| !it.retired);
+        let unknown = ordinals.iter().find(|ordinal| !is_live(ordinal)).copied();
+        let segments = ordinals.iter().map(|&ordinal| {
+            let held = Held { graphs: arena.graphs_of(ordinal), blocks: arena.blocks_in(ordinal) };
+            let given = |group: &GroupId| parties.iter().any(|party| party.group.id() == *group);
+            let uncovered = table.groups_of(ordinal).filter(|group| !given(group)).collect();
+            Candidate { ordinal, held, uncovered }
+        });
+        let segments = segments.collect();
+        drop(arena);
+        let failed = |ordinal, cause| Readiness::Failed { ordinal, cause };
+        let readiness = if Group::is_open() {
+            Readiness::GroupOpen
+        } else if frozen {
+            Readiness::Capturing
+        } else if let Some(ordinal) = unknown {
+            failed(Some(ordinal), "there is no such segment, or it was retired before".to_owned())
+        } else if let Some(cause) = trouble {
+            failed(None, cause)
+        } else {
+            let checked = parties.iter().find_map(|party| party.group.communicator().check().err());
+            checked.map_or(Readiness::Ready, |error| failed(None, error.to_string()))
+        };
+        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
+        enqueued.sort_by_key(|it| it.group);
+        enqueued.dedup_by_key(|it| it.group);
+        let groups = parties.iter().map(|party| {
+            let log = lock(&party.seated).seat.committed();
+            Committed { group: party.group.id(), log }
+        });
+        RetirementRecord {
+            rank: self.domain().rank(),
+            deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
+            readiness,
+            enqueued,
+            log,
+            groups: groups.collect(),
+            segments,
+        }
+    }
+
+    /// Runs the machine to its end; with the windows that this rank deregistered, and what the store said if it failed.
+    fn run_retirement(
+        &self,
+        record: &RetirementRecord,
+        ordinals: &[u32],
+        parties: &[Party<'_>],
+    ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
+        let domain = self.domain();
+        let round = {
+            let mut meetings = self.meetings();
+            meetings.retirements += 1;
+            meetings.retirements - 1
+        };
+        let mut machine = Retire::new(self.id(), round, record, domain.ranks().to_vec());
+        let mut line = Line::new(domain.store());
+        let goes_on = || parties.iter().all(|party| party.group.standing().is_ok());
+        let mut windows = 0;
+        let mut input = RetireInput::Answer(Input::Start);
+        let meeting: Meeting<Retired> = loop {
+            input = match machine.step(input, line.elapsed()) {
+                RetireOutput::Ask(ask) => RetireInput::Answer(line.ask(ask, goes_on)),
+                RetireOutput::Quiesce { until } => {
+                    RetireInput::Quiet(self.come_to_rest(parties, line.deadline(until)))
+                }
+                RetireOutput::Deregister { until } => {
+                    let (release, gone) = self.deregister(ordinals, parties, line.deadline(until));
+                    windows = gone;
+                    RetireInput::Deregistered(release)
+                }
+                RetireOutput::Done(meeting) => break meeting,
+            }
+        };
+        let result = self.leave(&line, meeting);
+        (result, windows, line.failure)
+    }
+
+    /// Waits until the devices of the pool and of its groups have nothing to do.
+    fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
+        let contexts: Vec<Context> = self
+            .context
+            .iter()
+            .cloned()
+            .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
+            .collect();
+        // The driver's wait has no deadline: it is made on a thread, which goes on until the device is done.
+        let (done, wait) = mpsc::channel();
+        let rest = move || {
+            let rested = contexts.iter().try_for_each(Context::synchronize);
+            let _ = done.send(rested.map_err(|error| error.to_string()));
+        };
+        if let Err(error) = thread::Builder::new().name("symm-mem-rest".to_owned()).spawn(rest) {
+            return Release::Failed { cause: error.to_string() };
+        }
+        match wait.recv_timeout(deadline.remaining()) {
+            Ok(Ok(())) => Release::Done {},
+            Ok(Err(cause)) => Release::Failed { cause },
+            Err(_) => Release::Blocked {},
+        }
+    }
+
+    /// Deregisters the windows of the segments, group by group, in the order in which they were committed. How that
+    /// went, and how many are gone.
+    fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
+        let table = self.table();
+        let mut gone = 0;
+        for party in parties {
+            let id = party.group.id();
+            let windows: Vec<Window> =
+                ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id).cloned()).collect();
+            let count = windows.len();
+            if count == 0 {
+                continue;
+            }
+            match party.group.communicator().deregister_windows(windows, deadline) {
+                Ok(()) => gone += count,
+                Err(CommError::DeadlineExceeded { .. }) => return (Release::Blocked {}, gone),
+                Err(error) => return (Release::Failed { cause: error.to_string() }, gone),
+            }
+        }
+        (Release::Done {}, gone)
+    }
+
+    /// Takes the segments out of use, and gives their memory back if nothing can reach it. Returns how much went.
+    #[track_caller]
+    fn take_out(&self, ordinals: &[u32]) -> u64 {
+        self.update_table(|table| table.without_segments(ordinals));
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
+        let seats: Vec<Arc<Mutex<Seated>>> = self.seats().values().cloned().collect();
+        let mut is_reached = false;
+        for seated in seats {
+            let mut seated: MutexGuard<'_, Seated> = lock(&seated);
+            is_reached |= seated.seat.poison().is_some();
+            ordinals.iter().for_each(|ordinal| seated.seat.retire(*ordinal));
+        }
+        let mut arena = self.memory().arena();
+        let bytes = |it: &u32| arena.segments().get(*it as usize).map_or(0, |segment| segment.bytes);
+        let bytes: u64 = ordinals.iter().map(bytes).sum();
+        for ordinal in ordinals {
+            let out = arena.retire(*ordinal);
+            debug_assert!(out.is_ok(), "{out:?}");
+        }
+        // A dead group's communicator may have windows that could not be freed.
+        if is_reached {
+            return 0;
+        }
+        // What a source cannot take back stays its own to account for; it has reported it.
+        let _ = arena.give_back();
+        bytes
+    }
+
+    /// The groups of `parties` whose members are such are dead from now on.
+    fn poison_parties(&self, parties: &[Party<'_>], poison: &Poison, is_dead: impl Fn(&[u32]) -> bool) {
+        for Party { group, seated, .. } in parties {
+            if is_dead(lock(seated).seat.members()) {
+                lock(seated).seat.set_poison(poison.clone());
+                self.update_table(|table| table.without_group(group.id()));
+                // What could not be freed is leaked by the communicator, which says so when it is used.
+                let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What a pool says of the way that a group takes to a buffer.
+
+use cuda_driver::DevicePtr;
+use gpu_sim::{Action, Injection};
+use symm_mem::{
+    CommunicatorGroup, GroupId, LookupError, NoWindows, Path, Poison, Policy, Refusal, SymmetricGroup, Why,
+};
+
+use super::{NCCL_2_28_3, NCCL_2_28_9, job::soon, on_ranks, options, run, windows};
+
+#[test]
+fn a_buffer_is_explained_for_each_group() {
+    on_ranks(2, |rank| {
+        let pool = rank.pool();
+        let (first, block) = (pool.allocate(4096).expect("room"), pool.allocate(4096).expect("room"));
+        let explain = |group: &dyn SymmetricGroup| pool.explain(block.ptr(), block.bytes(), group);
+        let found = explain(&rank.world);
+        assert_eq!((found.path, &found.why), (Path::Plain, &Why::NotCommitted(None)));
+        assert_eq!(found.placement, Some(block.placement()));
+
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        assert_eq!(windows(&pool.commit(&rank.dp, options())), (0, 0));
+        let found = explain(&rank.world);
+        assert_eq!((found.path, found.why), (Path::Window { serial: 0, offset: 4096 }, Why::Agreed));
+        let found = explain(&rank.dp);
+        assert_eq!((found.path, found.why), (Path::Plain, Why::NoWindow(NoWindows::SingleMember {})));
+        assert_eq!(explain(&rank.tp).why, Why::NotCommitted(None));
+
+        // The window that device code names, and where in it the buffer begins.
+        let window = |group: GroupId| pool.window(block.ptr(), 4096, group).expect("in one segment");
+        let (handle, offset) = window(rank.world.id()).expect("it is one");
+        assert_eq!((offset, handle.ptr().0 + offset), (4096, block.ptr().0));
+        assert!(!handle.raw().is_null());
+        assert!(window(rank.dp.id()).is_none() && window(rank.tp.id()).is_none());
+
+        let past = pool.explain(block.ptr(), 4 << 20, &rank.world);
+        assert!(
+            matches!(past.why, Why::SpansSegments(LookupError::SpansSegments { ordinal: 0, .. })),
+            "{past}"
+        );
+        let elsewhere = pool.explain(DevicePtr(8), 1, &rank.world);
+        assert_eq!((elsewhere.placement, elsewhere.why), (None, Why::Elsewhere));
+        let communicator = rank.world.communicator();
+        let wide = CommunicatorGroup { id: GroupId { uid: 77, epoch: 0 }, ranks: vec![0, 5], communicator };
+        assert_eq!(explain(&wide).why, Why::OutsideDomain(vec![5]));
+
+        // What the last commit left out, it says why; and what is registered with the communicator alone.
+        let extra = pool.allocate((2 << 20) + u64::from(rank.rank) * (2 << 20)).expect("room");
+        let report =
+            pool.commit(&rank.world, options().policy(Policy::Prefix)).expect("nothing is in common");
+        let found = pool.explain(extra.ptr(), 4, &rank.world);
+        let Why::NotCommitted(Some(refusal @ Refusal::SegmentShapeMismatch { .. })) = found.why else {
+            panic!("{}", found)
+        };
+        assert_eq!(Some(refusal), report.pending);
+        // SAFETY: it is deregistered before the block goes.
+        let registration = unsafe { communicator.register(extra.ptr(), 4096, soon()) }.expect("it can be");
+        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, Path::Registered);
+        assert_eq!(pool.explain(extra.ptr(), 4097, &rank.world).path, Path::Plain);
+        registration.deregister(soon()).expect("it is registered");
+        assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, Path::Plain);
+
+        drop((first, block, extra, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn the_fallback_of_an_old_release_is_explained_alike_on_all() {
+    let texts = run(
+        2,
+        NCCL_2_28_3,
+        |_| {},
+        |rank| {
+            let (pool, bucket) = rank.pool_with_bucket();
+            pool.commit(&rank.world, options()).expect("the ranks agree");
+            let found = pool.explain(bucket.ptr(), 4, &rank.world);
+            assert!(matches!(found.why, Why::NoWindow(NoWindows::Unsupported { .. })), "{found}");
+            drop((bucket, pool));
+            rank.leave();
+            found.to_string()
+        },
+    );
+    assert_eq!(texts[0], texts[1]);
+    assert!(texts[0].contains("2.28.3") && texts[0].contains("segment 0, offset 0"), "{}", texts[0]);
+}
+
+#[test]
+fn a_dead_group_is_explained_by_what_killed_it() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", Action::Fail(1))),
+        |rank| {
+            let (pool, bucket) = rank.pool_with_bucket();
+            pool.commit(&rank.world, options()).expect_err("a registration fails");
+            let found = pool.explain(bucket.ptr(), 4, &rank.world);
+            assert!(matches!(found.why, Why::Poisoned(Poison::RegistrationFailed { .. })), "{found}");
+            drop((bucket, pool));
+            rank.abandon();
+        },
+    );
+}

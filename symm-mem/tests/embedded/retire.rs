@@ -1,0 +1,249 @@
+//! Segments that go, graphs that keep them, groups that come late.
+
+use std::time::Duration;
+
+use gpu_sim::{Action, Injection};
+use symm_mem::{
+    CommitReport, Poison, Refusal, Residence, RetireError, RetireReport, Standing, SymmetricBlock,
+    SymmetricGroup, SymmetricPool,
+};
+
+use super::{NCCL_2_28_9, job, on_ranks, options, run, windows};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// A pool with two segments, each of one block, committed for the world and for pairs.
+fn pool_of_two(rank: &job::Rank) -> (SymmetricPool, [SymmetricBlock; 2]) {
+    let pool = rank.pool();
+    let blocks = [0, 1].map(|_| pool.allocate(2 << 20).expect("there is room"));
+    assert_eq!(blocks.each_ref().map(|block| block.placement().ordinal), [0, 1]);
+    for group in [&rank.world, &rank.tp] {
+        assert_eq!(windows(&pool.commit(group, options())), (2, 2));
+    }
+    (pool, blocks)
+}
+
+fn retire(
+    pool: &SymmetricPool,
+    ordinals: &[u32],
+    groups: &[&dyn SymmetricGroup],
+) -> Result<RetireReport, RetireError> {
+    pool.retire(ordinals, groups, LONG)
+}
+
+fn refusal(result: Result<RetireReport, RetireError>) -> Refusal {
+    match result {
+        Err(RetireError::Refused { refusal, .. }) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_segment_is_retired_everywhere_or_nowhere() {
+    on_ranks(4, |rank| {
+        let (pool, [first, second]) = pool_of_two(&rank);
+        let (at, groups): (_, [&dyn SymmetricGroup; 2]) = (first.ptr(), [&rank.world, &rank.tp]);
+
+        // Rank 2 lets go last.
+        let kept = (rank.rank == 2).then(|| first.clone());
+        drop(first);
+        let Refusal::SegmentInUse { ordinal: 0, blocks } = refusal(retire(&pool, &[0], &groups)) else {
+            panic!("rank 2 has a block")
+        };
+        assert_eq!(
+            (blocks.minority(), blocks.sides.iter().map(|it| it.value).collect::<Vec<_>>()),
+            (vec![2], vec![0, 1])
+        );
+        drop(kept);
+        let Refusal::SegmentCommitted { rank: 0, ordinal: 0, groups: missing } =
+            refusal(retire(&pool, &[0], &groups[..1]))
+        else {
+            panic!("the pairs have it too")
+        };
+        assert_eq!(missing.len(), 1);
+        let mine: &[u32] = if rank.rank == 1 { &[1] } else { &[0] };
+        let Refusal::RetirementMismatch { ordinals } = refusal(retire(&pool, mine, &groups)) else {
+            panic!("rank 1 wants another one retired")
+        };
+        assert_eq!((ordinals.minority(), ordinals.sides[1].value.as_slice()), (vec![1], [1].as_slice()));
+        let Refusal::PeerPrepareFailed { rank: 0, ordinal: Some(7), .. } =
+            refusal(retire(&pool, &[7], &groups))
+        else {
+            panic!("there is no such segment")
+        };
+        let found = pool.lookup(at, 4, rank.world.id()).expect("in one segment");
+        assert!(matches!(found, Some(Residence { standing: Standing::Window { .. }, .. })), "{found:?}");
+
+        let report = retire(&pool, &[0], &groups).expect("nothing holds it");
+        assert_eq!((report.ordinals, report.bytes, report.windows), (vec![0], 2 << 20, 2));
+        assert_eq!((pool.segments(), pool.reserved()), (1, 2 << 20));
+        assert_eq!(pool.lookup(at, 4, rank.world.id()), Ok(None));
+        rank.sum(&second, &rank.world);
+
+        // Its number stays taken, and a group that comes late passes it over, on all members alike.
+        let third = pool.allocate(1 << 20).expect("there is room");
+        assert_eq!(third.placement().ordinal, 2);
+        assert_eq!(windows(&pool.attach(&rank.dp, options())), (2, 2));
+        for group in groups {
+            let report: CommitReport = pool.commit(group, options()).expect("the ranks agree");
+            assert_eq!((report.new_windows, report.windows, report.segments), (1, 2, 2));
+        }
+        for group in rank.groups() {
+            rank.sum(&third, group);
+            rank.sum(&second, group);
+        }
+        let all = rank.groups().map(|group| group as &dyn SymmetricGroup);
+        let again = refusal(retire(&pool, &[0], &all));
+        assert!(matches!(again, Refusal::PeerPrepareFailed { rank: 0, ordinal: Some(0), .. }), "{again}");
+        drop((second, third));
+        let report = retire(&pool, &[2, 1, 2], &all).expect("nothing holds them");
+        assert_eq!((report.ordinals, report.windows, pool.reserved()), (vec![1, 2], 6, 0));
+        drop(pool);
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_graph_keeps_what_it_looked_up() {
+    on_ranks(2, |rank| {
+        let (pool, [first, second]) = pool_of_two(&rank);
+        let groups: [&dyn SymmetricGroup; 2] = [&rank.world, &rank.tp];
+        let (at, placement) = (first.ptr(), first.placement());
+
+        // Rank 1 alone captures, and drops the block while it does.
+        let pin = (rank.rank == 1).then(|| {
+            let capture = pool.begin_capture();
+            let found = pool.lookup(at, 1 << 20, rank.world.id()).expect("in one segment");
+            assert!(found.is_some());
+            drop(first.clone());
+            capture.finish()
+        });
+        assert!(pin.as_ref().is_none_or(|pin| pin.segments().eq([0])));
+        drop(first);
+        let Refusal::SegmentPinned { ordinal: 0, graphs } = refusal(retire(&pool, &[0], &groups)) else {
+            panic!("a graph of rank 1 uses it")
+        };
+        let sides: Vec<_> = graphs.sides.iter().map(|side| (side.value, side.ranks.as_slice())).collect();
+        assert_eq!(sides, [(0, [0].as_slice()), (1, [1].as_slice())]);
+        drop(pin);
+
+        // Where the block was, another one is placed, now that no graph uses it.
+        let again = pool.allocate(2 << 20).expect("there is room");
+        assert_eq!(again.placement(), placement);
+        let capture = pool.begin_capture();
+        assert!(pool.lookup(again.ptr(), 4, rank.world.id()).is_ok());
+        drop(again);
+        let refused = refusal(retire(&pool, &[0], &groups));
+        assert_eq!(refused, Refusal::CommitDuringCapture { ranks: vec![0, 1] });
+        // A capture that is given up keeps nothing.
+        drop(capture);
+        retire(&pool, &[0], &groups).expect("nothing holds it");
+        rank.sum(&second, &rank.world);
+        drop((second, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_block_that_a_graph_uses_is_not_placed_again() {
+    on_ranks(1, |rank| {
+        let pool = rank.pool();
+        let (first, second) = (pool.allocate(4096).expect("room"), pool.allocate(4096).expect("room"));
+        let capture = pool.begin_capture();
+        let both = second.ptr().0 + 4096 - first.ptr().0;
+        let found = pool.lookup(first.ptr(), both, rank.world.id()).expect("in one segment");
+        assert_eq!(found.map(|it| it.placement), Some(first.placement()));
+        let places = [first.placement(), second.placement()];
+        drop((first, second));
+        let temporary = pool.allocate(4096).expect("room");
+        assert!(!places.contains(&temporary.placement()));
+        let pin = capture.finish();
+        let other = pool.allocate(8192).expect("room");
+        assert!(!places.contains(&other.placement()));
+        drop(pin);
+        let again = pool.allocate(4096).expect("room");
+        assert!(places.contains(&again.placement()), "{:?}", again.placement());
+        drop((temporary, other, again, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_nothing_goes() {
+    let results = run(
+        3,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let block = pool.allocate(2 << 20).expect("there is room");
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+            drop(block);
+            let result = (rank.rank != 1).then(|| {
+                let result = pool.retire(&[0], &[&rank.world], Duration::from_secs(4));
+                assert_eq!(pool.reserved(), 2 << 20);
+                refusal(result)
+            });
+            drop(pool);
+            rank.leave();
+            result
+        },
+    );
+    let Some(Refusal::SyncTimeout { missing, .. }) = &results[0] else { panic!("{results:?}") };
+    assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [1]);
+    assert!(missing[0].last_seen.is_some(), "{missing:?}");
+    assert_eq!(results[0], results[2]);
+}
+
+#[test]
+fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
+    let fail = Action::Fail(1);
+    let results = run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(Injection::new("ncclCommWindowDeregister", fail)),
+        |rank| {
+            let pool = rank.pool();
+            let block = pool.allocate(2 << 20).expect("there is room");
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+            drop(block);
+            let error = retire(&pool, &[0], &[&rank.world]).expect_err("one deregistration fails");
+            let RetireError::Poisoned { poison, groups, .. } = error else { panic!("{error}") };
+            assert_eq!(groups, [rank.world.id()]);
+            assert!(matches!(pool.poison(rank.world.id()), Some(Poison::RetirementFailed { .. })));
+            // The segment is out of use on both, so that they still agree where the next one lies.
+            let next = pool.allocate(2 << 20).expect("there is room");
+            assert_eq!(next.placement().ordinal, 1);
+            let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
+            assert_eq!(again.name(), "RetirementFailed");
+            drop((next, pool));
+            rank.abandon();
+            poison
+        },
+    );
+    assert_eq!(results[0], results[1]);
+    assert!(matches!(results[0], Poison::RetirementFailed { .. }), "{results:?}");
+}
+
+#[test]
+fn half_enqueued_collectives_stop_a_retirement() {
+    on_ranks(2, |rank| {
+        let (pool, [first, second]) = pool_of_two(&rank);
+        let groups: [&dyn SymmetricGroup; 2] = [&rank.world, &rank.tp];
+        drop(first);
+        rank.fill(&second);
+        if rank.rank == 0 {
+            rank.all_reduce(second.ptr(), second.bytes(), &rank.world);
+        }
+        let refused = refusal(retire(&pool, &[0], &groups));
+        assert!(matches!(refused, Refusal::CollectivesOutstanding { .. }), "{refused}");
+        if rank.rank == 1 {
+            rank.all_reduce(second.ptr(), second.bytes(), &rank.world);
+        }
+        // What runs is waited for.
+        retire(&pool, &[0], &groups).expect("nothing holds it");
+        rank.check(&second, &rank.world);
+        drop((second, pool));
+        rank.leave();
+    });
+}
