@@ -4,6 +4,7 @@ mod commit_simulation;
 mod convert;
 mod embedded;
 mod kernels;
+mod orders;
 mod random;
 mod seeded_device;
 

@@ -23,8 +23,15 @@ enum Phase {
     Entering,
     Voting,
     Tracing(Trace, Vec<Absentee>),
-    /// The other meetings of a circle are refused first.
-    Opening(Vec<(String, Vec<u8>)>, Refusal),
+    /// The other meetings of a circle are refused, before what then is done.
+    Opening(Vec<(String, Vec<u8>)>, Then),
+}
+
+#[derive(Debug)]
+enum Then {
+    Refuse(Refusal),
+    /// This stands here.
+    Leave(Vec<u8>),
 }
 
 /// What an arrival wants next.
@@ -85,7 +92,7 @@ impl Arrival {
             (Phase::Tracing(trace, missing), Input::Values(values)) => {
                 self.trace(trace, missing, &values, now)
             }
-            (Phase::Opening(rest, refusal), Input::Stands(_)) => self.open(rest, refusal),
+            (Phase::Opening(rest, then), Input::Stands(_)) => self.open(rest, then),
             _ => Arriving::Unasked,
         }
     }
@@ -93,7 +100,16 @@ impl Arrival {
     fn voted(&mut self, input: Input, now: Duration) -> Arriving {
         let (posted, places) = match self.vote.step(input) {
             Step::Ask(ask) => return Arriving::Ask(ask),
-            Step::Stands(value) => return Arriving::Stands(value),
+            Step::Stands(value) => {
+                // Whoever hears of a circle refuses all of it before it goes elsewhere: it might be waited for there.
+                let rest = match Decision::decode(&value) {
+                    Ok(Decision::Refuse {
+                        refusal: Refusal::SyncTimeout { waited_ms, circle, .. }, ..
+                    }) => self.refusals(&circle, waited_ms),
+                    _ => Vec::new(),
+                };
+                return self.open(rest, Then::Leave(value));
+            }
             Step::Unasked => return Arriving::Unasked,
             Step::Propose { posted, further } => (posted, further),
         };
@@ -132,29 +148,30 @@ impl Arrival {
             Traced::Circle(circle) => circle,
         };
         let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-        let timeout = |missing: Vec<Absentee>, circle: Vec<Waiting>| Refusal::SyncTimeout {
-            missing,
-            waited_ms,
-            circle,
-        };
-        let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
-        let rest = others(&circle, &self.place).into_iter().map(|(place, absent)| {
-            let missing =
-                absent.into_iter().map(|rank| Absentee { rank, last_seen: place_of(rank) }).collect();
-            let refusal = timeout(missing, circle.clone());
-            (place.decision_key(self.pool), Decision::refuse(refusal).encode())
-        });
-        let rest = rest.collect();
-        self.open(rest, timeout(missing, circle.clone()))
+        let rest = self.refusals(&circle, waited_ms);
+        self.open(rest, Then::Refuse(Refusal::SyncTimeout { missing, waited_ms, circle }))
     }
 
-    fn open(&mut self, mut rest: Vec<(String, Vec<u8>)>, refusal: Refusal) -> Arriving {
-        match rest.pop() {
-            Some((key, value)) => {
-                self.phase = Phase::Opening(rest, refusal);
+    /// The refusals of the other meetings of a circle, with the keys of their decisions.
+    fn refusals(&self, circle: &[Waiting], waited_ms: u64) -> Vec<(String, Vec<u8>)> {
+        let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
+        let refusal = |(place, absent): (Place, Vec<u32>)| {
+            let missing =
+                absent.into_iter().map(|rank| Absentee { rank, last_seen: place_of(rank) }).collect();
+            let refusal = Refusal::SyncTimeout { missing, waited_ms, circle: circle.to_vec() };
+            (place.decision_key(self.pool), Decision::refuse(refusal).encode())
+        };
+        others(circle, &self.place).into_iter().map(refusal).collect()
+    }
+
+    fn open(&mut self, mut rest: Vec<(String, Vec<u8>)>, then: Then) -> Arriving {
+        match (rest.pop(), then) {
+            (Some((key, value)), then) => {
+                self.phase = Phase::Opening(rest, then);
                 Arriving::Ask(Output::Propose { key, value })
             }
-            None => Arriving::Ask(self.refuse(refusal)),
+            (None, Then::Refuse(refusal)) => Arriving::Ask(self.refuse(refusal)),
+            (None, Then::Leave(value)) => Arriving::Stands(value),
         }
     }
 

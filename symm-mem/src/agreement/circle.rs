@@ -1,8 +1,8 @@
 //! Circles of ranks that wait for each other, each in another meeting.
 //!
-//! Ranks say which meeting they enter before they wait there. Who has waited too long follows from rank to rank what
-//! they wait for. If that leads back to itself, no patience helps: then all meetings of the circle are refused at
-//! once, and every rank of it hears who waits where. Otherwise the first to give up would set others free, and who
+//! Ranks say which meeting they enter before they wait there. Who has waited too long follows from meeting to meeting
+//! where the missing are. If that leads back to its own, no patience helps: then all meetings of the circle are refused
+//! at once, and every rank that waits in one of them hears who waits where. Otherwise the first to give up would set others free, and who
 //! fails would be an accident.
 //!
 //! Everything is looked at twice. A rank that is in the same meeting both times, not yet decided at the second, was
@@ -106,8 +106,9 @@ impl Trace {
             .filter(|rank| self.reached(*rank).contains(&self.rank))
             .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
             .collect();
-        // Who waits for nobody that waits for it is in no circle.
-        if circle.len() < 2 {
+        // Those who wait in one meeting for somebody who waits nowhere are in no circle.
+        if circle.iter().all(|waiting| circle.first().is_some_and(|first| waiting.place.meets(&first.place)))
+        {
             return Traced::Circle(Vec::new());
         }
         let places = circle.iter().map(|waiting| place_key(self.pool, waiting.rank));
@@ -121,21 +122,19 @@ impl Trace {
         self.seen.get(&rank)?.as_ref()
     }
 
-    /// The ranks that `rank` waits for, as far as known.
-    fn awaited(&self, rank: u32) -> Vec<u32> {
-        let Some(at) = self.place(rank) else { return Vec::new() };
-        if self.decided.get(&at.decision_key(self.pool)) == Some(&true) {
-            return Vec::new();
+    /// The ranks that the meeting of `rank` is about, if it is not decided.
+    fn bound_to(&self, rank: u32) -> &[u32] {
+        match self.place(rank) {
+            Some(at) if self.decided.get(&at.decision_key(self.pool)) != Some(&true) => &at.members,
+            _ => &[],
         }
-        let elsewhere = |other: &&u32| self.place(**other).is_none_or(|place| !place.meets(at));
-        at.members.iter().filter(elsewhere).copied().collect()
     }
 
-    /// `rank` itself, and all that it waits for, directly or through others.
+    /// `rank` itself, and all that are bound up with it, directly or through others.
     fn reached(&self, rank: u32) -> BTreeSet<u32> {
         let (mut reached, mut front) = (BTreeSet::from([rank]), vec![rank]);
         while let Some(next) = front.pop() {
-            front.extend(self.awaited(next).into_iter().filter(|other| reached.insert(*other)));
+            front.extend(self.bound_to(next).iter().filter(|other| reached.insert(**other)));
         }
         reached
     }

@@ -280,7 +280,7 @@ pub enum RetireInput {
 
 #[derive(Debug)]
 enum Phase {
-    Arrival(Arrival),
+    Arrival(Box<Arrival>),
     Quiescing { until: Duration, deadline_ms: u64 },
     Quiet { vote: Vote, deadline_ms: u64 },
     Deregistering { until: Duration },
@@ -307,7 +307,7 @@ impl Retire {
         let patience = share(record.deadline_ms, 8);
         let arrival = Arrival::new(pool, record.rank, place.clone(), record.to_bytes(), patience);
         let keys = arrival.keys_to_remove();
-        let (begun, phase) = (Duration::ZERO, Phase::Arrival(arrival));
+        let (begun, phase) = (Duration::ZERO, Phase::Arrival(Box::new(arrival)));
         Self { pool, rank: record.rank, place, begun, phase, all_arrived: false, keys }
     }
 
@@ -342,7 +342,7 @@ impl Retire {
         }
     }
 
-    fn arrive(&mut self, mut arrival: Arrival, input: Input, now: Duration) -> RetireOutput {
+    fn arrive(&mut self, mut arrival: Box<Arrival>, input: Input, now: Duration) -> RetireOutput {
         let ask = match arrival.step(input, now) {
             Arriving::Ask(ask) => ask,
             Arriving::Decide(posted) => {

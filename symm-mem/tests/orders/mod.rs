@@ -1,0 +1,309 @@
+//! Every order of calls: four ranks in pairs (TP) and strides (DP), then with the world besides, each rank committing one
+//! pool for its groups in an order of its own.
+//!
+//! What has to come of it is worked out with nothing but sets of ranks that block. The commit's machine is then run in
+//! every order, with every order of precedence among the ranks: where the calls do not cross, all commit; where
+//! they do, every rank of the circle is told so, and who waits where; members agree; nobody waits past the deadline.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use symm_mem::agreement::{
+    Agreed, Capabilities, Commit, Ending, Errand, GroupId, Input, LogPoint, Outcome, Output, Policy, PoolId,
+    Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+};
+
+const RANKS: usize = 4;
+const DEADLINE: Duration = Duration::from_secs(30);
+/// The groups by number: the world, pairs, strides.
+const GROUPS: [(u64, &[u32]); 5] =
+    [(0, &[0, 1, 2, 3]), (1, &[0, 1]), (2, &[2, 3]), (3, &[0, 2]), (4, &[1, 3])];
+
+fn members(group: u64) -> &'static [u32] {
+    GROUPS[group as usize].1
+}
+
+type Result = std::result::Result<Agreed, Ending>;
+
+/// What a rank is at.
+enum At {
+    /// This is its next answer.
+    Ready(Input),
+    /// It waits for a key.
+    Key(String, Duration),
+    /// It is inside the library.
+    Library,
+    Finished,
+}
+
+struct Rank {
+    order: Vec<u64>,
+    next: usize,
+    machine: Option<(Commit, Seat, Vec<Segment>, Duration)>,
+    at: At,
+    results: BTreeMap<u64, Result>,
+}
+
+#[derive(Default)]
+struct Store {
+    values: BTreeMap<String, Vec<u8>>,
+    counts: BTreeMap<String, u64>,
+}
+
+/// Runs the ranks, each with its order of groups; of several that can go on, the first in `precedence` does.
+fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> {
+    let mut store = Store::default();
+    let mut now = Duration::ZERO;
+    let mut inside: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
+    let mut ranks: Vec<Rank> = orders
+        .iter()
+        .map(|order| {
+            let at = At::Ready(Input::Start);
+            Rank { order: order.clone(), next: 0, machine: None, at, results: BTreeMap::new() }
+        })
+        .collect();
+    loop {
+        let can_go_on = |rank: &&usize| match &ranks[**rank].at {
+            At::Ready(_) => true,
+            At::Key(key, _) => store.values.contains_key(key),
+            At::Library | At::Finished => false,
+        };
+        let Some(&chosen) = precedence.iter().find(can_go_on) else {
+            // Nobody can: time passes until the first gives up.
+            let waits = |rank: &usize| match ranks[*rank].at {
+                At::Key(_, until) => Some((until, *rank)),
+                _ => None,
+            };
+            let Some((until, rank)) = precedence.iter().filter_map(waits).min_by_key(|(until, _)| *until)
+            else {
+                break;
+            };
+            now = now.max(until);
+            ranks[rank].at = At::Ready(Input::Expired);
+            continue;
+        };
+        now += Duration::from_micros(1);
+        let group = ranks[chosen].order[ranks[chosen].next];
+        let output = go_on(chosen, &mut ranks[chosen], &store, now);
+        ranks[chosen].at = match output {
+            None => At::Ready(Input::Start),
+            Some(Output::Register { .. }) => {
+                let entered = inside.entry(group).or_default();
+                entered.insert(chosen);
+                if entered.len() == members(group).len() {
+                    for rank in entered.iter().copied().filter(|rank| *rank != chosen) {
+                        ranks[rank].at = At::Ready(Input::Registered(Outcome::Registered));
+                    }
+                    At::Ready(Input::Registered(Outcome::Registered))
+                } else {
+                    At::Library
+                }
+            }
+            Some(output) => store.answer(output),
+        };
+        if ranks[chosen].next == ranks[chosen].order.len() {
+            ranks[chosen].at = At::Finished;
+        }
+    }
+    assert!(ranks.iter().all(|rank| matches!(rank.at, At::Finished)), "a rank is blocked inside the library");
+    ranks.into_iter().map(|rank| rank.results).collect()
+}
+
+/// Gives a rank's machine what it waits for; `None` when a commit has ended.
+fn go_on(number: usize, rank: &mut Rank, store: &Store, now: Duration) -> Option<Output> {
+    let input = match &mut rank.at {
+        At::Ready(input) => std::mem::replace(input, Input::Start),
+        At::Key(key, _) => Input::Stands(store.values[key].clone()),
+        At::Library | At::Finished => unreachable!("it cannot go on"),
+    };
+    let group = rank.order[rank.next];
+    let (machine, ..) = rank.machine.get_or_insert_with(|| begin(number as u32, group, now));
+    let conclusion = match machine.step(input, now) {
+        Output::Done(conclusion) => conclusion,
+        output => return Some(output),
+    };
+    let (_, mut seat, segments, begun) = rank.machine.take()?;
+    assert!(now - begun <= DEADLINE, "rank {number} waited past the deadline in group {group}");
+    seat.conclude(&conclusion, &segments);
+    rank.results.insert(group, conclusion.result);
+    rank.next += 1;
+    None
+}
+
+fn begin(rank: u32, group: u64, now: Duration) -> (Commit, Seat, Vec<Segment>, Duration) {
+    let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+    let mut seat = Seat::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
+    let log = LogPoint { length: 1, hash: 7 };
+    let (machine, segments) = seat.begin(Situation {
+        policy: Policy::Strict,
+        deadline: DEADLINE,
+        readiness: Readiness::Ready,
+        capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
+        enqueued: Vec::new(),
+        address_space_left: None,
+        log,
+        log_since: 0,
+        segments: vec![Segment { ordinal: 0, bytes: 2 << 20, flags: 0, log }],
+    });
+    (machine, seat, segments, now)
+}
+
+impl Store {
+    fn answer(&mut self, request: Output) -> At {
+        At::Ready(match request {
+            Output::Set { key, value } => {
+                self.values.insert(key, value);
+                Input::Stored
+            }
+            Output::Add { key } => {
+                let count = self.counts.entry(key).or_default();
+                *count += 1;
+                Input::Count(*count)
+            }
+            Output::Fetch { keys } => {
+                Input::Values(keys.iter().map(|key| self.values.get(key).cloned()).collect())
+            }
+            Output::Propose { key, value } => Input::Stands(self.values.entry(key).or_insert(value).clone()),
+            Output::Await { key, until } => return At::Key(key, until),
+            other => unreachable!("{other:?} is no request to the store"),
+        })
+    }
+}
+
+/// Where ranks get to if a call blocks until all members have made it: the groups that are done, and for ranks that
+/// are stuck, where.
+fn block(orders: &[Vec<u64>]) -> (BTreeSet<u64>, BTreeMap<u32, u64>) {
+    let (mut done, mut next) = (BTreeSet::new(), vec![0; orders.len()]);
+    loop {
+        let at = |rank: u32| orders[rank as usize].get(next[rank as usize]).copied();
+        let met = GROUPS.iter().find(|(group, members)| members.iter().all(|rank| at(*rank) == Some(*group)));
+        let Some((group, members)) = met else {
+            return (done, (0..orders.len() as u32).filter_map(|rank| Some((rank, at(rank)?))).collect());
+        };
+        done.insert(*group);
+        members.iter().for_each(|rank| next[*rank as usize] += 1);
+    }
+}
+
+/// The ranks that wait in a circle of meetings with that of `rank`; none if there is no circle.
+fn circle_of(rank: u32, stuck: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
+    let reached = |from: u32| {
+        let (mut reached, mut front) = (BTreeSet::from([stuck[&from]]), vec![stuck[&from]]);
+        while let Some(next) = front.pop() {
+            let elsewhere = members(next).iter().filter_map(|rank| stuck.get(rank));
+            front.extend(elsewhere.filter(|group| reached.insert(**group)));
+        }
+        reached
+    };
+    let own = reached(rank).into_iter().filter(|group| {
+        stuck.iter().any(|(other, at)| at == group && reached(*other).contains(&stuck[&rank]))
+    });
+    let circle: BTreeSet<u64> = own.collect();
+    let inside = |(other, group): (&u32, &u64)| circle.contains(group).then_some(*other);
+    if circle.len() > 1 { stuck.iter().filter_map(inside).collect() } else { BTreeSet::new() }
+}
+
+fn check(orders: &[Vec<u64>], precedence: &[usize], tally: &mut BTreeMap<&'static str, u64>) {
+    let (done, stuck) = block(orders);
+    let results = run(orders, precedence);
+    let at = format!("orders {orders:?}, precedence {precedence:?}");
+    for (group, members) in GROUPS.iter().filter(|(group, _)| orders[0].len() == 3 || *group > 0) {
+        let first = &results[members[0] as usize][group];
+        assert!(
+            members.iter().all(|rank| &results[*rank as usize][group] == first),
+            "{at}: group {group} differs"
+        );
+        if done.contains(group) {
+            assert!(first.is_ok(), "{at}: group {group}: {first:?}");
+        }
+    }
+    if stuck.is_empty() {
+        *tally.entry("committed").or_default() += 1;
+        assert!(results.iter().flat_map(BTreeMap::values).all(std::result::Result::is_ok), "{at}");
+        return;
+    }
+    *tally.entry("crossing").or_default() += 1;
+    let mut circles = 0;
+    for (rank, group) in &stuck {
+        let expected = circle_of(*rank, &stuck);
+        if expected.is_empty() {
+            continue;
+        }
+        circles += 1;
+        let Err(Ending::Refused(Refusal::SyncTimeout { missing, circle, .. })) =
+            &results[*rank as usize][group]
+        else {
+            panic!("{at}: rank {rank} in group {group}: {:?}", results[*rank as usize][group])
+        };
+        // Who waits where, for all of the circle; and who is missing here is one of it, and where it is instead.
+        let told: BTreeMap<u32, u64> = circle
+            .iter()
+            .map(|waiting| match waiting.place.errand {
+                Errand::Commit { group } => (waiting.rank, group.uid),
+                other => panic!("{at}: {other:?}"),
+            })
+            .collect();
+        let wanted: BTreeMap<u32, u64> = expected.iter().map(|other| (*other, stuck[other])).collect();
+        assert_eq!(told, wanted, "{at}: rank {rank}");
+        let absent = |it: &&u32| stuck.get(it) != Some(group) && expected.contains(it);
+        let wanted: Vec<u32> = members(*group).iter().filter(absent).copied().collect();
+        let named: Vec<u32> = missing.iter().map(|it| it.rank).filter(|it| expected.contains(it)).collect();
+        assert_eq!(named, wanted, "{at}: rank {rank}");
+    }
+    assert!(circles > 1, "{at}: {stuck:?}");
+}
+
+fn orders_of(groups: &[u64]) -> Vec<Vec<u64>> {
+    match groups {
+        [] => vec![Vec::new()],
+        _ => (0..groups.len())
+            .flat_map(|first| {
+                let rest = [&groups[..first], &groups[first + 1..]].concat();
+                orders_of(&rest).into_iter().map(move |order| [&[groups[first]], order.as_slice()].concat())
+            })
+            .collect(),
+    }
+}
+
+/// All orders of all ranks, each with its own groups, under every order of precedence.
+fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
+    let of_rank = |rank: u32| {
+        let has = |(group, members): &&(u64, &[u32])| members.contains(&rank) && (with_world || *group > 0);
+        let groups: Vec<u64> = GROUPS.iter().filter(has).map(|(group, _)| *group).collect();
+        orders_of(&groups)
+    };
+    let precedences = orders_of(&[0, 1, 2, 3]);
+    let mut all: Vec<Vec<Vec<u64>>> = vec![Vec::new()];
+    for rank in 0..RANKS as u32 {
+        let longer = |begun: &Vec<Vec<u64>>| {
+            let begun = begun.clone();
+            of_rank(rank).into_iter().map(move |order| [begun.clone(), vec![order]].concat())
+        };
+        all = all.iter().flat_map(longer).collect();
+    }
+    let mut tally = BTreeMap::new();
+    for orders in &all {
+        for precedence in &precedences {
+            let precedence: Vec<usize> = precedence.iter().map(|rank| *rank as usize).collect();
+            check(orders, &precedence, &mut tally);
+        }
+    }
+    (all.len(), tally)
+}
+
+#[test]
+fn every_order_of_two_calls_commits_or_tells_the_circle() {
+    let (orders, tally) = explore(false);
+    // Two of the sixteen cross: all ranks take the way round the square that no other takes.
+    assert_eq!((orders, tally["committed"], tally["crossing"]), (16, 14 * 24, 2 * 24));
+}
+
+#[test]
+fn every_order_of_three_calls_commits_or_tells_the_circle() {
+    let (orders, tally) = explore(true);
+    assert_eq!(orders, 1296);
+    assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24);
+    println!("{tally:?}");
+}
