@@ -181,6 +181,7 @@ pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
             block
         })
         .collect();
+    rig::settle(ranks);
     for rank in ranks {
         // SAFETY: the rig keeps the kernels' contract; all lies in the blocks, which live until all is done.
         unsafe { case.launch(rank) }.unwrap_or_else(|error| panic!("{case:?}: {error}"));
@@ -245,15 +246,15 @@ pub(crate) fn ranks(driver: &Driver, devices: u32, world: u32, bytes: usize) -> 
 /// Lengths about a pack of each type, and about a row of a block of one-byte elements.
 pub(crate) const SHORT_LENGTHS: [u64; 6] = [0, 1, 7, 17, 64, 519];
 
-/// Collectives of megabytes, of rows that no grid shares out evenly.
+/// Collectives of a megabyte, of rows that no grid shares out evenly.
 pub(crate) fn some_long(ranks: &[Rank]) -> u64 {
     let mut cases = 0;
     for (kind, targets) in KINDS {
         for to in targets {
-            for dtype in [DataType::U8, DataType::Bf16, DataType::F32, DataType::F64] {
-                for shift in [0, 2, 5] {
+            for dtype in [DataType::U8, DataType::Bf16, DataType::F32] {
+                for shift in [0, 5] {
                     let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { ranks.len() as u64 };
-                    let elements = 4_000_037 / dtype.size() as u64 / parts;
+                    let elements = 1_000_037 / dtype.size() as u64 / parts;
                     let op = ReduceOp::Sum;
                     run(
                         ranks,
@@ -298,6 +299,7 @@ pub(crate) fn graphs(driver: &Driver, devices: u32, world: u32) {
     for rank in &ranks {
         rank.block.copy_from_host(4, &[1_i32; N as usize]).unwrap();
     }
+    rig::settle(&ranks);
     for launch in 1..=3 {
         for (rank, graph) in ranks.iter().zip(&graphs) {
             rank.stream.launch(graph).unwrap();
@@ -312,22 +314,19 @@ pub(crate) fn graphs(driver: &Driver, devices: u32, world: u32) {
     }
 }
 
-/// A collective without one rank: the others give up, whatever its blocks, and name it.
+/// A collective of one rank alone: it gives up, whatever its blocks, and names one that did not come.
 pub(crate) fn absent(driver: &Driver, devices: u32) {
     for (kind, targets) in KINDS {
         let ranks = rig::ranks(driver, devices, 3, 1 << 20, SHORT).unwrap();
         prepare(&ranks);
         let (dtype, op) = (DataType::F32, ReduceOp::Sum);
         let case = Case { kind, to: targets[0], dtype, op, elements: 20_000, input: 0 };
-        for rank in [&ranks[0], &ranks[2]] {
-            // SAFETY: the rig keeps the kernels' contract; all lies in the blocks, which live until all is done.
-            unsafe { case.launch(rank) }.unwrap();
-        }
-        for (rank, result) in rig::done(&ranks).into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
-            let Err(KernelError::Late(late)) = result else { panic!("{kind:?}, rank {rank}: {result:?}") };
-            assert_eq!((late.peer, late.waiting), (1, Waiting::Signal), "{kind:?}, rank {rank}: {late}");
-            assert!(late.channel >= PadLayout::USER_CHANNELS && late.waited >= SHORT, "{late}");
-        }
+        // SAFETY: the rig keeps the kernels' contract; all lies in the blocks, which live until all is done.
+        unsafe { case.launch(&ranks[0]) }.unwrap();
+        let result = ranks[0].done();
+        let Err(KernelError::Late(late)) = result else { panic!("{kind:?}: {result:?}") };
+        assert!(late.peer != 0 && late.waiting == Waiting::Signal, "{kind:?}: {late}");
+        assert!(late.channel >= PadLayout::USER_CHANNELS && late.waited >= SHORT, "{late}");
     }
 }
 

@@ -1,7 +1,6 @@
 //! Every call that loading and launching make, made to fail once: an error that says so, and nothing left behind.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use cuda_driver::{Driver, Error, set_drop_error_hook};
 use gpu_sim::{Action, Injection, World};
@@ -9,40 +8,60 @@ use process_group::comm::{DataType, ReduceOp};
 use symm_mem::kernels::{Algorithm, AllGather, AllReduce, AllToAll, KernelError, ReduceScatter, Target};
 
 use super::rig::{self, Rank};
-use super::{driver, start};
+use super::{LONG, driver, start};
 use crate::end_to_end::turn;
 
 /// What calls are made to fail with: a code that no driver has.
 const INJECTED: u32 = 99_999;
 
-/// Every kernel once, where all ranks come; then all is waited for, whatever was refused.
+/// Every kernel once. A launch that fails is tried once more, so that all ranks come; the first error stays.
 fn flow(driver: &Driver) -> Result<(), KernelError> {
-    let ranks = rig::ranks(driver, 2, 2, 4096, Duration::from_millis(200))?;
-    let launched = launch(&ranks);
-    launched.and(rig::done(&ranks).into_iter().collect())
-}
-
-fn launch(ranks: &[Rank]) -> Result<(), KernelError> {
-    let (input, elements, bytes, target) = (0, 100, 400, Target::Offset(2048));
-    let (dtype, op, algorithm) = (DataType::F32, ReduceOp::Sum, Algorithm::TwoShot);
-    for rank in ranks {
-        let Rank { kernels, stream, ranks, .. } = rank;
-        // SAFETY: the rig keeps the kernels' contract; everything lives until all is done.
-        unsafe {
-            kernels.barrier(stream, ranks, 0)?;
-            kernels.put_signal(stream, ranks, 1 - ranks.rank, 1)?;
-            kernels.wait_signal(stream, ranks, 1 - ranks.rank, 1)?;
-            kernels.all_reduce(
-                stream,
-                ranks,
-                &AllReduce { input, target, elements, dtype, op, algorithm },
-            )?;
-            kernels.reduce_scatter(stream, ranks, &ReduceScatter { input, target, elements, dtype, op })?;
-            kernels.all_gather(stream, ranks, &AllGather { input, target, bytes })?;
-            kernels.all_to_all(stream, ranks, &AllToAll { input, target, bytes })?;
+    let ranks = rig::ranks(driver, 2, 2, 4096, LONG)?;
+    let mut outcome = Ok(());
+    for rank in &ranks {
+        for launch in LAUNCHES {
+            if let Err(error) = launch(rank) {
+                outcome = outcome.and(Err(error));
+                launch(rank)?;
+            }
         }
     }
-    Ok(())
+    outcome.and(rig::done(&ranks).into_iter().collect())
+}
+
+type Launch = fn(&Rank) -> Result<(), KernelError>;
+
+const INPUT: u64 = 0;
+const ELEMENTS: u64 = 100;
+const BYTES: u64 = 400;
+const TARGET: Target = Target::Offset(2048);
+const DTYPE: DataType = DataType::F32;
+const OP: ReduceOp = ReduceOp::Sum;
+
+macro_rules! launches {
+    ($($method:ident($rank:ident $(, $argument:expr)*);)*) => {
+        const LAUNCHES: &[Launch] = &[$(|$rank| {
+            // SAFETY: the rig keeps the kernels' contract; everything lives until all is done.
+            unsafe { $rank.kernels.$method(&$rank.stream, &$rank.ranks $(, $argument)*) }
+        }),*];
+    };
+}
+
+launches! {
+    barrier(rank, 0);
+    put_signal(rank, 1 - rank.ranks.rank, 1);
+    wait_signal(rank, 1 - rank.ranks.rank, 1);
+    all_reduce(rank, &AllReduce {
+        input: INPUT,
+        target: TARGET,
+        elements: ELEMENTS,
+        dtype: DTYPE,
+        op: OP,
+        algorithm: Algorithm::TwoShot,
+    });
+    reduce_scatter(rank, &ReduceScatter { input: INPUT, target: TARGET, elements: ELEMENTS, dtype: DTYPE, op: OP });
+    all_gather(rank, &AllGather { input: INPUT, target: TARGET, bytes: BYTES });
+    all_to_all(rank, &AllToAll { input: INPUT, target: TARGET, bytes: BYTES });
 }
 
 fn run(fault: Option<(&str, u64)>) -> (Result<(), KernelError>, World) {

@@ -1,11 +1,16 @@
 //! The PTX on the machine's own GPUs: the same flows as the twins. Needs one GPU; with more, ranks are on all of them.
 
+use std::sync::MutexGuard;
+
 use cuda_driver::Driver;
 
 use super::{collectives, rig, signals};
+use crate::end_to_end::turn;
 
-/// The machine's driver and how many of its devices are used, or why there are none.
-fn gpus() -> Option<(Driver, u32)> {
+/// The machine's driver and how many of its devices are used, or why there are none. One test at a time: the kernels of
+/// all ranks have to run at once, so nobody else's may take their room.
+fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, u32)> {
+    let turn = turn();
     let found = Driver::load().and_then(|driver| {
         let devices = driver.devices()?;
         let used = if rig::peers(&devices)? { devices.len() } else { devices.len().min(1) };
@@ -13,7 +18,7 @@ fn gpus() -> Option<(Driver, u32)> {
     });
     match found {
         Ok((_, 0)) => println!("skipped: the driver has no device"),
-        Ok(found) => return Some(found),
+        Ok((driver, devices)) => return Some((turn, driver, devices)),
         Err(error) => println!("skipped: {error}"),
     }
     None
@@ -21,7 +26,7 @@ fn gpus() -> Option<(Driver, u32)> {
 
 #[test]
 fn hardware_signals() {
-    let Some((driver, devices)) = gpus() else { return };
+    let Some((_turn, driver, devices)) = gpus() else { return };
     for world in [1, 2, 3, 4, 8] {
         signals::a_signal_brings_what_was_written_before(&driver, devices, world);
     }
@@ -33,7 +38,7 @@ fn hardware_signals() {
 /// Each kernel once or a few times, which takes seconds under a sanitizer too.
 #[test]
 fn hardware_brief() {
-    let Some((driver, devices)) = gpus() else { return };
+    let Some((_turn, driver, devices)) = gpus() else { return };
     signals::a_signal_brings_what_was_written_before(&driver, devices, 2);
     let ranks = collectives::ranks(&driver, devices, 2, 1 << 16);
     let cases = collectives::everything(&ranks, &[519]);
@@ -43,11 +48,11 @@ fn hardware_brief() {
 
 #[test]
 fn hardware_collectives() {
-    let Some((driver, devices)) = gpus() else { return };
+    let Some((_turn, driver, devices)) = gpus() else { return };
     for world in [1, 2, 3, 4, 8] {
         let ranks = collectives::ranks(&driver, devices, world, 1 << 18);
         let cases = collectives::everything(&ranks, &collectives::SHORT_LENGTHS);
-        let ranks = collectives::ranks(&driver, devices, world, 16 << 20);
+        let ranks = collectives::ranks(&driver, devices, world, 4 << 20);
         let long = collectives::some_long(&ranks);
         println!("{world} ranks on {devices} devices: {cases} short and {long} long collectives were right");
     }

@@ -64,7 +64,7 @@ pub(crate) fn ranks(
         pad.copy_from_host(0, &vec![0_u8; layout.bytes()])?;
     }
     let addresses: Vec<u64> = blocks.iter().chain(&pads).map(|memory| memory.ptr().0).collect();
-    (0..world)
+    let ranks = (0..world)
         .zip(blocks.into_iter().zip(pads))
         .map(|(rank, (block, pad))| {
             let context = context(rank);
@@ -83,7 +83,15 @@ pub(crate) fn ranks(
             let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
             Ok(Rank { stream, block, pad, record, ranks, kernels, _addresses: arrays })
         })
-        .collect()
+        .collect::<Result<Vec<_>, KernelError>>()?;
+    contexts.iter().try_for_each(Context::synchronize)?;
+    Ok(ranks)
+}
+
+/// Waits for what the host has copied to the ranks: from pageable memory it may still be on its way when the call
+/// returns, and the ranks' streams do not wait for it.
+pub(crate) fn settle(ranks: &[Rank]) {
+    ranks.iter().for_each(|rank| rank.context().synchronize().unwrap());
 }
 
 /// Waits for all ranks. What their kernels said comes back in their order.
