@@ -72,7 +72,7 @@ impl Context {
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`.
     #[doc(alias = "cuCtxSetCurrent")]
     #[doc(alias = "cuCtxPushCurrent")]
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.

@@ -72,7 +72,7 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamIsCapturing`: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for
     /// the legacy default stream while another stream of the context captures.
     #[doc(alias = "cuStreamIsCapturing")]
-    #[inline]
+    #[inline(always)]
     pub fn capture_status(&self) -> Result<CaptureStatus> {
         let _current = self.enter_if_implicit()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

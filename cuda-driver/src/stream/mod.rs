@@ -216,7 +216,7 @@ impl Stream {
     /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::Driver`] from
     /// `cuEventRecord`.
     #[doc(alias = "cuEventRecord")]
-    #[inline]
+    #[inline(always)]
     pub fn record(&self, event: &Event) -> Result<()> {
         if event.context() != self.context() {
             return Err(self.cannot_record(event));

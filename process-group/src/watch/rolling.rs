@@ -60,7 +60,7 @@ impl Rolling {
     }
 
     /// Takes a step. Members whose threads step at the same time have no order in common, and no hash.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn step(&self, fold: Fold) {
         if !fold.any {
             return;

@@ -46,7 +46,7 @@ impl Outstanding {
     }
 
     /// A mark for the next operation.
-    #[inline]
+    #[inline(always)]
     pub(in crate::group) fn blank(
         &self,
         marks: &Arc<Marks>,
@@ -60,7 +60,7 @@ impl Outstanding {
     }
 
     /// Adds the latest work of its stream.
-    #[inline]
+    #[inline(always)]
     pub(in crate::group) fn put(&self, work: &Work) {
         let Kept { streams, blanks } = &mut *self.kept();
         let stream = work.mark.stream;
