@@ -36,6 +36,7 @@
 //! |---|---|
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
 //! | [`kernels`] | device code: signals between ranks |
+//! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
 //!
 //! # Invariants
@@ -62,6 +63,7 @@ mod domain;
 mod error;
 pub mod kernels;
 mod pool;
+pub mod rendezvous;
 
 pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};

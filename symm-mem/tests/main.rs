@@ -5,7 +5,8 @@ mod convert;
 mod embedded;
 mod kernels;
 mod orders;
-mod random;
+pub(crate) mod random;
+mod rendezvous;
 mod seeded_device;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

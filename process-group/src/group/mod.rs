@@ -63,7 +63,7 @@ pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PeerChannel, lane};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
-pub use process_group::{Enqueued, GroupId, ProcessGroup, enqueued_on};
+pub use process_group::{Enqueued, GroupId, ProcessGroup, Standing, enqueued_on};
 pub use registration::{NotRegistered, Stance};
 pub use report::{Lying, OperationBuffers, RegistrationReport};
 pub use shrink::ShrinkError;

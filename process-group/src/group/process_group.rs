@@ -102,6 +102,26 @@ pub struct ProcessGroup {
     pub(super) sight: Sight,
 }
 
+/// Whether a group goes on ([`ProcessGroup::standing_handle`]). Keeps nothing of it.
+#[derive(Clone)]
+pub struct Standing(Weak<Vigil>);
+
+impl Standing {
+    /// Whether the group goes on, as [`ProcessGroup::standing`] says; of one that is gone nothing is known.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self) -> Result<()> {
+        self.0.upgrade().map_or(Ok(()), |vigil| vigil.check())
+    }
+}
+
+impl fmt::Debug for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Standing")
+    }
+}
+
 impl ProcessGroup {
     /// Begins to make a group; what the builder is not told comes from the environment.
     pub fn builder() -> Builder {
@@ -223,6 +243,12 @@ impl ProcessGroup {
     /// As for [`check`](Self::check), but for what nobody has noticed yet.
     pub fn standing(&self) -> Result<()> {
         self.counter.vigil.check()
+    }
+
+    /// What tells whether the group goes on, for who outlives the borrow of it.
+    #[must_use]
+    pub fn standing_handle(&self) -> Standing {
+        Standing(Arc::downgrade(&self.counter.vigil))
     }
 
     /// Waits until all members have come here. For the host only: it says nothing about work on the devices.

@@ -1,7 +1,7 @@
 //! A hash that is the same on every rank: to find accidents, not adversaries.
 
 /// Adds `words` to a hash.
-pub(super) fn chain(hash: u64, words: impl IntoIterator<Item = u64>) -> u64 {
+pub(crate) fn chain(hash: u64, words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(hash, |hash, word| {
         // One round of SplitMix64: for a given word a bijection of the hash, so that no history is lost.
         let mut mixed = hash.rotate_left(23).wrapping_add(word).wrapping_add(0x9e37_79b9_7f4a_7c15);

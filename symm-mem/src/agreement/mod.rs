@@ -13,7 +13,7 @@
 mod arrival;
 mod circle;
 mod decide;
-mod hash;
+pub(crate) mod hash;
 mod history;
 mod length;
 mod machine;
@@ -23,9 +23,9 @@ mod refusal;
 mod retire;
 mod search;
 mod seat;
-mod split;
-mod vote;
-mod wire;
+pub(crate) mod split;
+pub(crate) mod vote;
+pub(crate) mod wire;
 
 #[cfg(test)]
 mod tests;

@@ -54,7 +54,7 @@ impl<V: PartialEq> Split<V> {
     }
 
     /// Writes every side with `say`, which turns a value into what its ranks "have".
-    pub(super) fn describe(&self, say: impl Fn(&V) -> String) -> String {
+    pub(crate) fn describe(&self, say: impl Fn(&V) -> String) -> String {
         let parts: Vec<String> =
             self.sides.iter().map(|side| format!("{}: {}", Ranks(&side.ranks), say(&side.value))).collect();
         parts.join("; ")

@@ -23,7 +23,7 @@ enum State {
 }
 
 /// What a vote wants next.
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Something from the store.
     Ask(Output),
     /// A proposal, [`Vote::propose`], from what the members posted (in their order; `None`: nothing yet) and
@@ -37,7 +37,7 @@ pub(super) enum Step {
 
 /// A member's part in one vote.
 #[derive(Debug)]
-pub(super) struct Vote {
+pub(crate) struct Vote {
     prefix: String,
     rank: u32,
     members: Vec<u32>,
@@ -50,7 +50,7 @@ pub(super) struct Vote {
 
 impl Vote {
     /// A vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
-    pub(super) fn new(
+    pub(crate) fn new(
         prefix: String,
         rank: u32,
         members: Vec<u32>,
@@ -62,20 +62,20 @@ impl Vote {
     }
 
     /// Proposes without waiting for the others: what this member posts decides alone.
-    pub(super) fn hurry(mut self, hurry: bool) -> Self {
+    pub(crate) fn hurry(mut self, hurry: bool) -> Self {
         self.hurry = hurry;
         self
     }
 
     /// Looks at these keys too before proposing.
-    pub(super) fn look_at(mut self, further: Vec<String>) -> Self {
+    pub(crate) fn look_at(mut self, further: Vec<String>) -> Self {
         self.further = further;
         self
     }
 
     /// The keys of this vote that `rank` removes once nobody reads them any more: its own, and for the first
     /// member those that nobody owns.
-    pub(super) fn keys_to_remove(&self) -> Vec<String> {
+    pub(crate) fn keys_to_remove(&self) -> Vec<String> {
         let mut keys = vec![self.key(self.rank)];
         if self.members.first() == Some(&self.rank) {
             keys.extend([self.count_key(), self.standing_key()]);
@@ -84,7 +84,7 @@ impl Vote {
     }
 
     /// The vote is answered with what it asked for.
-    pub(super) fn step(&mut self, input: Input) -> Step {
+    pub(crate) fn step(&mut self, input: Input) -> Step {
         let (state, ask) = match (self.state, input) {
             (State::Unposted, Input::Start) => {
                 (State::Posting, Output::Set { key: self.key(self.rank), value: self.posted.clone() })
@@ -110,8 +110,14 @@ impl Vote {
         Step::Ask(ask)
     }
 
+    /// Waits on, in answer to [`Step::Propose`]: not all have posted, and there is time.
+    pub(crate) fn wait_on(&mut self) -> Output {
+        self.state = State::Waiting;
+        Output::Await { key: self.standing_key(), until: self.until }
+    }
+
     /// Proposes `value`, in answer to [`Step::Propose`].
-    pub(super) fn propose(&mut self, value: Vec<u8>) -> Output {
+    pub(crate) fn propose(&mut self, value: Vec<u8>) -> Output {
         self.state = State::Proposing;
         Output::Propose { key: self.standing_key(), value }
     }
@@ -139,6 +145,6 @@ impl Vote {
 }
 
 /// Where the value of the vote of this prefix stands.
-pub(super) fn standing_key(prefix: &str) -> String {
+pub(crate) fn standing_key(prefix: &str) -> String {
     format!("{prefix}/stands")
 }

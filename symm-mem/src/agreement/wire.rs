@@ -66,7 +66,7 @@ pub enum Malformed {
 }
 
 /// A position in bytes that are being read.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The error for a tag that was just read.
-    pub(super) fn bad_tag(&self, tag: u8, of: &'static str) -> Malformed {
+    pub(crate) fn bad_tag(&self, tag: u8, of: &'static str) -> Malformed {
         Malformed::Tag { at: self.at.saturating_sub(1), tag, of }
     }
 
@@ -90,13 +90,13 @@ impl<'a> Reader<'a> {
 }
 
 /// A value with a binary form.
-pub(super) trait Wire: Sized {
+pub(crate) trait Wire: Sized {
     fn write(&self, out: &mut Vec<u8>);
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
 /// A value that is a message of its own.
-pub(super) trait Message: Wire {
+pub(crate) trait Message: Wire {
     const KIND: u8;
 
     fn to_bytes(&self) -> Vec<u8> {
@@ -254,4 +254,4 @@ macro_rules! wire_enum {
     };
 }
 
-pub(super) use {wire_enum, wire_struct};
+pub(crate) use {wire_enum, wire_struct};

@@ -40,6 +40,10 @@ impl SymmetricBlock {
         self.inner.requested
     }
 
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.inner.memory
+    }
+
     /// Where it is on every rank.
     pub fn placement(&self) -> Placement {
         self.inner.placed.placement

@@ -15,6 +15,8 @@ use std::{
 
 use caching_alloc::core::symmetric::{Placement, SymmetricArena};
 
+use crate::{agreement::PoolId, rendezvous::Homes};
+
 /// What captured work has used of a pool.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Used {
@@ -46,6 +48,9 @@ struct Inside {
 }
 
 pub(crate) struct Memory {
+    /// What this rank has mapped of its peers' segments.
+    homes: Homes,
+    id: PoolId,
     /// `None` only while it is dropped.
     inside: Mutex<Option<Inside>>,
     /// How many captures are in progress, for who looks something up.
@@ -53,9 +58,19 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(arena: SymmetricArena) -> Self {
+    pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Self {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        Self { inside, capturing: AtomicU32::new(0) }
+        Self { homes: Homes::default(), id, inside, capturing: AtomicU32::new(0) }
+    }
+
+    /// The pool's name.
+    pub(crate) fn id(&self) -> PoolId {
+        self.id
+    }
+
+    /// Where the segments lie on other ranks.
+    pub(crate) fn homes(&self) -> &Homes {
+        &self.homes
     }
 
     /// The arena, for this thread alone. A guard and not a call with a closure, so that the arena's log sees the

@@ -101,11 +101,12 @@ impl SymmetricPool {
         geometry: Geometry,
     ) -> Result<Self, SymmetricError> {
         let arena = SymmetricArena::new(source, geometry)?;
+        let id = domain.next_pool();
         Ok(Self {
-            id: domain.next_pool(),
+            id,
             domain: domain.clone(),
             context: None,
-            memory: Arc::new(Memory::new(arena)),
+            memory: Arc::new(Memory::new(id, arena)),
             table: ArcSwap::default(),
             seats: Mutex::default(),
             retired: Mutex::default(),

@@ -2,7 +2,7 @@
 
 mod agreed;
 mod explain;
-mod job;
+pub(crate) mod job;
 mod retire;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};

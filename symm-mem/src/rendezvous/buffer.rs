@@ -1,0 +1,134 @@
+//! What a rendezvous is about: a block of a pool or an allocation of its own, or a part of one.
+
+use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
+
+use super::{PeerMemory, buffers::Homes, protocol::Subject};
+use crate::{agreement::LogPoint, pool::SymmetricBlock};
+
+/// Memory for a rendezvous: of a [`SymmetricBlock`] or of a [`PeerMemory`], all of it or a [part](Self::part). Holds the
+/// memory.
+#[derive(Debug, Clone)]
+pub struct Buffer {
+    memory: Memory,
+    /// In the block or allocation.
+    offset: usize,
+    bytes: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Memory {
+    Pool(SymmetricBlock),
+    Own(PeerMemory),
+}
+
+/// The whole allocation that a buffer lies in: what peers map.
+pub(super) struct Allocation {
+    pub(super) subject: Subject,
+    pub(super) base: DevicePtr,
+    pub(super) bytes: usize,
+    pub(super) frozen: bool,
+}
+
+impl From<&SymmetricBlock> for Buffer {
+    fn from(block: &SymmetricBlock) -> Self {
+        Self { memory: Memory::Pool(block.clone()), offset: 0, bytes: block.bytes() as usize }
+    }
+}
+
+impl From<&PeerMemory> for Buffer {
+    fn from(memory: &PeerMemory) -> Self {
+        Self { memory: Memory::Own(memory.clone()), offset: 0, bytes: memory.bytes() }
+    }
+}
+
+impl From<&Buffer> for Buffer {
+    fn from(buffer: &Buffer) -> Self {
+        buffer.clone()
+    }
+}
+
+impl Buffer {
+    /// `bytes` bytes from `offset` on; `None` if there are not as many.
+    #[must_use]
+    pub fn part(&self, offset: usize, bytes: usize) -> Option<Self> {
+        (offset.checked_add(bytes)? <= self.bytes).then(|| Self {
+            memory: self.memory.clone(),
+            offset: self.offset + offset,
+            bytes,
+        })
+    }
+
+    /// Where it is on this rank.
+    #[must_use]
+    pub fn ptr(&self) -> DevicePtr {
+        let base = match &self.memory {
+            Memory::Pool(block) => block.ptr(),
+            Memory::Own(memory) => memory.ptr(),
+        };
+        base + self.offset
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it begins in the allocation that peers map, in bytes.
+    pub(super) fn offset(&self) -> usize {
+        match &self.memory {
+            Memory::Pool(block) => block.placement().offset as usize + self.offset,
+            Memory::Own(_) => self.offset,
+        }
+    }
+
+    /// The number of the allocation among those of its home.
+    pub(super) fn ordinal(&self) -> u32 {
+        match &self.memory {
+            Memory::Pool(block) => block.placement().ordinal,
+            Memory::Own(_) => 0,
+        }
+    }
+
+    /// Where the allocation's peers are kept.
+    pub(super) fn homes(&self) -> &Homes {
+        match &self.memory {
+            Memory::Pool(block) => block.memory().homes(),
+            Memory::Own(memory) => &memory.inner.homes,
+        }
+    }
+
+    pub(super) fn allocation(&self) -> Option<Allocation> {
+        match &self.memory {
+            Memory::Own(memory) => {
+                let mapping = &memory.inner.mapping;
+                let (subject, base, bytes) = (memory.inner.subject, mapping.ptr(), mapping.bytes());
+                Some(Allocation { subject, base, bytes, frozen: false })
+            }
+            Memory::Pool(block) => {
+                let (pool, ordinal) = (block.memory().id(), block.placement().ordinal);
+                let arena = block.memory().arena();
+                let segment = arena.segments().get(ordinal as usize)?;
+                let log = LogPoint { length: segment.log.length, hash: segment.log.hash };
+                Some(Allocation {
+                    subject: Subject::Pool { pool, ordinal, log },
+                    base: DevicePtr(segment.memory.address),
+                    bytes: segment.bytes as usize,
+                    frozen: arena.is_frozen(),
+                })
+            }
+        }
+    }
+
+    /// The physical memory of the allocation.
+    pub(super) fn physical(
+        &self,
+        context: &Context,
+        allocation: &Allocation,
+    ) -> Result<PhysicalMemory, cuda_driver::Error> {
+        match &self.memory {
+            Memory::Own(memory) => Ok(memory.inner.mapping.memory().clone()),
+            Memory::Pool(_) => PhysicalMemory::retain(context, allocation.base, allocation.bytes),
+        }
+    }
+}

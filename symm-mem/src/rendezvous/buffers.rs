@@ -1,0 +1,118 @@
+//! Where every rank's memory lies, as this rank sees it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cuda_driver::{Context, DevicePtr, memory::DeviceMemory, vmm::Mapping};
+
+/// How peers' memory came to have addresses here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// This rank has mapped it.
+    Mapped,
+    /// NCCL has, for a window.
+    Window,
+}
+
+/// The address of every rank's memory as this rank's device sees it, in the group's order: on the host, and as an array
+/// for kernels. One type, whether this rank has mapped the memory or NCCL has.
+///
+/// What is mapped stays until this value is gone, whatever becomes of the ranks that it belongs to.
+#[derive(Debug)]
+pub struct PeerBuffers {
+    addresses: Vec<DevicePtr>,
+    array: DeviceMemory,
+    bytes: usize,
+    origin: Origin,
+    /// After the array, which names them.
+    _mapped: Vec<Mapping>,
+}
+
+impl PeerBuffers {
+    pub(super) fn mapped(
+        context: &Context,
+        addresses: Vec<DevicePtr>,
+        bytes: usize,
+        mapped: Vec<Mapping>,
+    ) -> Result<Self, cuda_driver::Error> {
+        let array = array(context, &addresses)?;
+        Ok(Self { addresses, array, bytes, origin: Origin::Mapped, _mapped: mapped })
+    }
+
+    /// The addresses, in the group's order.
+    #[must_use]
+    #[doc(alias = "get_buffer_ptrs")]
+    pub fn addresses(&self) -> &[DevicePtr] {
+        &self.addresses
+    }
+
+    /// An array of the addresses, 8 bytes each, in this device's memory.
+    #[must_use]
+    #[doc(alias = "get_buffer_ptrs_dev")]
+    pub fn array(&self) -> DevicePtr {
+        self.array.ptr()
+    }
+
+    /// How much lies at each address, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// How it came to be here.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+}
+
+fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cuda_driver::Error> {
+    let words: Vec<u64> = addresses.iter().map(|address| address.0).collect();
+    let array = DeviceMemory::new(context, size_of_val(&*words).max(1))?;
+    array.copy_from_host(0, &words)?;
+    Ok(array)
+}
+
+/// A group's rendezvous, as allocations know it.
+pub(super) type Seat = Arc<()>;
+
+/// An allocation's peers, by the group's rendezvous and the number of the segment. They lie with the allocation, and so
+/// go with it.
+#[derive(Debug, Default)]
+pub(crate) struct Homes {
+    homes: Mutex<Vec<Home>>,
+}
+
+#[derive(Debug)]
+struct Home {
+    group: Weak<()>,
+    ordinal: u32,
+    since: u64,
+    buffers: Arc<PeerBuffers>,
+}
+
+impl Home {
+    fn is(&self, group: &Seat, ordinal: u32) -> bool {
+        self.ordinal == ordinal && std::ptr::eq(self.group.as_ptr(), Arc::as_ptr(group))
+    }
+}
+
+impl Homes {
+    fn lock(&self) -> MutexGuard<'_, Vec<Home>> {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peers of a segment, and the rendezvous in which they were mapped.
+    pub(super) fn get(&self, group: &Seat, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
+        let homes = self.lock();
+        let home = homes.iter().find(|home| home.is(group, ordinal))?;
+        Some((home.since, home.buffers.clone()))
+    }
+
+    /// Keeps a segment's peers; those of groups that are gone go.
+    pub(super) fn put(&self, group: &Seat, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
+        let mut homes = self.lock();
+        homes.retain(|home| home.group.strong_count() > 0 && !home.is(group, ordinal));
+        homes.push(Home { group: Arc::downgrade(group), ordinal, since, buffers });
+    }
+}

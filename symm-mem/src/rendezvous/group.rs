@@ -1,0 +1,187 @@
+//! What a rendezvous has to know of a group.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use process_group::{
+    ProcessGroup,
+    group::{GroupError, GroupId, Standing},
+    store::Store,
+};
+
+/// A group, as a rendezvous has to know it: who its members are, which of them this rank is, and the store through which
+/// they agree.
+#[derive(Clone)]
+pub struct GroupInfo {
+    pub(super) id: GroupId,
+    pub(super) name: Arc<str>,
+    pub(super) rank: usize,
+    pub(super) ranks: Arc<[u32]>,
+    pub(super) store: Arc<dyn Store>,
+    standing: Option<Standing>,
+}
+
+/// Why a group's information is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupInfoError {
+    /// The group has other information already.
+    #[error("group {name:?} was set already, as rank {rank} of {ranks:?}; a group's information is set once")]
+    AlreadySet {
+        /// The group.
+        name: String,
+        /// This rank's place in it, as it was set.
+        rank: usize,
+        /// Its members, as they were set.
+        ranks: Vec<u32>,
+    },
+    /// No such group was set.
+    #[error("group {name:?} is not set; there are {known:?}")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// Those that are set.
+        known: Vec<String>,
+    },
+    /// This rank's place is not among the members, or a rank is there twice.
+    #[error(
+        "place {rank} in a group of the ranks {ranks:?}: expected a place below their number, and each rank once"
+    )]
+    NoSuchPlace {
+        /// The place.
+        rank: usize,
+        /// The members.
+        ranks: Vec<u32>,
+    },
+}
+
+impl GroupInfo {
+    /// A group that no process group stands for: `ranks` are its members as ranks of the job, `rank` is this one's place
+    /// among them. Members give the same name and ranks; two groups that share a store have different names.
+    ///
+    /// # Errors
+    /// [`GroupInfoError::NoSuchPlace`].
+    pub fn new(
+        name: &str,
+        rank: usize,
+        ranks: impl IntoIterator<Item = u32>,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, GroupInfoError> {
+        let ranks: Vec<u32> = ranks.into_iter().collect();
+        let mut sorted = ranks.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if rank >= ranks.len() || sorted.len() < ranks.len() {
+            return Err(GroupInfoError::NoSuchPlace { rank, ranks });
+        }
+        // Of names that fall together the ranks differ, or the numbers of the rendezvous: that is told.
+        let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
+        let id = GroupId { uid, epoch: 0 };
+        Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, standing: None })
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is known by: nothing is kept under its name.
+    #[must_use]
+    pub fn id(&self) -> GroupId {
+        self.id
+    }
+
+    /// This rank's place in it.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many members it has.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The members as ranks of the job, in the group's order.
+    #[must_use]
+    pub fn global_ranks(&self) -> &[u32] {
+        &self.ranks
+    }
+
+    /// Whether the group goes on: nobody is waited for in one that does not.
+    pub(super) fn standing(&self) -> Result<(), GroupError> {
+        self.standing.as_ref().map_or(Ok(()), Standing::check)
+    }
+}
+
+impl From<&ProcessGroup> for GroupInfo {
+    fn from(group: &ProcessGroup) -> Self {
+        Self {
+            id: group.id(),
+            name: group.name().into(),
+            rank: group.rank(),
+            ranks: crate::domain::ranks_of(group).into(),
+            store: Arc::new(group.store()),
+            standing: Some(group.standing_handle()),
+        }
+    }
+}
+
+impl fmt::Debug for GroupInfo {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, name, rank, ranks, .. } = self;
+        write!(out, "GroupInfo({name:?}, {id}, place {rank} of {ranks:?})")
+    }
+}
+
+/// Groups by name, each set once, for programs that pass names around as PyTorch's do. One a rank.
+#[derive(Debug, Default)]
+pub struct Groups {
+    by_name: Mutex<HashMap<String, GroupInfo>>,
+}
+
+impl Groups {
+    /// None yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a group's information.
+    ///
+    /// # Errors
+    /// [`GroupInfoError::AlreadySet`], also with the same: a name that comes again is another group under an old name.
+    #[doc(alias = "set_group_info")]
+    pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(set) = by_name.get(&*info.name) {
+            let (name, ranks) = (set.name.to_string(), set.ranks.to_vec());
+            return Err(GroupInfoError::AlreadySet { name, rank: set.rank, ranks });
+        }
+        by_name.insert(info.name.to_string(), info);
+        Ok(())
+    }
+
+    /// The group of this name.
+    ///
+    /// # Errors
+    /// [`GroupInfoError::Unknown`].
+    pub fn get(&self, name: &str) -> Result<GroupInfo, GroupInfoError> {
+        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        by_name.get(name).cloned().ok_or_else(|| {
+            let mut known: Vec<String> = by_name.keys().cloned().collect();
+            known.sort_unstable();
+            GroupInfoError::Unknown { name: name.to_owned(), known }
+        })
+    }
+
+    /// Forgets a group that is over, so that its name can be set again.
+    pub fn forget(&self, name: &str) -> Option<GroupInfo> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
+    }
+}

@@ -1,0 +1,82 @@
+//! Shapes of tensors in a buffer.
+
+use process_group::comm::DataType;
+
+/// A shape with strides, in elements.
+///
+/// ```
+/// use process_group::comm::DataType;
+/// use symm_mem::rendezvous::Layout;
+///
+/// let rows = Layout::contiguous([3, 4], DataType::F32);
+/// assert_eq!(rows.strides(), [4, 1]);
+/// assert_eq!(rows.bytes(), Some(48));
+/// let columns = Layout::strided([3, 4], [1, 3], DataType::F32).expect("as many strides");
+/// assert_eq!(columns.bytes(), Some(48));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    data_type: DataType,
+}
+
+impl Layout {
+    /// The last dimension's elements next to each other, then the one before it.
+    #[must_use]
+    pub fn contiguous(shape: impl Into<Vec<usize>>, data_type: DataType) -> Self {
+        let shape = shape.into();
+        let mut strides = vec![1usize; shape.len()];
+        for at in (1..shape.len()).rev() {
+            strides[at - 1] = strides[at].saturating_mul(shape[at].max(1));
+        }
+        Self { shape, strides, data_type }
+    }
+
+    /// With strides of one's own; `None` if there are not as many as dimensions.
+    #[must_use]
+    pub fn strided(
+        shape: impl Into<Vec<usize>>,
+        strides: impl Into<Vec<usize>>,
+        data_type: DataType,
+    ) -> Option<Self> {
+        let (shape, strides) = (shape.into(), strides.into());
+        (shape.len() == strides.len()).then_some(Self { shape, strides, data_type })
+    }
+
+    /// Elements in each dimension.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Elements from one to the next in each dimension.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// What the elements are.
+    #[must_use]
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// How many elements it has; `None` if more than memory has bytes.
+    #[must_use]
+    pub fn elements(&self) -> Option<usize> {
+        self.shape.iter().try_fold(1usize, |all, length| all.checked_mul(*length))
+    }
+
+    /// Bytes from the first element to the end of the last; `None` if more than memory has.
+    #[must_use]
+    pub fn bytes(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
+        let last = self.shape.iter().zip(&self.strides).try_fold(0usize, |last, (length, stride)| {
+            last.checked_add((length - 1).checked_mul(*stride)?)
+        })?;
+        last.checked_add(1)?.checked_mul(self.data_type.size())
+    }
+}

@@ -1,0 +1,137 @@
+//! What a rendezvous gives: every rank's buffer and signal pad.
+
+use std::{fmt, sync::Arc};
+
+use cuda_driver::{Context, DevicePtr};
+
+use super::{Buffer, Inner, Layout, PeerBuffers, ViewError};
+
+/// A tensor in a rank's memory, as this rank's device reaches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerView {
+    /// Its first element.
+    pub ptr: DevicePtr,
+    /// Its shape and strides.
+    pub layout: Layout,
+}
+
+/// A buffer and the same on every other rank of a group, with the ranks' signal pads. Local and cheap to clone.
+///
+/// It holds this rank's memory and the mappings of the others': they stay until all handles are gone, on every rank for
+/// itself. What work on the devices still uses must not be dropped: unmapping does not wait for it.
+#[derive(Clone)]
+pub struct SymmetricMemory {
+    pub(super) group: Arc<Inner>,
+    pub(super) buffer: Buffer,
+    pub(super) peers: Arc<PeerBuffers>,
+}
+
+impl SymmetricMemory {
+    /// This rank's place in the group.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.group.info.rank()
+    }
+
+    /// How many ranks the group has.
+    #[must_use]
+    pub fn world_size(&self) -> usize {
+        self.group.info.world_size()
+    }
+
+    /// The group's members as ranks of the job, in the group's order.
+    #[must_use]
+    #[doc(alias = "get_rank_to_global_rank")]
+    pub fn global_ranks(&self) -> &[u32] {
+        self.group.info.global_ranks()
+    }
+
+    /// The context of this rank's device.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.group.context
+    }
+
+    /// The buffer on this rank.
+    #[must_use]
+    pub fn own(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The allocations that the ranks' buffers lie in, [`offset`](Self::offset) bytes from their begin.
+    #[must_use]
+    pub fn buffers(&self) -> &PeerBuffers {
+        &self.peers
+    }
+
+    /// The ranks' signal pads, which are this group's alone.
+    #[must_use]
+    pub fn signal_pads(&self) -> &PeerBuffers {
+        &self.group.pads().peers
+    }
+
+    /// Where the buffer begins in its allocation, in bytes; the same on every rank.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.buffer.offset()
+    }
+
+    /// The buffer's length in bytes; the same on every rank.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.buffer.bytes()
+    }
+
+    /// Where the buffer of a rank begins.
+    ///
+    /// # Errors
+    /// [`ViewError::NoSuchRank`].
+    pub fn buffer_ptr(&self, rank: usize) -> Result<DevicePtr, ViewError> {
+        let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };
+        self.peers.addresses().get(rank).map(|base| *base + self.offset()).ok_or(no_rank)
+    }
+
+    /// A tensor in the buffer of a rank, `offset` elements from its begin.
+    ///
+    /// # Errors
+    /// [`ViewError::NoSuchRank`]; [`ViewError::OutOfBounds`] if its last element leaves the buffer.
+    #[doc(alias = "get_remote_tensor")]
+    pub fn buffer(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
+        view("buffer", self.buffer_ptr(rank)?, self.bytes(), layout, offset)
+    }
+
+    /// A tensor in the signal pad of a rank, `offset` elements from its begin.
+    ///
+    /// # Errors
+    /// As [`buffer`](Self::buffer).
+    pub fn signal_pad(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
+        let pads = self.signal_pads();
+        let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };
+        let pad = *pads.addresses().get(rank).ok_or(no_rank)?;
+        view("signal pad", pad, self.group.pad_bytes(), layout, offset)
+    }
+}
+
+fn view(
+    what: &'static str,
+    base: DevicePtr,
+    bytes: usize,
+    layout: &Layout,
+    offset: usize,
+) -> Result<PeerView, ViewError> {
+    let (begin, length) = (offset.checked_mul(layout.data_type().size()), layout.bytes());
+    let end = begin.zip(length).and_then(|(begin, length)| begin.checked_add(length));
+    match (begin, end) {
+        (Some(begin), Some(end)) if end <= bytes => {
+            Ok(PeerView { ptr: base + begin, layout: layout.clone() })
+        }
+        _ => Err(ViewError::OutOfBounds { what, offset: begin, needed: length, bytes }),
+    }
+}
+
+impl fmt::Debug for SymmetricMemory {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (bytes, offset, info) = (self.bytes(), self.offset(), &self.group.info);
+        write!(out, "SymmetricMemory({bytes} bytes at byte {offset}, {info:?})")
+    }
+}

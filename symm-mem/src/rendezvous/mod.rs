@@ -1,0 +1,379 @@
+//! Peers' memory: PyTorch's SymmetricMemory.
+//!
+//! The members of a group meet ([`Rendezvous::rendezvous`]): each says what memory it came with, all agree before anything
+//! is opened, each maps the others' memory, and all have it or none. Then every rank holds the addresses of the buffer
+//! on all of them ([`SymmetricMemory`]), for kernels and copies of its own device, and signal pads over which they tell
+//! each other. What ranks do differently is the same typed error on all of them, before the deadline.
+//!
+//! ```no_run
+//! # use process_group::{ProcessGroup, comm::DataType};
+//! # use symm_mem::rendezvous::{CudaAllocator, Layout, PeerAllocator, Rendezvous, RendezvousOptions};
+//! # fn rank(world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+//! let rendezvous = Rendezvous::of(world, RendezvousOptions::default())?;
+//! let memory = CudaAllocator::new(world.context())?.allocate(4096)?;
+//! let symmetric = rendezvous.rendezvous(&memory)?;
+//! let peer = (symmetric.rank() + 1) % symmetric.world_size();
+//! let view = symmetric.buffer(peer, &Layout::contiguous([1024], DataType::F32), 0)?;
+//! println!("rank {peer} has it at {:#x} from here", view.ptr.0);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | subject |
+//! |---|---|
+//! | root | [`Rendezvous`]: the group's meetings, and what they gave |
+//! | [`protocol`] | the agreement without I/O |
+//! | `driver`, `share` | it runs over a store; memory goes from process to process |
+//! | `allocation`, `buffer` | [`PeerMemory`] and who makes it; [`Buffer`]: that, or a block of a pool |
+//! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
+//! | `pads`, `signals` | the ranks' signals to each other, and their order |
+//! | `group` | [`GroupInfo`]: what has to be known of a group |
+//!
+//! An allocation is mapped once for a group: blocks of one pool segment share what the first of them brought. The mappings
+//! lie with the allocation and with the handles; the last to go unmaps. A peer's mapping keeps the pages, so no rank
+//! frees under another.
+
+mod allocation;
+mod buffer;
+mod buffers;
+mod driver;
+mod error;
+mod group;
+mod layout;
+mod memory;
+mod pads;
+pub mod protocol;
+mod share;
+mod signals;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
+use process_group::{ProcessGroup, local};
+
+pub(crate) use self::buffers::Homes;
+pub use self::{
+    allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
+    buffer::Buffer,
+    buffers::{Origin, PeerBuffers},
+    error::{RendezvousError, ViewError},
+    group::{GroupInfo, GroupInfoError, Groups},
+    layout::Layout,
+    memory::{PeerView, SymmetricMemory},
+    protocol::RendezvousRefusal,
+};
+use self::{
+    buffers::Seat,
+    pads::{OwnPad, Pads},
+    protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid},
+    share::Offer,
+};
+use crate::{agreement::hash::chain, kernels::PadLayout};
+
+/// How a group's rendezvous are held. All members give the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RendezvousOptions {
+    /// The time after which every member has an answer. A member may come up to half of it later than the first.
+    pub deadline: Duration,
+    /// Whether ranks may use one device. Their kernels must then have room to run at the same time.
+    pub shared_devices: bool,
+    /// How the signal pads can be had by others.
+    pub handles: HandleTypes,
+}
+
+impl Default for RendezvousOptions {
+    /// Within 30 seconds, a device each, by file descriptor.
+    fn default() -> Self {
+        Self { deadline: Duration::from_secs(30), shared_devices: false, handles: HandleTypes::POSIX_FD }
+    }
+}
+
+impl RendezvousOptions {
+    /// With this deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Whether ranks may use one device.
+    #[must_use]
+    pub fn shared_devices(mut self, shared: bool) -> Self {
+        self.shared_devices = shared;
+        self
+    }
+
+    /// With signal pads that can be had in these ways.
+    #[must_use]
+    pub fn handles(mut self, handles: HandleTypes) -> Self {
+        self.handles = handles;
+        self
+    }
+}
+
+/// A group's rendezvous: its signal pads, and the memory that its members have of each other. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Rendezvous {
+    inner: Arc<Inner>,
+}
+
+/// What a rank is, as it tells the others.
+#[derive(Debug, Clone)]
+struct Identity {
+    host: u64,
+    process: u64,
+    device: Uuid,
+    unreachable: Vec<Uuid>,
+    life: u64,
+}
+
+struct Inner {
+    info: GroupInfo,
+    context: Context,
+    options: RendezvousOptions,
+    identity: Identity,
+    seat: Seat,
+    /// The number of the next rendezvous; one is held at a time.
+    next: Mutex<u64>,
+    /// Set by whoever makes this.
+    pads: OnceLock<Pads>,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info.fmt(out)
+    }
+}
+
+impl Inner {
+    fn pads(&self) -> &Pads {
+        // Nobody else has this before the pads are there.
+        self.pads.get().expect("a group's rendezvous begins with its pads")
+    }
+
+    /// What programs may use of a pad, in bytes.
+    fn pad_bytes(&self) -> usize {
+        let world = self.info.world_size();
+        PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
+    }
+}
+
+/// What a rank comes with.
+struct Candidate {
+    buffer: Buffer,
+    mapped: Option<u64>,
+}
+
+impl Rendezvous {
+    /// The rendezvous of a process group. Collective over it, as [`new`](Self::new).
+    ///
+    /// # Errors
+    /// [`RendezvousError`].
+    pub fn of(group: &ProcessGroup, options: RendezvousOptions) -> Result<Self, RendezvousError> {
+        Self::new(GroupInfo::from(group), group.context(), options)
+    }
+
+    /// The rendezvous of a group whose member here uses the device of `context`. Collective: all members make it, as often
+    /// as each other; they exchange their signal pads, which are this value's alone.
+    ///
+    /// # Errors
+    /// [`RendezvousError`]; [`Refused`](RendezvousError::Refused) is given to every member alike.
+    pub fn new(
+        info: GroupInfo,
+        context: &Context,
+        options: RendezvousOptions,
+    ) -> Result<Self, RendezvousError> {
+        let identity = identity(&info, context)?;
+        let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
+        let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
+        let rendezvous = Self { inner: Arc::new(inner) };
+        let own = OwnPad::make(context, rendezvous.inner.info.world_size(), &options);
+        // Whoever has none says so to the others.
+        let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
+        let (_, peers) = rendezvous.meet(candidate.map_err(|error| explained(error)))?;
+        // A new value: nobody else has set it.
+        let _ = rendezvous.inner.pads.set(Pads::new(own?, peers));
+        Ok(rendezvous)
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &GroupInfo {
+        &self.inner.info
+    }
+
+    /// Maps the same buffer of every other member. Collective: all members call it with the same memory, of the same size
+    /// and at the same place, at the same point of the program. Always agreed, also for memory whose peers are there: then
+    /// nothing is mapped again.
+    ///
+    /// # Errors
+    /// [`RendezvousError`]; [`Refused`](RendezvousError::Refused) is given to every member alike, before its deadline.
+    pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
+        let buffer: Buffer = buffer.into();
+        let mapped = buffer.homes().get(&self.inner.seat, buffer.ordinal()).map(|(since, _)| since);
+        let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
+        buffer.homes().put(&self.inner.seat, buffer.ordinal(), since, peers.clone());
+        Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
+    }
+
+    /// The same buffer of every other member, of an earlier rendezvous for it, or for another block of its segment. Local.
+    ///
+    /// # Errors
+    /// [`RendezvousError::RendezvousMissing`].
+    pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
+        let buffer: Buffer = buffer.into();
+        match buffer.homes().get(&self.inner.seat, buffer.ordinal()) {
+            Some((_, peers)) => Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers }),
+            None => Err(RendezvousError::RendezvousMissing {
+                group: self.inner.info.name().to_owned(),
+                address: buffer.ptr().0,
+            }),
+        }
+    }
+
+    /// One rendezvous, whatever this rank comes with: the peers, and the rendezvous in which they were mapped.
+    fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
+        let Inner { info, context, .. } = &*self.inner;
+        let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = *next;
+        *next += 1;
+        let prepared = candidate.and_then(|candidate| self.prepare(candidate, number));
+        let (record, offer, candidate) = match prepared {
+            Ok((record, offer, candidate)) => (record, Some(offer), Some(candidate)),
+            Err(cause) => (self.record(number, Readiness::Failed { cause }), None, None),
+        };
+        let machine = Meeting::new(record, info.global_ranks().to_vec());
+        let mut peers = None;
+        let own = candidate.as_ref().and_then(|candidate| candidate.buffer.allocation());
+        let share = |records: &[Record], deadline| {
+            let (Some(offer), Some(own)) = (&offer, &own) else {
+                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
+            };
+            // Mapping is no part of a capture that happens to be open, and must not ruin it.
+            let _relaxed = RelaxedCapture::enter(context.driver());
+            match share::share(context, offer, info.rank(), own.base, records, deadline) {
+                Ok(mapped) => {
+                    peers = Some(Arc::new(mapped));
+                    Outcome::Mapped
+                }
+                Err(outcome) => outcome,
+            }
+        };
+        let goes_on = || info.standing().is_ok();
+        let (conclusion, failure) = driver::run(machine, &*info.store, &goes_on, share);
+        drop(offer);
+        drop(next);
+        let group = info.name().to_owned();
+        let ending = match conclusion.result {
+            Ok(since) if since == number => match peers {
+                Some(peers) => return Ok((since, peers)),
+                None => Ending::OutOfStep,
+            },
+            Ok(_) => {
+                let buffer = candidate.map(|candidate| candidate.buffer);
+                let home = buffer.and_then(|buffer| buffer.homes().get(&self.inner.seat, buffer.ordinal()));
+                match home {
+                    Some(home) => return Ok(home),
+                    None => Ending::OutOfStep,
+                }
+            }
+            Err(ending) => ending,
+        };
+        drop(peers);
+        if matches!(&ending, Ending::Refused(RendezvousRefusal::MembersLost { .. })) {
+            local::sweep();
+        }
+        // Where the group is over, whatever else failed did so for that.
+        if let Err(source) = info.standing() {
+            return Err(RendezvousError::GroupOver { group, source: Arc::new(source) });
+        }
+        Err(match (ending, failure) {
+            (Ending::Refused(refusal), _) => RendezvousError::Refused { group, refusal },
+            (Ending::StoreFailed, Some(source)) => RendezvousError::Store { group, source },
+            (Ending::Unreadable(source), _) => RendezvousError::Unreadable { group, source },
+            (Ending::OutOfStep | Ending::StoreFailed, _) => RendezvousError::OutOfStep { group },
+        })
+    }
+
+    /// Makes what the others can have of a candidate.
+    fn prepare(&self, candidate: Candidate, number: u64) -> Result<(Record, Offer, Candidate), String> {
+        let Candidate { buffer, mapped } = &candidate;
+        let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
+        let physical =
+            buffer.physical(&self.inner.context, &allocation).map_err(|error| explained(&error))?;
+        let (offer, handles) = Offer::make(&physical)?;
+        let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
+        let record = Record {
+            subject: allocation.subject,
+            segment: allocation.bytes as u64,
+            offset: buffer.offset() as u64,
+            bytes: buffer.bytes() as u64,
+            mapped: *mapped,
+            handles,
+            ..self.record(number, readiness)
+        };
+        Ok((record, offer, candidate))
+    }
+
+    /// What this rank says of itself, with nothing to share.
+    fn record(&self, number: u64, readiness: Readiness) -> Record {
+        let Inner { info, options, identity, .. } = &*self.inner;
+        let Identity { host, process, device, unreachable, life } = identity.clone();
+        Record {
+            group: info.id(),
+            life,
+            number,
+            rank: info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX),
+            members: chain(0, info.global_ranks().iter().map(|rank| u64::from(*rank))),
+            deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
+            readiness,
+            shared_devices: options.shared_devices,
+            subject: Subject::Allocation,
+            segment: 0,
+            offset: 0,
+            bytes: 0,
+            mapped: None,
+            host,
+            process,
+            device,
+            unreachable,
+            handles: Handles { descriptor: false, fabric: None, card: Vec::new(), token: u64::MAX },
+        }
+    }
+}
+
+/// What this rank is, and how often it has made the group's rendezvous: a second life of a group does not meet what the
+/// first has left in the store.
+fn identity(info: &GroupInfo, context: &Context) -> Result<Identity, RendezvousError> {
+    // First: who fails after it is counted all the same, and meets the others the next time.
+    let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
+    let life = info
+        .store
+        .add(&key, 1)
+        .map_err(|source| RendezvousError::Store { group: info.name().to_owned(), source })?;
+    let device = context.device();
+    let mut unreachable = Vec::new();
+    for other in context.driver().devices()? {
+        if other != *device && !device.can_access_peer(&other)? {
+            unreachable.push(other.uuid()?.into());
+        }
+    }
+    let device = device.uuid()?.into();
+    let (host, process) = (local::host(), share::process());
+    Ok(Identity { host, process, device, unreachable, life: life.unsigned_abs() })
+}
+
+/// An error with what caused it.
+fn explained(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,228 @@
+//! The decisions, as pure functions of what the members said.
+
+use super::{
+    record::{Readiness, Record, Uuid},
+    refusal::RendezvousRefusal,
+};
+use crate::agreement::{
+    Split,
+    wire::{Message, wire_enum},
+};
+
+/// What all members do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Each maps the others' memory. What they have said of it, in the order of the group.
+    Share {
+        /// The records of all members.
+        records: Vec<Record>,
+        /// The shortest deadline among them, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// All have mapped it already, in one rendezvous.
+    Reuse {
+        /// The rendezvous.
+        number: u64,
+    },
+    /// Nothing is mapped.
+    Refuse {
+        /// Why.
+        refusal: RendezvousRefusal,
+    },
+}
+wire_enum!(Decision {
+    0 => Share { records, deadline_ms },
+    1 => Reuse { number },
+    2 => Refuse { refusal },
+});
+
+impl Message for Decision {
+    const KIND: u8 = 17;
+}
+
+/// Decides what the members do, from the records of all of them, in the order of the group.
+///
+/// Checked in this order: that all speak of the same group; that every rank is ready; that they came with the same
+/// memory, of the same size, at the same place; that their devices differ, can be had by each other, and reach each
+/// other. All of it before anything is opened.
+pub fn decide(records: &[Record]) -> Decision {
+    let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
+    if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
+        return Decision::Refuse { refusal };
+    }
+    let mapped = split(records, |record| record.mapped);
+    if let [only] = mapped.sides.as_slice()
+        && let Some(number) = only.value
+    {
+        return Decision::Reuse { number };
+    }
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+    Decision::Share { records: records.to_vec(), deadline_ms }
+}
+
+fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Split<V> {
+    Split::of(records.iter().map(|record| (record.rank, value(record))))
+}
+
+fn differs<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Option<Split<V>> {
+    let split = split(records, value);
+    (!split.is_unanimous()).then_some(split)
+}
+
+type Field = fn(&Record) -> u64;
+
+fn misaddressed(records: &[Record]) -> Option<RendezvousRefusal> {
+    let identities: [(&str, Field); 6] = [
+        ("the group's number", |record| record.group.uid),
+        ("the group's epoch", |record| record.group.epoch),
+        ("the group's members", |record| record.members),
+        ("how often they have made the group's rendezvous", |record| record.life),
+        ("the number of the rendezvous", |record| record.number),
+        ("whether ranks may share a device", |record| record.shared_devices.into()),
+    ];
+    identities.into_iter().find_map(|(what, value)| {
+        let values = differs(records, value)?;
+        Some(RendezvousRefusal::IdentityMismatch { what: what.to_owned(), values })
+    })
+}
+
+fn unready(records: &[Record]) -> Option<RendezvousRefusal> {
+    let failed = records.iter().filter_map(|record| match &record.readiness {
+        Readiness::Failed { cause } => Some((record.rank, cause)),
+        _ => None,
+    });
+    if let Some((rank, cause)) = failed.min_by_key(|(rank, _)| *rank) {
+        return Some(RendezvousRefusal::PeerPrepareFailed { rank, cause: cause.clone() });
+    }
+    let capturing = |record: &&Record| record.readiness == Readiness::Capturing;
+    let ranks = ranks(records.iter().filter(capturing));
+    (!ranks.is_empty()).then_some(RendezvousRefusal::RendezvousDuringCapture { ranks })
+}
+
+fn other_memory(records: &[Record]) -> Option<RendezvousRefusal> {
+    if let Some(subjects) = differs(records, |record| record.subject) {
+        return Some(RendezvousRefusal::SubjectMismatch { subjects });
+    }
+    let sizes: [(&str, Field); 2] =
+        [("buffer", |record| record.bytes), ("allocation", |record| record.segment)];
+    let sizes = sizes.into_iter().find_map(|(what, value)| {
+        let sizes = differs(records, value)?;
+        Some(RendezvousRefusal::SizeMismatch { what: what.to_owned(), sizes })
+    });
+    sizes.or_else(|| {
+        let offsets = differs(records, |record| record.offset)?;
+        Some(RendezvousRefusal::OffsetMismatch { offsets })
+    })
+}
+
+fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
+    if records.iter().any(|record| record.shared_devices) {
+        return None;
+    }
+    let devices: Split<(u64, Uuid)> = split(records, |record| (record.host, record.device));
+    let shared = devices.sides.into_iter().find(|side| side.ranks.len() > 1)?;
+    Some(RendezvousRefusal::SameDevice { ranks: shared.ranks, device: shared.value.1 })
+}
+
+fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
+    let one_process = differs(records, |record| (record.host, record.process)).is_none();
+    if one_process {
+        return None;
+    }
+    let kind = |record: &Record| {
+        let ways = [
+            (record.handles.descriptor, "file descriptor"),
+            (record.handles.fabric.is_some(), "fabric handle"),
+        ];
+        let ways: Vec<&str> = ways.into_iter().filter_map(|(can, name)| can.then_some(name)).collect();
+        if ways.is_empty() { "not at all".to_owned() } else { ways.join(" or ") }
+    };
+    let kinds = split(records, kind);
+    let none = records.iter().any(|record| !record.handles.descriptor && record.handles.fabric.is_none());
+    if none || !kinds.is_unanimous() {
+        return Some(RendezvousRefusal::HandleKindMismatch { kinds });
+    }
+    let fabric = records.iter().all(|record| record.handles.fabric.is_some());
+    let hosts = differs(records, |record| record.host)?;
+    (!fabric).then_some(RendezvousRefusal::HostsApart { hosts })
+}
+
+fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {
+    records.iter().find_map(|record| {
+        let peer = records.iter().find(|peer| record.unreachable.contains(&peer.device))?;
+        Some(RendezvousRefusal::NoPeerAccess { rank: record.rank, peer: peer.rank })
+    })
+}
+
+fn ranks<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<u32> {
+    let mut ranks: Vec<u32> = records.map(|record| record.rank).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// How mapping the others' memory ended on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it is mapped.
+    Mapped,
+    /// A call failed, or what a peer sent was wrong.
+    Failed {
+        /// What.
+        cause: String,
+    },
+    /// Peers are gone, or did not answer.
+    Alone {
+        /// What was noticed.
+        cause: String,
+    },
+}
+wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { cause } });
+
+impl Message for Outcome {
+    const KIND: u8 = 18;
+}
+
+/// What the members make of their outcomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All have all.
+    Mapped,
+    /// All let go of what they have.
+    Failed {
+        /// Why.
+        refusal: RendezvousRefusal,
+    },
+}
+wire_enum!(Verdict { 0 => Mapped {}, 1 => Failed { refusal } });
+
+impl Message for Verdict {
+    const KIND: u8 = 19;
+}
+
+/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
+///
+/// A failure outweighs silence, and silence outweighs one who only waited for the silent.
+pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
+    let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
+    outcomes.sort_by_key(|(rank, _)| *rank);
+    let failed = outcomes.iter().find_map(|(rank, outcome)| match outcome {
+        Some(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
+        _ => None,
+    });
+    let alone = outcomes.iter().find_map(|(rank, outcome)| match outcome {
+        Some(Outcome::Alone { cause }) => Some((*rank, cause.clone())),
+        _ => None,
+    });
+    let ranks_that = |is: fn(&Option<Outcome>) -> bool| -> Vec<u32> {
+        outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
+    };
+    let missing = ranks_that(Option::is_none);
+    let noticed = ranks_that(|outcome| matches!(outcome, Some(Outcome::Alone { .. })));
+    let refusal = match (failed, missing.is_empty(), alone) {
+        (Some((rank, cause)), ..) => RendezvousRefusal::SharingFailed { rank, cause },
+        (None, false, _) => RendezvousRefusal::MembersLost { missing, noticed },
+        (None, true, Some((rank, cause))) => RendezvousRefusal::SharingFailed { rank, cause },
+        (None, true, None) => return Verdict::Mapped,
+    };
+    Verdict::Failed { refusal }
+}

@@ -1,0 +1,172 @@
+//! How ranks come by each other's physical memory: by value in one process, by descriptor on one host, by fabric handle
+//! elsewhere.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cuda_driver::{
+    Context, DevicePtr,
+    vmm::{FabricHandle, HandleTypes, PhysicalMemory},
+};
+use process_group::{
+    local::{Door, LocalError, Tag, exchange},
+    store::Deadline,
+};
+
+use super::{
+    allocation::mapped,
+    buffers::PeerBuffers,
+    protocol::{Handles, Outcome, Record},
+};
+
+/// A descriptor of physical memory.
+const MEMORY: Tag = Tag(*b"memo");
+
+/// Memory for the ranks of this process, by token.
+static DESK: Mutex<Option<HashMap<u64, PhysicalMemory>>> = Mutex::new(None);
+
+fn desk() -> MutexGuard<'static, Option<HashMap<u64, PhysicalMemory>>> {
+    DESK.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process, as no other says of itself: its number alone would be found in another container too.
+pub(super) fn process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}
+
+/// What this rank has for the others, until it is dropped.
+pub(super) struct Offer {
+    door: Door,
+    descriptor: Option<OwnedFd>,
+    token: u64,
+}
+
+impl Offer {
+    /// Opens a door, and makes what can be had of `memory`.
+    pub(super) fn make(memory: &PhysicalMemory) -> Result<(Self, Handles), String> {
+        static TOKENS: AtomicU64 = AtomicU64::new(0);
+        let door = Door::open().map_err(|error| error.to_string())?;
+        let kinds = memory.handle_types();
+        let said = |error: cuda_driver::Error| error.to_string();
+        let descriptor = match kinds.contains(HandleTypes::POSIX_FD) {
+            true => Some(memory.export_fd().map_err(said)?),
+            false => None,
+        };
+        let fabric = match kinds.contains(HandleTypes::FABRIC) {
+            true => Some(memory.export_fabric().map_err(said)?.0.to_vec()),
+            false => None,
+        };
+        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
+        let handles = Handles { descriptor: descriptor.is_some(), fabric, card: door.card(), token };
+        desk().get_or_insert_default().insert(token, memory.clone());
+        Ok((Self { door, descriptor, token }, handles))
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        if let Some(memory) = desk().as_mut() {
+            memory.remove(&self.token);
+        }
+    }
+}
+
+/// Maps what the others offer; `place` is this rank's among `records`, and `own` where its memory lies.
+pub(super) fn share(
+    context: &Context,
+    offer: &Offer,
+    place: usize,
+    own: DevicePtr,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<PeerBuffers, Outcome> {
+    let failed = |error: cuda_driver::Error| Outcome::Failed { cause: error.to_string() };
+    let memory = fetch(context, offer, place, records, deadline)?;
+    let bytes = records.first().map_or(0, |record| record.segment) as usize;
+    let mut mappings = Vec::new();
+    let mut addresses = Vec::new();
+    for memory in memory {
+        let Some(memory) = memory else {
+            addresses.push(own);
+            continue;
+        };
+        let mapping = mapped(context, &memory, bytes).map_err(failed)?;
+        addresses.push(mapping.ptr());
+        mappings.push(mapping);
+    }
+    PeerBuffers::mapped(context, addresses, bytes, mappings).map_err(failed)
+}
+
+/// Every rank's memory, in the group's order; `None` for this rank's own.
+fn fetch(
+    context: &Context,
+    offer: &Offer,
+    place: usize,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<Vec<Option<PhysicalMemory>>, Outcome> {
+    let failed = |cause: String| Outcome::Failed { cause };
+    let Some(me) = records.get(place) else {
+        return Err(failed(format!("the decision speaks of {} members, this is {place}", records.len())));
+    };
+    let visits =
+        |record: &Record| record.host == me.host && record.process != me.process && record.handles.descriptor;
+    let others: Vec<u64> =
+        (0..).zip(records).filter(|(_, record)| visits(record)).map(|(at, _)| at).collect();
+    let mut met = HashMap::new();
+    if let (false, Some(own)) = (others.is_empty(), &offer.descriptor) {
+        let card = |place: u64| Ok(records[place as usize].handles.card.clone());
+        let own = [(MEMORY, own.as_fd())];
+        let found = exchange(&offer.door, place as u64, &others, card, &own, deadline);
+        for peer in found.map_err(|error| told(&error, records))? {
+            met.extend(peer.descriptors.into_iter().map(|descriptor| (peer.link.place(), descriptor)));
+        }
+    }
+    let of_rank = |(at, record): (usize, &Record)| {
+        if at == place {
+            return Ok(None);
+        }
+        let fail = |problem: String| failed(format!("memory of rank {}: {problem}", record.rank));
+        if (record.host, record.process) == (me.host, me.process) {
+            let memory = desk().as_ref().and_then(|desk| desk.get(&record.handles.token).cloned());
+            return memory.map(Some).ok_or_else(|| fail("it has left this process's desk".into()));
+        }
+        let bytes = record.segment as usize;
+        let memory = match (met.get(&(at as u64)), &record.handles.fabric) {
+            (Some(descriptor), _) => PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes),
+            (None, Some(fabric)) => {
+                let handle = <[u8; 64]>::try_from(&fabric[..])
+                    .map_err(|_| fail(format!("a fabric handle of {} bytes, expected 64", fabric.len())))?;
+                PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes)
+            }
+            (None, None) => return Err(fail("it can be had in no way from here".into())),
+        };
+        memory.map(Some).map_err(|error| fail(error.to_string()))
+    };
+    records.iter().enumerate().map(of_rank).collect()
+}
+
+fn told(error: &LocalError, records: &[Record]) -> Outcome {
+    let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
+    match error {
+        LocalError::Gone { place, problem } => {
+            Outcome::Alone { cause: format!("rank {} is gone: {problem}", rank(place)) }
+        }
+        LocalError::Absent { places, waited } => {
+            let ranks: Vec<u32> = places.iter().map(rank).collect();
+            Outcome::Alone { cause: format!("ranks {ranks:?} did not come within {waited:.1?}") }
+        }
+        LocalError::Unexpected { place, problem } => {
+            Outcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
+        }
+        other => Outcome::Failed { cause: other.to_string() },
+    }
+}
