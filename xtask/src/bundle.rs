@@ -71,6 +71,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in build(&root, &["build", "--package", &shell::package(group), "--examples"])? {
         add(&artifact.path, &format!("examples/{group}/{}", artifact.target))?;
     }
+    let (symmetric, twins) = ("symm-mem", shell::adapters(Some("symm-mem")));
+    let examples = ["build", "--package", &shell::package(symmetric), "--features", &twins, "--examples"];
+    for artifact in build(&root, &examples)? {
+        add(&artifact.path, &format!("examples/{symmetric}/{}", artifact.target))?;
+    }
     let script = "examples/torch_all_reduce.py";
     add(&root.join(group).join(script), &format!("examples/{group}/torch_all_reduce.py"))?;
     for (folder, to, suffix) in [("xtask/data", "traces", ".trace.gz"), ("xtask/peers", "peers", "")] {

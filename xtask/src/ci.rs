@@ -67,6 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         by_itself(&root, name)?;
     }
     call_raw(&root)?;
+    share_memory(&root)?;
     if options.offline {
         println!(
             "left out, --offline: the pinned headers, the real NCCL libraries, PyTorch's viewer, packaging"
@@ -109,6 +110,17 @@ fn call_raw(root: &Path) -> Result<()> {
     let call = ["run", "--quiet", "--package", &stranger, "--example", "all_reduce"];
     let mut call = shell::cargo(root, &call);
     shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
+}
+
+/// symm-mem's example, its ranks as processes with an embedded device each.
+fn share_memory(root: &Path) -> Result<()> {
+    let (package, twins) = (shell::package("symm-mem"), shell::adapters(Some("symm-mem")));
+    let program = "symmetric_memory";
+    let build = ["build", "--quiet", "--package", &package, "--features", &twins, "--example", program];
+    shell::run(&mut shell::cargo(root, &build))?;
+    let program = shell::target(root).join("debug/examples").join(program);
+    let launch = ["xtask", "launch", "-n", "2", "--"];
+    shell::run(shell::cargo(root, &launch).arg(program).arg("--embedded"))
 }
 
 #[cfg(test)]

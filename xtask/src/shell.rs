@@ -41,9 +41,12 @@ pub(crate) fn embedded_library(root: &Path) -> Result<PathBuf> {
     let build =
         ["build", "--quiet", "--package", &machine, "--features", "exports", "--example", "shared_library"];
     run(&mut cargo(root, &build))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder));
-    Ok(target.join("debug/examples/libshared_library.so"))
+    Ok(target(root).join("debug/examples/libshared_library.so"))
+}
+
+/// Where cargo puts what it builds.
+pub(crate) fn target(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |folder| root.join(folder))
 }
 
 /// The folder that holds the workspace's `Cargo.toml`: cargo names it, wherever the task is started.

@@ -3,7 +3,7 @@
 use process_group::store::{Deadline, Store, StoreError};
 
 use super::protocol::{Conclusion, Input, Meeting, Outcome, Output, Record};
-use crate::{agreement, commit::Line};
+use crate::{agreement, commit::driver::Line};
 
 /// Runs `machine` to its end; with what the store said, if it failed. `share` gives and maps; nobody is waited for once
 /// `goes_on` says no.

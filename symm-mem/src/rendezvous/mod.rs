@@ -284,7 +284,13 @@ impl Rendezvous {
             Err(ending) => ending,
         };
         drop(peers);
-        if matches!(&ending, Ending::Refused(RendezvousRefusal::MembersLost { .. })) {
+        // Who was killed has left a door.
+        if matches!(
+            &ending,
+            Ending::Refused(
+                RendezvousRefusal::MembersLost { .. } | RendezvousRefusal::RendezvousTimeout { .. }
+            )
+        ) {
             local::sweep();
         }
         // Where the group is over, whatever else failed did so for that.

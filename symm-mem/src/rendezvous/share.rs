@@ -157,13 +157,8 @@ fn fetch(
 fn told(error: &LocalError, records: &[Record]) -> Outcome {
     let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
     match error {
-        LocalError::Gone { place, problem } => {
-            Outcome::Alone { cause: format!("rank {} is gone: {problem}", rank(place)) }
-        }
-        LocalError::Absent { places, waited } => {
-            let ranks: Vec<u32> = places.iter().map(rank).collect();
-            Outcome::Alone { cause: format!("ranks {ranks:?} did not come within {waited:.1?}") }
-        }
+        LocalError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
+        LocalError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },
         LocalError::Unexpected { place, problem } => {
             Outcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
         }

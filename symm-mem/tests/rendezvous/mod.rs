@@ -2,6 +2,8 @@
 
 mod faults;
 mod meetings;
+mod processes;
+mod signals;
 
 use symm_mem::rendezvous::{PeerBuffers, SymmetricMemory};
 

@@ -1,5 +1,7 @@
 //! The decisions, as pure functions of what the members said.
 
+use std::collections::BTreeSet;
+
 use super::{
     record::{Readiness, Record, Uuid},
     refusal::RendezvousRefusal,
@@ -172,11 +174,11 @@ pub enum Outcome {
     },
     /// Peers are gone, or did not answer.
     Alone {
-        /// What was noticed.
-        cause: String,
+        /// The ranks.
+        gone: Vec<u32>,
     },
 }
-wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { cause } });
+wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
 
 impl Message for Outcome {
     const KIND: u8 = 18;
@@ -209,20 +211,24 @@ pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
         Some(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
         _ => None,
     });
-    let alone = outcomes.iter().find_map(|(rank, outcome)| match outcome {
-        Some(Outcome::Alone { cause }) => Some((*rank, cause.clone())),
+    // A rank that has said how it went, and is gone all the same for one that came later.
+    let gone = outcomes.iter().filter_map(|(_, outcome)| match outcome {
+        Some(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,
     });
+    let gone: BTreeSet<u32> = gone.flatten().collect();
     let ranks_that = |is: fn(&Option<Outcome>) -> bool| -> Vec<u32> {
         outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
     };
     let missing = ranks_that(Option::is_none);
     let noticed = ranks_that(|outcome| matches!(outcome, Some(Outcome::Alone { .. })));
-    let refusal = match (failed, missing.is_empty(), alone) {
+    let refusal = match (failed, missing.is_empty(), noticed.is_empty()) {
         (Some((rank, cause)), ..) => RendezvousRefusal::SharingFailed { rank, cause },
         (None, false, _) => RendezvousRefusal::MembersLost { missing, noticed },
-        (None, true, Some((rank, cause))) => RendezvousRefusal::SharingFailed { rank, cause },
-        (None, true, None) => return Verdict::Mapped,
+        (None, true, false) => {
+            RendezvousRefusal::MembersLost { missing: gone.into_iter().collect(), noticed }
+        }
+        (None, true, true) => return Verdict::Mapped,
     };
     Verdict::Failed { refusal }
 }

@@ -84,7 +84,10 @@ enum Phase {
     Sharing {
         outcome_until: Duration,
     },
-    Outcome(Vote),
+    Outcome {
+        vote: Vote,
+        until: Duration,
+    },
     /// Posting that this rank has read, then looking who else has.
     Farewell {
         result: Result<u64, Ending>,
@@ -124,9 +127,9 @@ impl Meeting {
             (Phase::Sharing { outcome_until }, Input::Shared(outcome)) => {
                 let failed = matches!(outcome, Outcome::Failed { .. });
                 let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
-                self.outcome(vote, agreement::Input::Start)
+                self.outcome(vote, agreement::Input::Start, outcome_until, now)
             }
-            (Phase::Outcome(vote), Input::Store(input)) => self.outcome(vote, input),
+            (Phase::Outcome { vote, until }, Input::Store(input)) => self.outcome(vote, input, until, now),
             (Phase::Farewell { result, posted: false }, Input::Store(agreement::Input::Stored)) => {
                 self.phase = Phase::Farewell { result, posted: true };
                 let keys = self.members.iter().map(|rank| self.read_key(*rank)).collect();
@@ -197,7 +200,7 @@ impl Meeting {
         }
     }
 
-    fn outcome(&mut self, mut vote: Vote, input: agreement::Input) -> Output {
+    fn outcome(&mut self, mut vote: Vote, input: agreement::Input, until: Duration, now: Duration) -> Output {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -207,7 +210,14 @@ impl Meeting {
                 };
                 let outcomes: Vec<(u32, Option<Outcome>)> =
                     self.members.iter().zip(&posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
-                vote.propose(verdict(&outcomes).to_bytes())
+                // As on arrival, unless what is there decides alone.
+                let early = now < until && outcomes.iter().any(|(_, outcome)| outcome.is_none());
+                let failed =
+                    |(_, outcome): &(u32, Option<Outcome>)| matches!(outcome, Some(Outcome::Failed { .. }));
+                match early && !outcomes.iter().any(failed) {
+                    true => vote.wait_on(),
+                    false => vote.propose(verdict(&outcomes).to_bytes()),
+                }
             }
             Step::Stands(value) => {
                 return match Verdict::from_bytes(&value) {
@@ -218,7 +228,7 @@ impl Meeting {
             }
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
-        self.phase = Phase::Outcome(vote);
+        self.phase = Phase::Outcome { vote, until };
         Output::Store(ask)
     }
 

@@ -1,7 +1,7 @@
 //! The rendezvous protocol, without I/O: how the members of a group agree that each maps the others' memory.
 //!
 //! - [`Record`]: what a rank tells the others of its buffer, its device, and how its memory can be had.
-//! - [`decide`] and [`verdict`]: pure functions of what the members said.
+//! - [`decide()`] and [`verdict`]: pure functions of what the members said.
 //! - [`RendezvousRefusal`]: why there are no peers' buffers, the same value on every member.
 //! - [`Meeting`]: one member's part in one rendezvous.
 //!

@@ -117,7 +117,7 @@ pub enum RendezvousRefusal {
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that did not say how it went, ascending.
+        /// The ranks that did not say how it went, ascending; if all did, those that others found gone.
         missing: Vec<u32>,
         /// Those that waited for them in vain.
         noticed: Vec<u32>,

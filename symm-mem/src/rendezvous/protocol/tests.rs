@@ -137,7 +137,7 @@ fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
 #[test]
 fn a_failure_outweighs_silence_and_silence_a_wait() {
     let failed = |cause: &str| Some(Outcome::Failed { cause: cause.into() });
-    let alone = Some(Outcome::Alone { cause: "rank 1 is gone".into() });
+    let alone = Some(Outcome::Alone { gone: vec![1] });
     let refused = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
         Verdict::Failed { refusal } => refusal,
         Verdict::Mapped => panic!(),
@@ -146,8 +146,10 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     let cause = "no addresses".to_owned();
     assert_eq!(refused(&all), RendezvousRefusal::SharingFailed { rank: 2, cause });
     let lost = RendezvousRefusal::MembersLost { missing: vec![1], noticed: vec![0] };
-    assert_eq!(refused(&[(1, None), (0, alone.clone()), (2, Some(Outcome::Mapped))]), lost);
-    assert_eq!(refused(&[(0, alone), (1, Some(Outcome::Mapped))]).name(), "SharingFailed");
+    let outcomes = [(1, None), (0, alone.clone()), (2, Some(Outcome::Mapped))];
+    assert_eq!(refused(&outcomes), lost);
+    // One that was found gone after it had said so.
+    assert_eq!(refused(&[(0, alone), (1, Some(Outcome::Mapped)), (2, Some(Outcome::Mapped))]), lost);
     assert_eq!(verdict(&[(0, Some(Outcome::Mapped)), (1, Some(Outcome::Mapped))]), Verdict::Mapped);
 }
 
@@ -325,7 +327,9 @@ impl World {
                 let outcome = match (self.fault, rank == self.faulty) {
                     (Fault::CannotMap, true) => Outcome::Failed { cause: "no addresses".into() },
                     // Who looks for one that is gone notices.
-                    (Fault::Dies(when), false) if when <= self.now => Outcome::Alone { cause: "gone".into() },
+                    (Fault::Dies(when), false) if when <= self.now => {
+                        Outcome::Alone { gone: vec![self.faulty] }
+                    }
                     _ => Outcome::Mapped,
                 };
                 assert!(until.as_micros() as u64 > self.now + offset);
