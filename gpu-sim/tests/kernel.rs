@@ -1,12 +1,15 @@
 //! Kernels by registered name: parameters, memory, faults, capture.
 
 use std::ffi::c_void;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
 use gpu_sim::memory::Access;
+use gpu_sim::sched::{self, WaitError};
 use rusty_fork::rusty_fork_test;
 
 const PTX: &std::ffi::CStr = c".version 8.0
@@ -27,6 +30,27 @@ fn add(launch: &gpu_sim::kernel::Launch<'_>) -> Result<(), Fault> {
         view.write(i * 4, &(u32::from_ne_bytes(word) + by).to_ne_bytes());
     }
     Ok(())
+}
+
+/// Takes a word from 1 to 0. One that waits in vain leaves 7.
+fn take(launch: &gpu_sim::kernel::Launch<'_>) -> Result<(), Fault> {
+    let view = launch.exec.view(launch.u64(0)?, 8, Access::all())?;
+    assert!(matches!(view.atomic_u32(2), Err(Fault::Misaligned { alignment: 4, .. })));
+    let word = view.atomic_u32(0)?;
+    let deadline = sched::now() + Duration::from_millis(launch.u32(1)?.into());
+    let taken = view.wait_until(
+        Some(deadline),
+        || "the word".into(),
+        || word.compare_exchange(1, 0, SeqCst, SeqCst).is_ok(),
+    );
+    match taken {
+        Ok(()) => Ok(()),
+        Err(WaitError::TimedOut { .. }) => {
+            word.store(7, SeqCst);
+            Ok(())
+        }
+        Err(other) => Err(other.into()),
+    }
 }
 
 fn load(world: &World, cuda: &Cuda) -> (CUmodule, CUfunction) {
@@ -99,6 +123,32 @@ rusty_fork_test! {
         ok!(cuda, cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null, null.cast(), null.cast()));
         assert_eq!(cu!(cuda, cuCtxSynchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED);
         assert!(world.notes().iter().any(|n| n.contains("on purpose")), "{:?}", world.notes());
+    }
+
+    #[test]
+    fn a_kernel_waits_for_a_word_until_its_deadline() {
+        for builder in [World::builder(), World::builder().seeded(3)] {
+            let world = builder.start().unwrap();
+            let cuda = Cuda::of(&world);
+            world.register_kernel("unknown", &[8, 4], take);
+            let (module, _) = load(&world, &cuda);
+            let (mut function, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
+            ok!(cuda, cuModuleGetFunction(&mut function, module, c"unknown".as_ptr()));
+            ok!(cuda, cuStreamCreate(&mut stream, 1));
+            let (word, null) = (cuda.alloc(8), std::ptr::null_mut::<c_void>());
+            cuda.upload(word, &[0; 8]);
+            for (comes, milliseconds, left) in [(true, 60_000_u32, 0), (false, 5, 7)] {
+                let (mut to, mut within) = (word, milliseconds);
+                let mut parameters = [(&raw mut to).cast::<c_void>(), (&raw mut within).cast()];
+                let values = parameters.as_mut_ptr();
+                ok!(cuda, cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, null.cast()));
+                if comes {
+                    ok!(cuda, cuMemsetD32_v2(word, 1, 1));
+                }
+                ok!(cuda, cuStreamSynchronize(stream));
+                assert_eq!(cuda.download(word, 4), [left, 0, 0, 0]);
+            }
+        }
     }
 
     #[test]
