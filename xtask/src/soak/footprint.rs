@@ -42,6 +42,32 @@ impl Growth {
     }
 }
 
+impl Growth {
+    /// What `times` rounds leave if `rounds` left this: rounded up.
+    pub(super) fn of_rounds(mut self, rounds: u32, times: u32) -> Self {
+        let scaled = |count: u64| (count * u64::from(times)).div_ceil(u64::from(rounds.max(1)));
+        let scale = |count: &mut usize| *count = scaled(*count as u64) as usize;
+        self.threads.values_mut().for_each(scale);
+        scale(&mut self.descriptors);
+        scale(&mut self.shared_mappings);
+        self.device_bytes.iter_mut().for_each(|bytes| *bytes = scaled(*bytes));
+        self
+    }
+
+    /// Whether this is no more than `other`, devices up to `slack` bytes excepted.
+    pub(super) fn is_within(&self, other: &Self, slack: u64) -> bool {
+        let of = |name| other.threads.get(name).copied().unwrap_or(0);
+        self.threads.iter().all(|(name, count)| *count <= of(name))
+            && self.descriptors <= other.descriptors
+            && self.shared_mappings <= other.shared_mappings
+            && self
+                .device_bytes
+                .iter()
+                .enumerate()
+                .all(|(device, bytes)| *bytes <= other.device_bytes.get(device).copied().unwrap_or(0) + slack)
+    }
+}
+
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts: Vec<_> =
@@ -161,5 +187,15 @@ mod tests {
         assert_eq!(marked.growth(&now, 1).to_string(), "nothing");
         // What is there no longer is no growth.
         assert!(now.growth(&before, 0).is_none());
+    }
+
+    #[test]
+    fn rounds_are_held_against_as_many_others() {
+        let alone = Growth { descriptors: 3, device_bytes: vec![10, 0], ..Growth::default() }.of_rounds(2, 5);
+        assert_eq!(alone.to_string(), "8 descriptor(s), 25 bytes of device 0");
+        let ours = |descriptors, bytes| Growth { descriptors, device_bytes: bytes, ..Growth::default() };
+        assert!(ours(8, vec![26, 1]).is_within(&alone, 1));
+        assert!(!ours(8, vec![26, 1]).is_within(&alone, 0));
+        assert!(!ours(9, vec![0, 0]).is_within(&alone, 1));
     }
 }

@@ -11,7 +11,9 @@
 //! - [`case`]: what a rank is in when it is aborted.
 //! - [`round`]: the ranks of a round, and what each does.
 //! - [`ids`]: unique ids that another process makes.
+//! - [`alone`]: what NCCL leaves without us; more than that is an error.
 
+mod alone;
 mod case;
 mod ids;
 mod round;
@@ -45,6 +47,9 @@ const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_millis(2
 
 /// Rounds that a case begins with on real GPUs. The embedded device keeps nothing that a first round does not show.
 const FIRST: u32 = 6;
+
+/// Rounds of what NCCL leaves alone, after as many for what it keeps once.
+const ALONE: u32 = 5;
 
 /// How often a line says how far it is, where nobody sees a bar.
 const PACE: Duration = Duration::from_secs(10);
@@ -96,8 +101,12 @@ struct Soaked {
     kept: Growth,
     /// What the rounds after them left, together: a device's bytes also where so few are no error.
     left: Growth,
-    /// After which rounds there was more, and what: errors.
+    /// After which rounds there was more, and what: errors, unless NCCL leaves as much alone.
     grew: Vec<Grew>,
+    /// Rounds of the case itself, of which `left` is.
+    times: u32,
+    /// What as many rounds leave that make nothing but NCCL's own calls.
+    nccl_alone: Option<Growth>,
 }
 
 #[derive(Debug, Serialize)]
@@ -110,15 +119,24 @@ struct Grew {
 impl Soaked {
     /// In a line.
     fn describe(&self) -> String {
-        let Self { case, took, kept, left, .. } = self;
-        format!("{case}: {:.2} ms at most; kept once: {kept}; left by the rounds: {left}", took.most)
+        format!("{}: {:.2} ms at most; {}", self.case, self.took.most, self.leavings())
+    }
+
+    /// What it left.
+    fn leavings(&self) -> String {
+        let Self { kept, left, times, .. } = self;
+        let alone = self.nccl_alone.as_ref();
+        let alone = alone.map(|alone| format!(" (by NCCL's own calls alone: {alone})")).unwrap_or_default();
+        format!("kept once: {kept}; left by {times} rounds: {left}{alone}")
     }
 
     /// What is wrong with it, if something is.
     fn wrong(&self, limit: Duration) -> Option<String> {
         let late = self.took.most > limit.as_secs_f64() * 1e3;
         let late = late.then(|| format!("took {:.0} ms, {} s is the limit", self.took.most, limit.as_secs()));
-        let grew = self.grew.first().zip(self.grew.last()).map(|(first, last)| {
+        let alone = self.nccl_alone.as_ref().is_some_and(|alone| self.left.is_within(alone, SLACK));
+        let ends = self.grew.first().zip(self.grew.last()).filter(|_| !alone);
+        let grew = ends.map(|(first, last)| {
             let times = self.grew.len();
             format!(
                 "left something {times} times, first {} in round {}, last {} in round {}",
@@ -143,10 +161,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let cases = report.cases.iter().map(|soaked| (soaked.case.as_str(), soaked.rounds, &soaked.took));
         let table = table("aborted", cases);
         println!("NCCL {}, {} ranks, {}\n{table}", report.nccl, report.ranks, report.backend);
-        for Soaked { case, kept, left, .. } in &report.cases {
-            if !kept.is_none() || !left.is_none() {
-                println!("{case}: kept once: {kept}; left by the rounds: {left}");
-            }
+        for soaked in report.cases.iter().filter(|it| !it.kept.is_none() || !it.left.is_none()) {
+            println!("{}: {}", soaked.case, soaked.leavings());
         }
         report.skipped.iter().for_each(|why| println!("skipped: {why}"));
     }
@@ -251,14 +267,35 @@ impl Soak<'_> {
             }
         }
         let ms = taken.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
+        let nccl_alone = match self.backend {
+            Backend::Cuda if !grew.is_empty() && alone::knows(case) => Some(self.alone(case, times)?),
+            _ => None,
+        };
         Ok(Soaked {
             case: case.name(),
             rounds: taken.len(),
             took: Percentiles::of(ms),
             kept: before.growth(&begin, 0),
-            left: begin.growth(&Footprint::settled(self.contexts)?, 0),
+            left,
             grew,
+            times,
+            nccl_alone,
         })
+    }
+
+    /// What so many rounds of NCCL's own calls leave, told from a few.
+    fn alone(&mut self, case: Case, times: u32) -> Result<Growth> {
+        let mut begin = Footprint::settled(self.contexts)?;
+        for number in 0..2 * ALONE {
+            if number == ALONE {
+                begin = Footprint::settled(self.contexts)?;
+            }
+            self.progress.next(&format!("{}, NCCL alone, round {number}", case.name()));
+            let id = if case == Case::Init { self.ids.next()? } else { self.nccl.unique_id()? };
+            alone::round(case, self.contexts, self.nccl.api(), &id)?;
+        }
+        Ok(begin.growth(&Footprint::settled(self.contexts)?, 0).of_rounds(ALONE, times))
     }
 
     /// How long the aborts of a round took, once nothing is under way any more.

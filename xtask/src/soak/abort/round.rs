@@ -389,7 +389,7 @@ fn all_reduce(communicator: &Communicator, memory: &DeviceMemory, stream: &Strea
 }
 
 /// Memory that can become a window.
-fn segment(context: &Context) -> Result<Mapping> {
+pub(super) fn segment(context: &Context) -> Result<Mapping> {
     const BYTES: usize = 2 << 20;
     let physical = PhysicalMemory::create(context, BYTES, HandleTypes::POSIX_FD)?;
     let reservation = Reservation::new(context.driver(), BYTES, BYTES)?;
