@@ -3,6 +3,7 @@
 mod commit_simulation;
 mod convert;
 mod embedded;
+mod hazards;
 mod kernels;
 mod orders;
 pub(crate) mod random;

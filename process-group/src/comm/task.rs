@@ -177,6 +177,28 @@ impl Task {
         }
     }
 
+    /// The buffers that NCCL wants at the same offset of the same window on every rank, if they lie in one: what for,
+    /// where, and their bytes.
+    pub(crate) fn symmetric_buffers(
+        &self,
+        size: usize,
+    ) -> impl Iterator<Item = (&'static str, u64, u64)> + use<> {
+        let share = self.bytes();
+        let all = share.saturating_mul(size as u64);
+        let (send, receive) = match self.operation {
+            Operation::AllReduce => (Some(share), Some(share)),
+            Operation::ReduceScatter => (Some(all), None),
+            Operation::AllGather => (None, Some(all)),
+            Operation::AllToAll => (Some(all), Some(all)),
+            Operation::Gather => (Some(share), None),
+            Operation::Scatter => (None, Some(share)),
+            _ => (None, None),
+        };
+        let (from, to) = (self.send.0, self.receive.0);
+        let send = send.map(|bytes| ("send", from, bytes));
+        send.into_iter().chain(receive.map(|bytes| ("receive", to, bytes)))
+    }
+
     /// Bytes of one share.
     pub(crate) fn bytes(&self) -> u64 {
         (self.count as u64).saturating_mul(self.dtype.size() as u64)

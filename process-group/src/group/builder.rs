@@ -171,7 +171,8 @@ impl Builder {
 
     /// Has every call compared with those of the other members before it is launched (default: not, unless
     /// `PROCESS_GROUP_CHECKED` is 1): collectives on all members, messages on both ends, with types, counts, roots,
-    /// reductions and shares. Calls that do not fit are [`GroupError::CallsDiffer`] on every member that compared, and a
+    /// reductions and shares, and where buffers lie in symmetric memory
+    /// ([`compare_places`](ProcessGroup::compare_places)). Calls that do not fit are [`GroupError::CallsDiffer`] on every member that compared, and a
     /// member that does not come within the [timeout](Self::timeout) is [`GroupError::Absent`]; nothing is launched
     /// then, and the group goes on. A call costs about ten requests of the store, and waits for the other members:
     /// messages in both directions belong in one [batch](ProcessGroup::batch), as on the device. All ranks must be told

@@ -5,7 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use super::{GroupError, ProcessGroup, Result};
@@ -15,12 +18,42 @@ use crate::{
     store::{Store, rendezvous},
 };
 
+/// Names memory that ranks hold at the same places of a common plan, such as that of a symmetric pool.
+pub trait SymmetricPlaces: Send + Sync {
+    /// Where the `bytes` at `address` lie, in one line of words that is the same on every rank for the same place; `None`
+    /// if they are no part of the plan.
+    fn locate(&self, address: u64, bytes: u64) -> Option<String>;
+}
+
+/// A buffer of a collective that does not lie at the same place on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{buffer} lies {place} on rank {rank}, but {other_place} on rank {other}")]
+pub struct Misplaced {
+    /// Which buffer of which call.
+    pub buffer: String,
+    /// The rank of the job that differs from most.
+    pub rank: usize,
+    /// Where it has the buffer.
+    pub place: String,
+    /// Another rank of the job.
+    pub other: usize,
+    /// Where that one has it.
+    pub other_place: String,
+}
+
 /// How far a rank is in comparing.
-#[derive(Debug)]
 pub(super) struct Checked {
     calls: AtomicU64,
     /// With each member, of messages.
     pairs: Box<[AtomicU64]>,
+    /// Where buffers have to lie alike.
+    places: RwLock<Vec<Arc<dyn SymmetricPlaces>>>,
+}
+
+impl std::fmt::Debug for Checked {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Checked({} calls)", self.calls.load(Ordering::Relaxed))
+    }
 }
 
 /// What one rank is about to call.
@@ -30,6 +63,8 @@ struct Card {
     collectives: Vec<String>,
     /// What one sends and the other receives, by the other's place: to it, and from it.
     messages: BTreeMap<usize, [Vec<String>; 2]>,
+    /// Where the buffers lie that collectives want at the same place on every rank: the call and its buffer, and the place.
+    places: Vec<[String; 2]>,
 }
 
 /// Two ranks whose calls do not fit, by their places on the cards, and what they were about to call.
@@ -89,7 +124,8 @@ impl Card {
             };
             to.iter().map(line("to")).chain(from.iter().map(line("from"))).collect::<Vec<_>>()
         });
-        collectives.chain(messages).collect()
+        let places = self.places.iter().map(|[buffer, place]| format!("place\t{buffer}\t{place}\n"));
+        collectives.chain(messages).chain(places).collect()
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
@@ -103,6 +139,11 @@ impl Card {
                 }
                 "to" => 0,
                 "from" => 1,
+                "place" => {
+                    let (buffer, place) = rest.split_once('\t')?;
+                    card.places.push([buffer.to_owned(), place.to_owned()]);
+                    continue;
+                }
                 _ => return None,
             };
             let (peer, words) = rest.split_once('\t')?;
@@ -120,6 +161,20 @@ impl Card {
     fn to(&self, peer: usize, direction: usize) -> &[String] {
         self.messages.get(&peer).map_or(&[], |both| &both[direction])
     }
+}
+
+/// The first buffer that does not lie at the same place on all ranks: which it is, who has it elsewhere than most, and
+/// one of those. The calls are the same.
+fn misplaced(cards: &[Card]) -> Option<(usize, usize, usize)> {
+    let count = cards.iter().map(|card| card.places.len()).max()?;
+    (0..count).find_map(|buffer| {
+        let at = |card: &Card| card.places.get(buffer).map(|[_, place]| place.clone());
+        let alike = |rank: usize| cards.iter().filter(|card| at(card) == at(&cards[rank])).count();
+        // Of several that are equally many, the one of the lowest rank.
+        let usual = (0..cards.len()).rev().max_by_key(|rank| alike(*rank))?;
+        let odd = cards.iter().position(|card| at(card) != at(&cards[usual]))?;
+        Some((buffer, odd, usual))
+    })
 }
 
 /// The first ranks whose cards do not fit: who calls something else than most, or sends what the other does not receive.
@@ -153,7 +208,27 @@ fn compare(cards: &[Card], places: &[usize]) -> Result<(), Difference> {
 
 impl Checked {
     pub(super) fn new(size: usize) -> Self {
-        Self { calls: AtomicU64::new(0), pairs: (0..size).map(|_| AtomicU64::new(0)).collect() }
+        let pairs = (0..size).map(|_| AtomicU64::new(0)).collect();
+        Self { calls: AtomicU64::new(0), pairs, places: RwLock::default() }
+    }
+
+    /// Where the buffers of these tasks lie that have to lie alike.
+    fn places(&self, group: &ProcessGroup, tasks: &[Task]) -> Vec<[String; 2]> {
+        let known = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        if known.is_empty() {
+            return Vec::new();
+        }
+        let place = |address: u64, bytes: u64| {
+            let found = known.iter().find_map(|places| places.locate(address, bytes));
+            plain(&found.unwrap_or_else(|| "in no symmetric memory".to_owned()))
+        };
+        let mut places = Vec::new();
+        for task in tasks {
+            for (buffer, address, bytes) in task.symmetric_buffers(group.size()) {
+                places.push([format!("the {buffer} buffer of {}", task.call), place(address, bytes)]);
+            }
+        }
+        places
     }
 
     /// Compares what is about to be launched with what its other members are about to launch.
@@ -167,7 +242,8 @@ impl Checked {
         if tasks.iter().any(|task| !is_message(task)) {
             let number = self.calls.fetch_add(1, Ordering::AcqRel);
             let all: Vec<_> = (0..group.size()).collect();
-            self.meet(group, &all, "all", number, &Card::of(&tasks, None))?;
+            let card = Card { places: self.places(group, &tasks), ..Card::of(&tasks, None) };
+            self.meet(group, &all, "all", number, &card)?;
         }
         // In ascending order: of ranks that wait for each other in a circle one would wait for a lower one than before.
         let mut peers: Vec<_> = tasks
@@ -231,11 +307,31 @@ impl Checked {
             call,
             other: group.ranks[other],
             other_call,
-        })
+        })?;
+        let Some((buffer, odd, usual)) = misplaced(&cards) else { return Ok(()) };
+        let at = |rank: usize| {
+            let nowhere = || ["a buffer".to_owned(), "in memory that is compared with nothing".to_owned()];
+            cards[rank].places.get(buffer).cloned().unwrap_or_else(nowhere)
+        };
+        let ([buffer, place], [_, other_place]) = (at(odd), at(usual));
+        let (rank, other) = (group.ranks[places[odd]], group.ranks[places[usual]]);
+        let misplaced = Misplaced { buffer, rank, place, other, other_place }.into();
+        Err(GroupError::SymmetricOffsetMismatch { group: group.name.to_string(), misplaced })
     }
 }
 
 impl ProcessGroup {
+    /// In [checked mode](super::Builder::checked), has the members compare where the buffers of their collectives lie in
+    /// `places`, before each launch: those buffers that NCCL wants at the same offset of the same window on every rank.
+    /// Every member does so at the same point of the program; done once for each value. Without checked mode, nothing.
+    pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
+        let Some(checked) = &self.checked else { return };
+        let mut known = checked.places.write().unwrap_or_else(PoisonError::into_inner);
+        if !known.iter().any(|other| Arc::ptr_eq(other, &places)) {
+            known.push(places);
+        }
+    }
+
     /// Where calls are compared, tells the other members that this rank has found its own call wrong. Not of messages:
     /// whom they were meant for may be what is wrong.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
@@ -316,6 +412,21 @@ mod tests {
                 prop_assert_eq!(Card::decode(card.encode().as_bytes()), Some(card));
             }
         }
+    }
+
+    #[test]
+    fn the_buffer_that_lies_elsewhere_is_named() {
+        let at = |places: [&str; 2]| Card {
+            places: places.map(|place| ["a buffer".to_owned(), place.to_owned()]).into(),
+            ..Card::default()
+        };
+        let (here, there) = (at(["here", "here"]), at(["here", "there"]));
+        assert_eq!(Card::decode(there.encode().as_bytes()), Some(there.clone()));
+        assert_eq!(misplaced(&[here.clone(), here.clone()]), None);
+        assert_eq!(misplaced(&[there.clone(), here.clone(), here.clone()]), Some((1, 0, 1)));
+        assert_eq!(misplaced(&[here.clone(), here.clone(), Card::default()]), Some((0, 2, 0)));
+        assert_eq!(misplaced(&[here, there]), Some((1, 1, 0)));
+        assert_eq!(misplaced(&[]), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BufferError, Disagreement, ShrinkError, SplitError, TorchError};
+use super::{BufferError, Disagreement, Misplaced, ShrinkError, SplitError, TorchError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},
@@ -294,6 +294,16 @@ pub enum GroupError {
         other: usize,
         /// What that one was about to do.
         other_call: String,
+    },
+
+    /// Members are about to call a collective with a buffer that does not lie at the same place of symmetric memory on all
+    /// of them, as [checked mode](super::Builder::checked) finds: the same error on all, and nothing was launched.
+    #[error("{group}: {misplaced}; nothing was launched")]
+    SymmetricOffsetMismatch {
+        /// The group's name.
+        group: String,
+        /// Which buffer lies where.
+        misplaced: Box<Misplaced>,
     },
 
     /// A member met what leaves the group useless: the group is over on every member, with the same reason.

@@ -58,6 +58,7 @@ mod work;
 pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
+pub use checked::{Misplaced, SymmetricPlaces};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};

@@ -1,10 +1,12 @@
 //! What a commit needs of a group.
 
+use std::sync::Arc;
+
 use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
     comm::{CommError, Communicator, WindowsUnsupported},
-    group::{GroupError, enqueued_on},
+    group::{GroupError, SymmetricPlaces, enqueued_on},
 };
 
 use crate::agreement::{Enqueued, GroupId};
@@ -31,6 +33,12 @@ pub trait SymmetricGroup: Sync {
     /// Whether the `bytes` at `ptr` are registered with this rank's communicator, not as a window.
     fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
         self.communicator().is_registered(ptr, bytes)
+    }
+
+    /// Takes note of where the group's buffers have to lie alike, if it compares that before each operation. Asked to after
+    /// every commit, with the same value for the same pool.
+    fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
+        drop(places);
     }
 
     /// Whether the group goes on. A commit that waits for a member asks now and then, and ends with the group.
@@ -62,6 +70,10 @@ impl SymmetricGroup for ProcessGroup {
 
     fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         self.windows_supported()
+    }
+
+    fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
+        self.compare_places(places);
     }
 
     fn standing(&self) -> Result<(), GroupError> {

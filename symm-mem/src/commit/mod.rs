@@ -26,6 +26,7 @@ use caching_alloc::core::symmetric::{OperationKind as ArenaOperationKind, Symmet
 use cuda_driver::DevicePtr;
 use process_group::{
     comm::{CommError, Communicator, Group, Window, WindowOutcome, WindowRequest},
+    group::SymmetricPlaces,
     store::Deadline,
 };
 
@@ -100,13 +101,14 @@ pub struct CommitReport {
 }
 
 /// A rank's seat in a group, with what is remembered of its commits.
-#[derive(Debug)]
 pub(crate) struct Seated {
     pub(crate) seat: Seat,
     /// Why the segments committed from this ordinal on have no windows.
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// What the last commit left out, and why.
     pub(crate) pending: Option<Refusal>,
+    /// Where the group's buffers lie in the pool, for groups that compare it.
+    places: Arc<dyn SymmetricPlaces>,
 }
 
 impl Seated {
@@ -194,7 +196,11 @@ impl SymmetricPool {
         }
         let Conclusion { result, .. } = conclusion;
         match result {
-            Ok(agreed) => Ok(self.publish(&mut seated, id, agreed, &segments, windows, begun)),
+            Ok(agreed) => {
+                let report = self.publish(&mut seated, id, agreed, &segments, windows, begun);
+                group.compare_places(seated.places.clone());
+                Ok(report)
+            }
             Err(ending) => {
                 if let Ending::Refused(refusal) = &ending {
                     seated.pending = Some(refusal.clone());
@@ -233,7 +239,7 @@ impl SymmetricPool {
         let seat = || {
             let mut seat = Seat::new(self.id(), id, domain.rank(), ranks);
             self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
-            Seated { seat, without: Vec::new(), pending: None }
+            Seated { seat, without: Vec::new(), pending: None, places: self.places_for(id) }
         };
         Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
     }

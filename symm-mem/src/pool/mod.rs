@@ -6,6 +6,7 @@
 //! | `block`, `capture` | who holds what |
 //! | `lookup` | from an address to its segment and its standing in a group |
 //! | `explain` | which way a group's collectives take to a buffer, and why |
+//! | `places` | where buffers lie, for groups that compare it before each operation |
 //! | `agreed` | allocations of a length that the ranks agree on |
 //! | `retire` | segments that go, on all ranks or on none |
 //!
@@ -17,6 +18,7 @@ mod capture;
 mod explain;
 mod lookup;
 mod memory;
+mod places;
 mod retire;
 
 use std::{
@@ -61,7 +63,7 @@ pub struct SymmetricPool {
     domain: Domain,
     context: Option<Context>,
     memory: Arc<Memory>,
-    table: ArcSwap<Table>,
+    table: Arc<ArcSwap<Table>>,
     seats: Mutex<BTreeMap<GroupId, Arc<Mutex<Seated>>>>,
     /// The segments that were retired, in that order.
     retired: Mutex<Vec<u32>>,
@@ -107,7 +109,7 @@ impl SymmetricPool {
             domain: domain.clone(),
             context: None,
             memory: Arc::new(Memory::new(id, arena)),
-            table: ArcSwap::default(),
+            table: Arc::default(),
             seats: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),

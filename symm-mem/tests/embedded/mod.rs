@@ -3,6 +3,7 @@
 mod agreed;
 mod explain;
 pub(crate) mod job;
+mod places;
 mod retire;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};

@@ -28,7 +28,7 @@ fn members(group: u64) -> &'static [u32] {
 type Result = std::result::Result<Agreed, Ending>;
 
 /// What a rank is at.
-enum At {
+pub(crate) enum At {
     /// This is its next answer.
     Ready(Input),
     /// It waits for a key.
@@ -46,8 +46,9 @@ struct Rank {
     results: BTreeMap<u64, Result>,
 }
 
+/// The store, in one thread.
 #[derive(Default)]
-struct Store {
+pub(crate) struct Store {
     values: BTreeMap<String, Vec<u8>>,
     counts: BTreeMap<String, u64>,
 }
@@ -65,11 +66,7 @@ fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> 
         })
         .collect();
     loop {
-        let can_go_on = |rank: &&usize| match &ranks[**rank].at {
-            At::Ready(_) => true,
-            At::Key(key, _) => store.values.contains_key(key),
-            At::Library | At::Finished => false,
-        };
+        let can_go_on = |rank: &&usize| store.lets_go_on(&ranks[**rank].at);
         let Some(&chosen) = precedence.iter().find(can_go_on) else {
             // Nobody can: time passes until the first gives up.
             let waits = |rank: &usize| match ranks[*rank].at {
@@ -113,11 +110,7 @@ fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> 
 
 /// Gives a rank's machine what it waits for; `None` when a commit has ended.
 fn go_on(number: usize, rank: &mut Rank, store: &Store, now: Duration) -> Option<Output> {
-    let input = match &mut rank.at {
-        At::Ready(input) => std::mem::replace(input, Input::Start),
-        At::Key(key, _) => Input::Stands(store.values[key].clone()),
-        At::Library | At::Finished => unreachable!("it cannot go on"),
-    };
+    let input = store.input(&mut rank.at);
     let group = rank.order[rank.next];
     let (machine, ..) = rank.machine.get_or_insert_with(|| begin(number as u32, group, now));
     let conclusion = match machine.step(input, now) {
@@ -151,7 +144,25 @@ fn begin(rank: u32, group: u64, now: Duration) -> (Commit, Seat, Vec<Segment>, D
 }
 
 impl Store {
-    fn answer(&mut self, request: Output) -> At {
+    /// Whether a rank that is at `at` can go on.
+    pub(crate) fn lets_go_on(&self, at: &At) -> bool {
+        match at {
+            At::Ready(_) => true,
+            At::Key(key, _) => self.values.contains_key(key),
+            At::Library | At::Finished => false,
+        }
+    }
+
+    /// What a rank goes on with.
+    pub(crate) fn input(&self, at: &mut At) -> Input {
+        match at {
+            At::Ready(input) => std::mem::replace(input, Input::Start),
+            At::Key(key, _) => Input::Stands(self.values[key].clone()),
+            At::Library | At::Finished => unreachable!("it cannot go on"),
+        }
+    }
+
+    pub(crate) fn answer(&mut self, request: Output) -> At {
         At::Ready(match request {
             Output::Set { key, value } => {
                 self.values.insert(key, value);

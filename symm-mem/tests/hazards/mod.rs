@@ -1,0 +1,475 @@
+//! What can go wrong with memory that several ranks share, and the test that makes it happen.
+//!
+//! Here: every way in which a commit's records can differ, at every member, for groups of two to five ranks: all
+//! members are given the same error, with rank, ordinal and both values. And an index of the tests of every hazard
+//! and of every error, wherever they are; a test looks that they exist.
+
+mod index;
+
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+
+use process_group::{
+    ProcessGroup,
+    store::{self, Store as _},
+};
+use symm_mem::agreement::{
+    Capabilities, Capability, Commit, Divergence, Ending, GroupId, Input, LogPoint, Operation, OperationKind,
+    Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+};
+use symm_mem::{Domain, Geometry, SymmetricPool};
+
+use super::{
+    embedded::job::{self, options, soon},
+    orders::{At, Store},
+};
+
+const NCCL: i32 = 22809;
+
+/// What a rank brings to a commit.
+#[derive(Clone)]
+struct Side {
+    epoch: u64,
+    /// Sizes of its allocations, each with a segment of its own.
+    sizes: Vec<u64>,
+    retired: Vec<u32>,
+    readiness: Readiness,
+    library: u32,
+    windows: WindowSupport,
+    left: Option<u64>,
+    outcome: Outcome,
+}
+
+const MIB: u64 = 1 << 20;
+
+fn side() -> Side {
+    Side {
+        epoch: 0,
+        sizes: vec![2 * MIB, 4 * MIB],
+        retired: Vec::new(),
+        readiness: Readiness::Ready,
+        library: 22809,
+        windows: WindowSupport::Available,
+        left: None,
+        outcome: Outcome::Registered,
+    }
+}
+
+impl Side {
+    fn hash_at(&self, length: u64) -> u64 {
+        self.sizes.iter().take(length as usize).fold(1, |hash, bytes| hash * 31 + bytes)
+    }
+
+    fn begin(&self, rank: u32, members: u32) -> Commit {
+        let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+        let mut seat = Seat::new(pool, GroupId { uid: 1, epoch: self.epoch }, rank, (0..members).collect());
+        self.retired.iter().for_each(|ordinal| seat.retire(*ordinal));
+        let point = |length: u64| LogPoint { length, hash: self.hash_at(length) };
+        let segment = |(ordinal, bytes): (u32, &u64)| Segment {
+            ordinal,
+            bytes: *bytes,
+            flags: 0,
+            log: point(u64::from(ordinal) + 1),
+        };
+        let situation = Situation {
+            policy: Policy::Strict,
+            deadline: Duration::from_secs(30),
+            readiness: self.readiness.clone(),
+            capabilities: Capabilities { library: self.library, windows: self.windows.clone() },
+            enqueued: Vec::new(),
+            address_space_left: self.left,
+            log: point(self.sizes.len() as u64),
+            log_since: 0,
+            segments: (0..)
+                .zip(&self.sizes)
+                .map(segment)
+                .filter(|it| !self.retired.contains(&it.ordinal))
+                .collect(),
+        };
+        seat.begin(situation).0
+    }
+
+    fn operation(&self, sequence: u64) -> Option<Operation> {
+        let bytes = *self.sizes.get(sequence as usize)?;
+        let call_site = "train.rs:7".to_owned();
+        Some(Operation { kind: OperationKind::Allocate, bytes, place: None, tag: None, call_site })
+    }
+}
+
+/// All members commit, those that are absent (`None`) excepted. What came of it on each that was there.
+fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
+    let mut store = Store::default();
+    let mut now = Duration::ZERO;
+    let mut ends: BTreeMap<usize, Ending> = BTreeMap::new();
+    let begin = |(rank, side): (usize, &Option<Side>)| {
+        let machine = side.as_ref()?.begin(rank as u32, sides.len() as u32);
+        Some((rank, machine, At::Ready(Input::Start)))
+    };
+    let mut running: Vec<(usize, Commit, At)> = sides.iter().enumerate().filter_map(begin).collect();
+    while !running.is_empty() {
+        let ready = |(_, _, at): &(usize, Commit, At)| store.lets_go_on(at);
+        let next = running.iter().position(ready);
+        let chosen = next.unwrap_or_else(|| {
+            let until = |(_, _, at): &(usize, Commit, At)| match at {
+                At::Key(_, until) => *until,
+                _ => Duration::MAX,
+            };
+            let first = (0..running.len()).min_by_key(|at| until(&running[*at])).expect("one is left");
+            now = now.max(until(&running[first]));
+            running[first].2 = At::Ready(Input::Expired);
+            first
+        });
+        now += Duration::from_micros(1);
+        let (rank, machine, at) = &mut running[chosen];
+        let side = sides[*rank].as_ref().expect("who is absent does not run");
+        let output = machine.step(store.input(at), now);
+        *at = match output {
+            Output::Done(conclusion) => {
+                let error = conclusion.result.expect_err("something is wrong");
+                ends.insert(*rank, error);
+                running.remove(chosen);
+                continue;
+            }
+            Output::Hashes { lengths } => {
+                At::Ready(Input::Hashes(lengths.iter().map(|length| Some(side.hash_at(*length))).collect()))
+            }
+            Output::Recall { sequence } => At::Ready(Input::Operation(side.operation(sequence))),
+            Output::Register { .. } => At::Ready(Input::Registered(side.outcome.clone())),
+            request => store.answer(request),
+        };
+    }
+    ends.into_values().collect()
+}
+
+/// For groups of two to five ranks, with each rank in turn as the one that differs: all members are given one error,
+/// which `is_right` looks at, with the culprit and the number of ranks.
+fn everywhere(differ: impl Fn(&mut Side), is_right: impl Fn(&Ending, u32, u32) -> bool) {
+    for members in 2..=5u32 {
+        for culprit in 0..members {
+            let mut sides = vec![Some(side()); members as usize];
+            differ(sides[culprit as usize].as_mut().expect("all are there"));
+            let ends = commit(&sides);
+            assert_eq!(ends.len(), members as usize);
+            for end in &ends {
+                assert_eq!(end, &ends[0], "{members} members, rank {culprit} differs");
+            }
+            assert!(
+                is_right(&ends[0], culprit, members),
+                "{members} members, rank {culprit} differs: {:?}",
+                ends[0]
+            );
+        }
+    }
+}
+
+fn refusal(end: &Ending) -> &Refusal {
+    match end {
+        Ending::Refused(refusal) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The culprit's value and the others'; of two ranks the first has the first side.
+fn both<V: Clone>(split: &symm_mem::agreement::Split<V>, culprit: u32, members: u32) -> (V, V) {
+    let of = |rank: u32| {
+        let side =
+            split.sides.iter().find(|side| side.ranks.contains(&rank)).expect("every rank has a value");
+        side.value.clone()
+    };
+    assert_eq!(split.sides.len(), 2);
+    (of(culprit), of((culprit + 1) % members))
+}
+
+/// The operation of the culprit and of the others, at the first difference.
+fn parted(refusal: &Refusal, culprit: u32, members: u32) -> (u64, Option<u64>, Option<u64>) {
+    let Some(Divergence::At { sequence, operations }) = refusal.divergence() else { panic!("{refusal}") };
+    let (odd, usual) = both(operations, culprit, members);
+    (*sequence, odd.map(|it| it.bytes), usual.map(|it| it.bytes))
+}
+
+#[test]
+fn an_extra_segment() {
+    everywhere(
+        |side| side.sizes.push(6 * MIB),
+        |end, culprit, members| {
+            let Refusal::SegmentCountMismatch { ordinal: 2, common: 2, counts, shapes, .. } = refusal(end)
+            else {
+                return false;
+            };
+            let (odd, usual) = both(shapes, culprit, members);
+            both(counts, culprit, members) == (3, 2)
+                && (odd.map(|it| it.bytes), usual) == (Some(6 * MIB), None)
+                && parted(refusal(end), culprit, members) == (2, Some(6 * MIB), None)
+        },
+    );
+}
+
+#[test]
+fn nothing_new_where_others_have_something() {
+    // A rank that looks into what it has committed, and finds nothing to do, comes all the same.
+    everywhere(
+        |side| side.sizes.clear(),
+        |end, culprit, members| {
+            let Refusal::SegmentCountMismatch { ordinal: 0, common: 0, counts, .. } = refusal(end) else {
+                return false;
+            };
+            both(counts, culprit, members) == (0, 2)
+        },
+    );
+}
+
+#[test]
+fn another_size() {
+    everywhere(
+        |side| side.sizes[1] = 8 * MIB,
+        |end, culprit, members| {
+            let Refusal::SegmentShapeMismatch { ordinal: 1, common: 1, shapes, .. } = refusal(end) else {
+                return false;
+            };
+            let (odd, usual) = both(shapes, culprit, members);
+            (odd.bytes, usual.bytes) == (8 * MIB, 4 * MIB)
+                && parted(refusal(end), culprit, members) == (1, Some(8 * MIB), Some(4 * MIB))
+        },
+    );
+}
+
+#[test]
+fn the_same_sizes_by_another_way() {
+    // The second segment has the same size and number everywhere, but on one rank another allocation came before.
+    for members in 2..=5u32 {
+        for culprit in 0..members {
+            let mut sides = vec![Some(side()); members as usize];
+            for (rank, side) in (0..).zip(sides.iter_mut().flatten()) {
+                side.sizes = vec![2 * MIB, 2 * MIB, 4 * MIB];
+                side.retired = vec![if rank == culprit { 0 } else { 1 }];
+            }
+            // They have retired different ones, which is found first.
+            let ends = commit(&sides);
+            assert!(ends.iter().all(|end| end == &ends[0] && matches!(end, Ending::Poisoned(_))), "{ends:?}");
+        }
+    }
+}
+
+#[test]
+fn different_retirements() {
+    everywhere(
+        |side| side.retired = vec![0],
+        |end, culprit, members| {
+            let Ending::Poisoned(Poison::CommittedLogDiverged { logs }) = end else { return false };
+            let (odd, usual) = both(logs, culprit, members);
+            (odd.length, usual.length) == (1, 0)
+        },
+    );
+}
+
+#[test]
+fn another_epoch() {
+    everywhere(
+        |side| side.epoch = 3,
+        |end, culprit, members| {
+            // Nobody meets: each epoch has its own keys, and who gives up sees where the others wait.
+            let Refusal::EpochMismatch { epochs } = refusal(end) else { return false };
+            both(epochs, culprit, members) == (3, 0)
+        },
+    );
+}
+
+#[test]
+fn another_library() {
+    everywhere(
+        |side| side.library = 22907,
+        |end, culprit, members| {
+            let Refusal::CapabilityMismatch { what: Capability::Library, values } = refusal(end) else {
+                return false;
+            };
+            both(values, culprit, members) == ("22907".to_owned(), "22809".to_owned())
+        },
+    );
+}
+
+#[test]
+fn another_environment() {
+    everywhere(
+        |side| {
+            side.windows =
+                WindowSupport::Unavailable { reason: "NCCL_WIN_ENABLE is 0 on a member".to_owned() }
+        },
+        |end, culprit, members| {
+            let Refusal::CapabilityMismatch { what: Capability::Windows, values } = refusal(end) else {
+                return false;
+            };
+            let (odd, usual) = both(values, culprit, members);
+            odd.contains("NCCL_WIN_ENABLE") && usual == "available"
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_fails_before() {
+    let cause = "segment is not virtual memory";
+    everywhere(
+        |side| side.readiness = Readiness::Failed { ordinal: Some(1), cause: cause.to_owned() },
+        |end, culprit, _| {
+            *refusal(end)
+                == Refusal::PeerPrepareFailed { rank: culprit, ordinal: Some(1), cause: cause.to_owned() }
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_captures_or_is_inside_a_group() {
+    everywhere(
+        |side| side.readiness = Readiness::Capturing,
+        |end, culprit, _| *refusal(end) == Refusal::CommitDuringCapture { ranks: vec![culprit] },
+    );
+    everywhere(
+        |side| side.readiness = Readiness::GroupOpen,
+        |end, culprit, _| *refusal(end) == Refusal::CommitInsideGroup { ranks: vec![culprit] },
+    );
+}
+
+#[test]
+fn a_rank_without_address_space() {
+    everywhere(
+        |side| side.left = Some(5 * MIB),
+        |end, culprit, _| {
+            *refusal(end) == Refusal::AddressSpaceExhausted { rank: culprit, needed: 6 * MIB, left: 5 * MIB }
+        },
+    );
+}
+
+#[test]
+fn a_registration_that_fails() {
+    let cause = "unhandled cuda error";
+    everywhere(
+        |side| side.outcome = Outcome::Failed { ordinal: Some(0), cause: cause.to_owned() },
+        |end, culprit, _| {
+            let cause = cause.to_owned();
+            *end == Ending::Poisoned(Poison::RegistrationFailed { rank: culprit, ordinal: Some(0), cause })
+        },
+    );
+    everywhere(
+        |side| side.outcome = Outcome::Blocked,
+        |end, culprit, _| *end == Ending::Poisoned(Poison::RegistrationBlocked { ranks: vec![culprit] }),
+    );
+}
+
+#[test]
+fn no_window_after_success() {
+    let why = "success without a window";
+    everywhere(
+        |side| side.outcome = Outcome::Unsupported { reason: why.to_owned() },
+        |end, culprit, members| {
+            let with = (0..members).filter(|rank| *rank != culprit).collect();
+            let reason = why.to_owned();
+            *end == Ending::Poisoned(Poison::WindowsUnsupported { with, without: vec![culprit], reason })
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_does_not_come() {
+    for members in 2..=5u32 {
+        for culprit in 0..members {
+            let mut sides = vec![Some(side()); members as usize];
+            sides[culprit as usize] = None;
+            let ends = commit(&sides);
+            assert_eq!(ends.len() as u32, members - 1);
+            for end in &ends {
+                assert_eq!(end, &ends[0]);
+                let Refusal::SyncTimeout { missing, waited_ms: 15_000, circle } = refusal(end) else {
+                    panic!("{end:?}")
+                };
+                assert_eq!((missing.len(), missing[0].rank, &missing[0].last_seen), (1, culprit, &None));
+                assert!(circle.is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn subgroups_may_commit_more_often() {
+    job::run(
+        4,
+        NCCL,
+        |_| {},
+        |rank| {
+            let (pool, bucket) = rank.pool_with_bucket();
+            // Pairs of ranks have counted more commits than others when all meet.
+            for _ in 0..rank.rank / 2 * 2 {
+                pool.commit(&rank.tp, options()).expect("the pair agrees");
+            }
+            let report = pool.commit(&rank.world, options()).expect("all agree");
+            assert_eq!((report.new_windows, report.windows), (1, 1));
+            rank.sum(&bucket, &rank.world);
+            drop((bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_commit_that_waits_holds_no_lock() {
+    job::run(
+        2,
+        NCCL,
+        |_| {},
+        |rank| {
+            let (pool, bucket) = rank.pool_with_bucket();
+            let (store, goes) = (rank.world.store(), "the other goes on");
+            let commit = || pool.commit(&rank.world, options()).expect("the ranks agree");
+            if rank.rank == 0 {
+                thread::scope(|scope| {
+                    let waiting = scope.spawn(commit);
+                    let PoolId { domain, generation, pool: number } = pool.id();
+                    let begun = format!("symm/{domain:x}.{generation}/{number}/at/0");
+                    store.wait(&[&begun], soon()).expect("the commit begins");
+                    // Looked up, allocated and freed while the commit waits for rank 1.
+                    assert!(pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").is_some());
+                    drop(pool.allocate(4096).expect("there is room"));
+                    store.set(goes, b"1").expect("the store is there");
+                    assert_eq!(waiting.join().expect("no panic").new_windows, 1);
+                });
+            } else {
+                store.wait(&[goes], soon()).expect("rank 0 is not blocked");
+                assert_eq!(commit().new_windows, 1);
+                drop(pool.allocate(4096).expect("there is room"));
+            }
+            assert_eq!(commit().new_windows, 0);
+            drop((bucket, pool));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_group_without_a_communicator_is_refused() {
+    job::run(
+        2,
+        NCCL,
+        |_| {},
+        |rank| {
+            let store: Arc<dyn store::Store> = Arc::new(rank.world.store());
+            let lazy = ProcessGroup::builder()
+                .rank(rank.rank as usize)
+                .world_size(2)
+                .store(store)
+                .context(&rank.context)
+                .nccl(rank.world.nccl())
+                .timeout(Duration::from_secs(60))
+                .lazy()
+                .build()
+                .expect("all ranks join");
+            let domain = Domain::of(&lazy).expect("a rank of the job");
+            let pool =
+                SymmetricPool::new(&domain, &rank.context, Geometry::default()).expect("virtual memory");
+            let error = pool.commit(&lazy, options()).expect_err("there is no communicator yet");
+            assert!(
+                matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, ordinal: None, .. })),
+                "{error}"
+            );
+            lazy.abort(soon()).expect("there is nothing to wait for");
+            drop(pool);
+            rank.leave();
+        },
+    );
+}
