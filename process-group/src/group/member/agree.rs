@@ -1,0 +1,240 @@
+//! Whether members can be a group, and what decides on its windows.
+
+use std::collections::HashMap;
+
+use nccl_sys::Version;
+
+use super::{Member, Uuid, Witnesses, record::hex};
+use crate::comm::WindowFacts;
+
+/// What keeps ranks from being a group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Disagreement {
+    /// A record that cannot be read.
+    #[error(
+        "the record of rank {rank} cannot be read ({problem}); does it run another version of this program?"
+    )]
+    Record {
+        /// Whose record.
+        rank: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Two ranks were told different world sizes.
+    #[error("rank {rank} was told that there are {size} ranks, but rank {other} that there are {other_size}")]
+    WorldSize {
+        /// One rank.
+        rank: usize,
+        /// What it was told.
+        size: usize,
+        /// The other.
+        other: usize,
+        /// What that one was told.
+        other_size: usize,
+    },
+    /// Two ranks use different releases of NCCL, which do not talk to each other.
+    #[error(
+        "rank {rank} has NCCL {release}, but rank {other} has NCCL {other_release}; load the same file on all \
+         (NCCL_SYS_LIBRARY)"
+    )]
+    Release {
+        /// One rank.
+        rank: usize,
+        /// Its release.
+        release: Version,
+        /// The other.
+        other: usize,
+        /// That one's release.
+        other_release: Version,
+    },
+    /// Two ranks were told differently whether calls are compared before they are launched.
+    #[error(
+        "rank {rank} was told that calls are checked before they are launched, but rank {other} that they are not; \
+         tell all the same (PROCESS_GROUP_CHECKED)"
+    )]
+    Checked {
+        /// A rank that checks.
+        rank: usize,
+        /// A rank that does not.
+        other: usize,
+    },
+    /// Two ranks were told different witnesses.
+    #[error(
+        "rank {rank} was told to watch by {witnesses:?}, but rank {other} by {other_witnesses:?}; tell all the same"
+    )]
+    Witnesses {
+        /// One rank.
+        rank: usize,
+        /// What it was told.
+        witnesses: Witnesses,
+        /// The other.
+        other: usize,
+        /// What that one was told.
+        other_witnesses: Witnesses,
+    },
+    /// Two ranks were given different settings where all must have the same.
+    #[error("rank {rank} was given {setting} {value}, but rank {other} {other_value}; give all the same")]
+    Setting {
+        /// Which setting.
+        setting: String,
+        /// One rank.
+        rank: usize,
+        /// What it was given.
+        value: String,
+        /// The other.
+        other: usize,
+        /// What that one was given.
+        other_value: String,
+    },
+    /// Two ranks use one device, which NCCL refuses.
+    #[error("ranks {rank} and {other} use the same device {}; give each its own (LOCAL_RANK)", hex(.device))]
+    SameDevice {
+        /// One rank.
+        rank: usize,
+        /// The other.
+        other: usize,
+        /// The device's UUID.
+        device: [u8; 16],
+    },
+}
+
+/// Reads the records of all members and checks that they can be a group: the same answer on every member.
+pub(in crate::group) fn agree(records: &[Vec<u8>]) -> Result<Vec<Member>, Disagreement> {
+    let members: Vec<_> = records
+        .iter()
+        .enumerate()
+        .map(|(rank, record)| Member::decode(rank, record))
+        .collect::<Result<_, _>>()?;
+    let Some(first) = members.first() else { return Ok(members) };
+    let mut devices: HashMap<(u64, Uuid), usize> = HashMap::new();
+    for member in &members {
+        let (rank, other) = (member.rank, first.rank);
+        if member.world_size != first.world_size {
+            let (size, other_size) = (member.world_size, first.world_size);
+            return Err(Disagreement::WorldSize { rank, size, other, other_size });
+        }
+        if member.nccl != first.nccl {
+            let (release, other_release) = (member.nccl, first.nccl);
+            return Err(Disagreement::Release { rank, release, other, other_release });
+        }
+        if member.checked != first.checked {
+            let (rank, other) = if member.checked { (rank, other) } else { (other, rank) };
+            return Err(Disagreement::Checked { rank, other });
+        }
+        if member.witnesses != first.witnesses {
+            let (witnesses, other_witnesses) = (member.witnesses, first.witnesses);
+            return Err(Disagreement::Witnesses { rank, witnesses, other, other_witnesses });
+        }
+        if let Some(other) = devices.insert((member.host, member.device), rank) {
+            return Err(Disagreement::SameDevice { rank, other, device: member.device });
+        }
+    }
+    Ok(members)
+}
+
+/// What decides on windows, for a group of these members.
+pub(in crate::group) fn window_facts(members: &[&Member]) -> WindowFacts {
+    let one_host = members.windows(2).all(|pair| pair[0].host == pair[1].host);
+    // Unknown as soon as one pair is, unless another pair is known not to reach.
+    let mut peer_access = Some(true);
+    for member in members {
+        let others = members.iter().filter(|other| other.rank != member.rank);
+        for other in others.filter(|other| other.host == member.host) {
+            let reaches =
+                member.sees.iter().find(|(device, _)| *device == other.device).map(|(_, reaches)| *reaches);
+            peer_access = match (peer_access, reaches) {
+                (Some(false), _) | (_, Some(false)) => Some(false),
+                (Some(true), Some(true)) => Some(true),
+                _ => None,
+            };
+        }
+    }
+    WindowFacts {
+        one_host: Some(one_host),
+        peer_access: if one_host { peer_access } else { None },
+        window_enable: Some(members.iter().all(|member| member.window_enable)),
+        cumem_enable: Some(members.iter().all(|member| member.cumem_enable)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn four(change: impl Fn(&mut Member)) -> Vec<Vec<u8>> {
+        let device = |rank: usize| [rank as u8; 16];
+        let record = |rank: usize| {
+            let sees = (0..4).filter(|other| *other != rank).map(|other| (device(other), true)).collect();
+            let mut member = Member { sees, ..Member::example(rank, 7) };
+            change(&mut member);
+            member.encode().into_bytes()
+        };
+        (0..4).map(record).collect()
+    }
+
+    fn facts(records: &[Vec<u8>]) -> WindowFacts {
+        let members = agree(records).unwrap();
+        window_facts(&members.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let error = agree(&four(|m| {
+            if m.rank == 2 {
+                m.nccl = Version::new(2, 28, 3)
+            }
+        }))
+        .unwrap_err();
+        assert!(
+            error.to_string().starts_with("rank 2 has NCCL 2.28.3, but rank 0 has NCCL 2.28.9"),
+            "{error}"
+        );
+        let error = agree(&four(|m| {
+            if m.rank == 3 {
+                m.world_size = 8
+            }
+        }))
+        .unwrap_err();
+        assert!(error.to_string().contains("rank 3 was told that there are 8"), "{error}");
+        let error = agree(&four(|m| m.checked = m.rank == 2)).unwrap_err();
+        assert_eq!(error, Disagreement::Checked { rank: 2, other: 0 });
+        let error = agree(&four(|m| {
+            if m.rank == 1 {
+                m.witnesses = Witnesses::Store
+            }
+        }))
+        .unwrap_err();
+        assert!(matches!(error, Disagreement::Witnesses { rank: 1, other: 0, .. }), "{error}");
+        let error = agree(&four(|m| {
+            if m.rank == 3 {
+                m.device = [1; 16]
+            }
+        }))
+        .unwrap_err();
+        assert!(matches!(error, Disagreement::SameDevice { rank: 3, other: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn facts_about_windows_are_those_of_the_worst_member() {
+        let good = facts(&four(|_| {}));
+        assert_eq!((good.one_host, good.peer_access), (Some(true), Some(true)));
+        assert_eq!(facts(&four(|m| m.window_enable = m.rank != 1)).window_enable, Some(false));
+        assert_eq!(
+            facts(&four(|m| if m.rank == 1 {
+                m.sees[0].1 = false
+            }))
+            .peer_access,
+            Some(false)
+        );
+        assert_eq!(
+            facts(&four(|m| if m.rank == 1 {
+                m.sees.clear()
+            }))
+            .peer_access,
+            None
+        );
+        let apart = facts(&four(|m| m.host = m.rank as u64 / 2));
+        assert_eq!((apart.one_host, apart.peer_access), (Some(false), None));
+    }
+}

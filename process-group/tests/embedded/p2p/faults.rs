@@ -1,0 +1,253 @@
+//! What fails while communicators for messages are made: a call, the store, a follower.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicI64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use gpu_sim::{Action, Injection};
+use process_group::{
+    comm::{CommError, wait_for_dropped},
+    group::{GroupError, P2pPolicy, Request},
+    store::{self, Deadline, HashStore, Store, StoreError},
+};
+use rusty_fork::rusty_fork_test;
+
+use super::super::common::{Machine, far, machine};
+use super::exchange;
+
+/// Texts and versions, which errors ask for; and what follows when everything is done, and is reported elsewhere.
+const CANNOT_FAIL_IT: [&str; 6] = [
+    "ncclGetErrorString",
+    "ncclGetLastError",
+    "ncclGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuCtxPopCurrent_v2",
+];
+
+/// A store that is lost to its rank after some calls.
+struct Mortal {
+    store: Arc<HashStore>,
+    left: AtomicI64,
+}
+
+impl Mortal {
+    fn alive(&self) -> store::Result<&HashStore> {
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            1.. => Ok(&self.store),
+            _ => Err(StoreError::Argument("the store is lost".into())),
+        }
+    }
+}
+
+impl Store for Mortal {
+    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
+        self.alive()?.set(key, value)
+    }
+    fn get(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
+        self.alive()?.get(key, deadline)
+    }
+    fn check(&self, keys: &[&str]) -> store::Result<bool> {
+        self.alive()?.check(keys)
+    }
+    fn wait(&self, keys: &[&str], deadline: Deadline) -> store::Result<()> {
+        self.alive()?.wait(keys, deadline)
+    }
+    fn add(&self, key: &str, delta: i64) -> store::Result<i64> {
+        self.alive()?.add(key, delta)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> store::Result<Vec<u8>> {
+        self.alive()?.compare_set(key, expected, new)
+    }
+    fn append(&self, key: &str, value: &[u8]) -> store::Result<()> {
+        self.alive()?.append(key, value)
+    }
+    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> store::Result<Vec<Vec<u8>>> {
+        self.alive()?.multi_get(keys, deadline)
+    }
+    fn multi_set(&self, entries: &[(&str, &[u8])]) -> store::Result<()> {
+        self.alive()?.multi_set(entries)
+    }
+    fn delete(&self, key: &str) -> store::Result<bool> {
+        self.alive()?.delete(key)
+    }
+    fn num_keys(&self) -> store::Result<u64> {
+        self.alive()?.num_keys()
+    }
+    fn list_keys(&self) -> store::Result<Vec<String>> {
+        self.alive()?.list_keys()
+    }
+    fn queue_push(&self, key: &str, value: &[u8]) -> store::Result<()> {
+        self.alive()?.queue_push(key, value)
+    }
+    fn queue_pop(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
+        self.alive()?.queue_pop(key, deadline)
+    }
+    fn queue_try_pop(&self, key: &str) -> store::Result<Option<Vec<u8>>> {
+        self.alive()?.queue_try_pop(key)
+    }
+    fn queue_len(&self, key: &str) -> store::Result<u64> {
+        self.alive()?.queue_len(key)
+    }
+}
+
+rusty_fork_test! {
+    #[test]
+    fn a_followers_refusal_fails_the_making_on_all_and_every_communicator_is_told_of() {
+        let machine = machine(2);
+        process_group::comm::set_drop_error_hook(|_| ());
+        let seen = AtomicUsize::new(0);
+        let seen = &*Box::leak(Box::new(seen));
+        machine.ranks(2, |rank| {
+            let builder = rank.builder().p2p(P2pPolicy::Lanes(3)).follow(move |communicator| {
+                communicator.check()?;
+                seen.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            });
+            let world = builder.build().unwrap();
+            world.split("again", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap().destroy(far()).unwrap();
+            world.destroy(far()).unwrap();
+            let me = rank.rank;
+            let error = rank.builder().epoch(1).follow(move |communicator| {
+                let setting = CommError::Setting { setting: "follower", problem: communicator.name().into() };
+                if me == 1 { Err(setting) } else { Ok(()) }
+            }).build().unwrap_err();
+            match me {
+                0 => assert!(matches!(error, GroupError::Unmade { rank: 1, .. }), "{error}"),
+                _ => assert!(matches!(error, GroupError::Comm(CommError::Setting { .. })), "{error}"),
+            }
+        });
+        // Two ranks, two groups, each with its own and three lanes.
+        assert_eq!(seen.load(Ordering::Relaxed), 2 * 2 * 4);
+        assert!(wait_for_dropped(far()));
+        machine.world.finish().unwrap();
+    }
+
+    /// Every call of NCCL and of the driver that the making of a communicator takes is made to fail, on either end.
+    #[test]
+    fn whatever_fails_in_the_making_is_a_typed_error_on_both_ends() {
+        let machine = machine(2);
+        process_group::comm::set_drop_error_hook(|_| ());
+        let epoch = AtomicUsize::new(0);
+        let counted = |machine: &Machine| -> BTreeMap<String, u64> {
+            let ours = |(name, _): &(String, u64)| name.starts_with("nccl") || name.starts_with("cu");
+            machine.world.faults().all_calls().into_iter().filter(ours).collect()
+        };
+        // What making takes: the calls of it alone, counted while nothing else runs.
+        let attempt = |policy: P2pPolicy, fault: Option<(&str, u64)>| {
+            let (epoch, ready) = (epoch.fetch_add(1, Ordering::Relaxed) as u64, Barrier::new(2));
+            let before = std::sync::Mutex::new(BTreeMap::new());
+            let results = machine.ranks(2, |rank| {
+                let world = rank.builder().epoch(epoch).lazy().p2p(policy).timeout(Duration::from_secs(20)).build().unwrap();
+                if ready.wait().is_leader() {
+                    if let Some((name, nth)) = fault {
+                        machine.world.faults().inject(Injection::new(name, Action::Fail(2)).nth(nth));
+                    }
+                    *before.lock().unwrap() = counted(&machine);
+                }
+                ready.wait();
+                let made = world.connect_to(1 - rank.rank, far());
+                ready.wait();
+                (made, world)
+            });
+            let after = counted(&machine);
+            machine.world.faults().clear();
+            let before = before.into_inner().unwrap();
+            let new = |(name, count): (&String, &u64)| {
+                let calls = count - before.get(name).unwrap_or(&0);
+                (calls > 0).then(|| (name.clone(), calls))
+            };
+            (results, after.iter().filter_map(new).collect::<BTreeMap<_, _>>())
+        };
+        let mut struck = 0;
+        for policy in [P2pPolicy::PerPair, P2pPolicy::Lanes(2)] {
+            let (good, calls) = attempt(policy, None);
+            for (made, world) in good {
+                made.unwrap();
+                drop(world);
+            }
+            assert!(wait_for_dropped(far()));
+            for (name, count) in calls.iter().filter(|(name, _)| !CANNOT_FAIL_IT.contains(&name.as_str())) {
+                for nth in 1..=*count {
+                    let (results, _) = attempt(policy, Some((name, nth)));
+                    let failures: Vec<_> = results.iter().filter_map(|(made, _)| made.as_ref().err()).collect();
+                    // The group's watchdog asks the driver too, and may have met it.
+                    if name.starts_with("cu") && failures.is_empty() {
+                        continue;
+                    }
+                    // Either both have it, or none; and who failed says so: nobody waits for the deadline.
+                    assert_eq!(failures.len(), 2, "{policy} {name} {nth}: {results:?}");
+                    for error in &failures {
+                        assert!(!matches!(error, GroupError::Absent { .. }), "{policy} {name} {nth}: {error}");
+                        let late = format!("{error:?}").contains("DeadlineExceeded") || error.to_string().contains("not done");
+                        assert!(!late, "{policy} {name} {nth}: {error}");
+                    }
+                    let own = |error: &&GroupError| !matches!(error, GroupError::Unmade { .. });
+                    assert!(failures.iter().any(own), "{policy} {name} {nth}: {failures:?}");
+                    for (_, world) in results {
+                        // The group of a pair's communicator goes on.
+                        if policy == P2pPolicy::PerPair {
+                            world.check().unwrap();
+                        }
+                        let _ = world.abort(far());
+                    }
+                    assert!(wait_for_dropped(far()));
+                    struck += 1;
+                }
+            }
+        }
+        println!("{struck} calls were made to fail");
+        assert!(struck >= 8, "only {struck} calls were made to fail");
+        // The machine is as good as before.
+        machine.ranks(2, |rank| {
+            let world = rank.builder().epoch(1 << 20).lazy().build().unwrap();
+            exchange(&rank, &world, 1 - rank.rank).unwrap();
+            world.destroy(far()).unwrap();
+        });
+    }
+
+    /// One end loses the store at each of its calls in the making: it is told so, and the other end, by its deadline, that
+    /// the first has not come, or has not done its part.
+    #[test]
+    fn a_store_that_is_lost_in_the_making_keeps_nobody_waiting() {
+        let machine = machine(2);
+        process_group::comm::set_drop_error_hook(|_| ());
+        // The group's thread that answers questions calls the store too, now and then.
+        let mut survived = 0;
+        for calls in 0.. {
+            let ready = Barrier::new(2);
+            let results = machine.ranks(2, |rank| {
+                let mortal = Arc::new(Mortal { store: rank.store.clone(), left: AtomicI64::new(i64::MAX) });
+                let builder = rank.builder().epoch(calls).lazy().p2p(P2pPolicy::Auto);
+                let builder = if rank.rank == 0 { builder.store(mortal.clone()) } else { builder };
+                let world = builder.build().unwrap();
+                ready.wait();
+                mortal.left.store(calls as i64, Ordering::Relaxed);
+                let deadline = Deadline::after(Duration::from_millis(if rank.rank == 0 { 60_000 } else { 500 }));
+                let made = world.connect_to(1 - rank.rank, deadline);
+                mortal.left.store(i64::MAX, Ordering::Relaxed);
+                made
+            });
+            assert!(wait_for_dropped(far()));
+            match &results[..] {
+                [Ok(()), Ok(())] => survived += 1,
+                [Err(GroupError::Store(_)), other] => assert!(
+                    matches!(other, Ok(()) | Err(GroupError::Absent { .. } | GroupError::Unmade { .. })),
+                    "{calls}: {other:?}"
+                ),
+                // Who is late finds that the other has given up.
+                [Err(GroupError::Absent { .. } | GroupError::Unmade { .. }), Err(_)] => {}
+                other => panic!("{calls}: {other:?}"),
+            }
+            if survived == 2 {
+                assert!(calls > 10, "{calls} calls of the store");
+                break;
+            }
+        }
+    }
+}
