@@ -61,7 +61,7 @@ pub use making::{Making, Origin};
 pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
 #[cfg(feature = "registration")]
-pub(crate) use reaper::report;
+pub(crate) use reaper::{Beside, report};
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]

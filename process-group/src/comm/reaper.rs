@@ -38,6 +38,8 @@ pub(crate) fn report(error: &CommError) {
 struct Queue {
     waiting: Vec<Arc<Shared>>,
     aborting: bool,
+    /// Aborts that run on threads of their own.
+    beside: usize,
     /// Whether the thread runs.
     started: bool,
 }
@@ -100,12 +102,30 @@ pub(crate) fn take(shared: &Arc<Shared>) {
     reaper.changed.notify_all();
 }
 
-/// Waits until every communicator that was dropped without an end is aborted, or given up and reported: before a
-/// process exits, or a library is to be quiet. `false` if the deadline passed first.
+/// An abort on a thread of its own, which [`wait_for_dropped`] waits for too, until this is dropped.
+pub(crate) struct Beside(());
+
+impl Beside {
+    pub(crate) fn begin() -> Self {
+        reaper().lock().beside += 1;
+        Self(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let reaper = reaper();
+        reaper.lock().beside -= 1;
+        reaper.changed.notify_all();
+    }
+}
+
+/// Waits until every communicator that was dropped without an end, or whose group is over, is aborted, or given up and
+/// reported: before a process exits, or a library is to be quiet. `false` if the deadline passed first.
 pub fn wait_for_dropped(deadline: Deadline) -> bool {
     let reaper = reaper();
     let mut queue = reaper.lock();
-    while !queue.waiting.is_empty() || queue.aborting {
+    while !queue.waiting.is_empty() || queue.aborting || queue.beside > 0 {
         if deadline.expired() {
             return false;
         }

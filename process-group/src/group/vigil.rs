@@ -14,7 +14,7 @@ use nccl_sys::ncclResult_t;
 
 use super::{GroupError, Result, duty::Duty};
 use crate::{
-    comm::{self, AbortHandle, CommError, Force, PATIENCE},
+    comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
     peers,
     record::Recorder,
     store::{Deadline, PrefixStore, Store, StoreError, give_up},
@@ -357,7 +357,10 @@ impl Vigil {
         if communicators.is_empty() {
             return;
         }
+        let beside = Arc::new(Beside::begin());
         let end = move || {
+            // It ends when nothing of the communicators is held here any more.
+            let (_beside, communicators) = (beside, communicators);
             let _ = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
         };
         // Who cannot have a thread aborts here: that the watch waits is better than that the group does.

@@ -318,9 +318,13 @@ impl Clerk {
     }
 
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
+        // Let go of before the store is asked: a group that ends meanwhile, and its device, are not held for it.
         let vigils = self.vigils();
         let line = |duty: &Duty| format!("\n{}\t{}", duty.id(), encode_marks(&duty.rolling().marks()));
         let marks: String = vigils.iter().filter_map(|vigil| vigil.duty()).map(line).collect();
+        let mut read = watched.to_vec();
+        read.extend(vigils.iter().flat_map(|vigil| neighbours(vigil.ranks(), self.rank)));
+        drop(vigils);
         match beat {
             None => self.store.set(&beat_key(self.rank), LEFT.as_bytes())?,
             Some(beat) if self.is_heard || marks != self.said => {
@@ -329,8 +333,6 @@ impl Clerk {
             }
             Some(_) => {}
         }
-        let mut read = watched.to_vec();
-        read.extend(vigils.iter().flat_map(|vigil| neighbours(vigil.ranks(), self.rank)));
         read.retain(|rank| self.present.contains(rank));
         read.sort_unstable();
         read.dedup();
@@ -342,6 +344,7 @@ impl Clerk {
         let counts: Vec<_> = counts.iter().map(|count| number(count)).collect();
         let [asked, dumps, troubles] = counts[..] else { return Ok(Board::default()) };
         let mut board = Board { asked, dumps, troubles, ..Board::default() };
+        let vigils = self.vigils();
         for (other, text) in read.into_iter().zip(beats) {
             let text = String::from_utf8_lossy(text);
             let mut lines = text.lines();
@@ -362,10 +365,12 @@ impl Clerk {
 
     fn act(&self, trouble: Trouble) -> Result<()> {
         if let Trouble::Suspect { group, .. } = &trouble {
-            let vigil = self.vigil(group);
-            let duty = vigil.as_ref().and_then(|vigil| vigil.duty());
-            let Some((duty, recorder)) = duty.zip(self.recorder.upgrade()) else { return Ok(()) };
-            let testimony = Testimony::of(group, duty.rolling(), &recorder.dump());
+            let testimony = {
+                let vigil = self.vigil(group);
+                let duty = vigil.as_ref().and_then(|vigil| vigil.duty());
+                let Some((duty, recorder)) = duty.zip(self.recorder.upgrade()) else { return Ok(()) };
+                Testimony::of(group, duty.rolling(), &recorder.dump())
+            };
             return self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes());
         }
         self.vigils()
