@@ -303,8 +303,9 @@ impl Seat<'_> {
             Case::Message => self.under(&handles, false, || message(&communicator)),
             Case::GroupEnd => self.under(&handles, false, || {
                 let group = Group::begin(self.round.nccl)?;
-                message(&communicator)?;
-                group.finish()
+                let sent = message(&communicator);
+                // Ended whatever came of the message: the error of a group that is dropped goes to nobody.
+                sent.and(group.finish())
             }),
             _ => thread::scope(|scope| {
                 let inside = scope.spawn(|| split(&communicator));
