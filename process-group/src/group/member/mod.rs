@@ -4,7 +4,7 @@
 //! alike: whether the group can be, and whether it can have windows.
 //!
 //! - [`record`]: a member as text, as it lies in the store.
-//! - [`agree`]: whether members can be a group, and what decides on its windows.
+//! - [`mod@agree`]: whether members can be a group, and what decides on its windows.
 
 mod agree;
 mod record;
