@@ -60,8 +60,9 @@ pub(crate) use group::refuse_inside as refuse_inside_group;
 pub use making::{Making, Origin};
 pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
+pub(crate) use reaper::Beside;
 #[cfg(feature = "registration")]
-pub(crate) use reaper::{Beside, report};
+pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;
 #[cfg(feature = "registration")]
