@@ -33,7 +33,7 @@ pub(crate) use space::{Kind, Mapped, Space};
 pub(crate) use view::{Accessor, Place, classify, view_as};
 pub use view::{View, view};
 
-use crate::world::{Leak, WorldError};
+use crate::world::{Leak, Machine, WorldError};
 
 /// Granularity of virtual memory management in bytes, on every modelled device (measured on H200).
 pub(crate) const GRANULARITY: u64 = 2 << 20;
@@ -110,4 +110,22 @@ impl Memory {
 /// `value` rounded up to a multiple of `unit`; `None` on overflow.
 pub(crate) fn round_up(value: u64, unit: u64) -> Option<u64> {
     value.checked_next_multiple_of(unit)
+}
+
+/// Maps memory at fresh addresses, for all devices.
+pub(crate) fn map_for_all(
+    machine: &Machine,
+    handle: u64,
+    physical: &Arc<Physical>,
+) -> Result<u64, MemoryError> {
+    let bytes = physical.size();
+    let mut space = machine.memory.space();
+    let base = space.reserve(machine.memory.region(), bytes, 0, 0)?;
+    if let Err(error) = space.map(base, bytes, 0, handle, physical) {
+        space.unreserve(base, bytes)?;
+        return Err(error);
+    }
+    let everybody: Vec<_> = (0..machine.devices.len()).map(|device| (device, Access::all())).collect();
+    space.set_access(base, bytes, &everybody)?;
+    Ok(base)
 }

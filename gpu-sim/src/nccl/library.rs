@@ -61,6 +61,15 @@ impl Library {
         })
     }
 
+    /// The communicator that a window is of: some calls name the window alone.
+    pub(crate) fn comm_of_window(&self, window: usize) -> Result<Arc<Comm>> {
+        let has = |comm: &&Arc<Comm>| {
+            comm.windows.lock().unwrap_or_else(PoisonError::into_inner).base(window).is_some()
+        };
+        let found = self.comms().values().find(has).cloned();
+        found.ok_or_else(|| Failure::argument(format!("{window:#x} is no window")))
+    }
+
     pub(crate) fn insert(&self, comm: &Arc<Comm>) {
         self.comms().insert(comm.handle, comm.clone());
     }

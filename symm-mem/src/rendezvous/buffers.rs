@@ -3,6 +3,28 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cuda_driver::{Context, DevicePtr, memory::DeviceMemory, vmm::Mapping};
+use process_group::{
+    comm::{CommError, Communicator, Window},
+    store::Deadline,
+};
+
+/// Why a window has no addresses here.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WindowPeersError {
+    /// A rank's memory cannot be reached directly: it is on another host, or not linked.
+    #[error("the window of rank {rank} cannot be reached directly from here")]
+    OutOfReach {
+        /// The rank, in the communicator.
+        rank: usize,
+    },
+    /// The library.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The driver.
+    #[error(transparent)]
+    Driver(#[from] cuda_driver::Error),
+}
 
 /// How peers' memory came to have addresses here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,6 +59,29 @@ impl PeerBuffers {
     ) -> Result<Self, cuda_driver::Error> {
         let array = array(context, &addresses)?;
         Ok(Self { addresses, array, bytes, origin: Origin::Mapped, _mapped: mapped })
+    }
+
+    /// The ranks' memory behind a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
+    ///
+    /// # Safety
+    /// The addresses are valid while the window is registered: nothing uses them after that.
+    ///
+    /// # Errors
+    /// [`WindowPeersError::OutOfReach`] for a rank whose memory this one's device does not reach; else as
+    /// [`Communicator::window_peers`], which needs NCCL 2.29.
+    pub unsafe fn of_window(
+        communicator: &Communicator,
+        window: &Window,
+        deadline: Deadline,
+    ) -> Result<Self, WindowPeersError> {
+        let found = communicator.window_peers(window, deadline)?;
+        let reached = |(rank, address): (usize, &Option<DevicePtr>)| {
+            address.ok_or(WindowPeersError::OutOfReach { rank })
+        };
+        let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
+        let array = array(communicator.context(), &addresses)?;
+        let (bytes, origin) = (window.bytes(), Origin::Window);
+        Ok(Self { addresses, array, bytes, origin, _mapped: Vec::new() })
     }
 
     /// The addresses, in the group's order.

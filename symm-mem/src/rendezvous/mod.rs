@@ -59,7 +59,7 @@ pub(crate) use self::buffers::Homes;
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
-    buffers::{Origin, PeerBuffers},
+    buffers::{Origin, PeerBuffers, WindowPeersError},
     error::{RendezvousError, ViewError},
     group::{GroupInfo, GroupInfoError, Groups},
     layout::Layout,

@@ -4,6 +4,7 @@ mod faults;
 mod meetings;
 mod processes;
 mod signals;
+mod windows;
 
 use symm_mem::rendezvous::{PeerBuffers, SymmetricMemory};
 

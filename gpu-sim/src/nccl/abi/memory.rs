@@ -1,18 +1,17 @@
 //! Allocation, local registration, windows.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
 
 use super::{Out, call, queued};
 use crate::abi::Refusal;
-use crate::memory::{Access, GRANULARITY, MemoryError, Physical, round_up};
+use crate::memory::{GRANULARITY, MemoryError, map_for_all, round_up};
 use crate::nccl::error::Failure;
 use crate::nccl::group;
 use crate::nccl::window::rules::Era;
 use crate::nccl::window::{Outcome, Registration, deregister};
-use crate::world::Machine;
 
 /// Flags of `ncclCommWindowRegister` by the release that has them.
 const FLAGS: [(u32, c_int); 4] = [(22703, 1), (22907, 2), (23203, 4), (23203, 8)];
@@ -35,7 +34,7 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: us
             .ok_or_else(|| Failure::argument(format!("{size} bytes are more than memory has")))?;
         let physical = machine.devices[device].arena.allocate(bytes, true).map_err(memory)?;
         let handle = machine.memory.handles().add(physical.clone());
-        let mapped = map(machine, handle, &physical);
+        let mapped = map_for_all(machine, handle, &physical);
         // The mapping keeps the memory.
         machine.memory.handles().release(handle).map_err(memory)?;
         let base = mapped.map_err(memory)?;
@@ -43,20 +42,6 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: us
         out.set(base as *mut c_void);
         Ok(())
     })
-}
-
-/// Maps memory at fresh addresses, for all devices.
-fn map(machine: &Machine, handle: u64, physical: &Arc<Physical>) -> Result<u64, MemoryError> {
-    let bytes = physical.size();
-    let mut space = machine.memory.space();
-    let base = space.reserve(machine.memory.region(), bytes, 0, 0)?;
-    if let Err(error) = space.map(base, bytes, 0, handle, physical) {
-        space.unreserve(base, bytes)?;
-        return Err(error);
-    }
-    let everybody: Vec<_> = (0..machine.devices.len()).map(|device| (device, Access::all())).collect();
-    space.set_access(base, bytes, &everybody)?;
-    Ok(base)
 }
 
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
@@ -188,4 +173,44 @@ pub(super) unsafe extern "C" fn ncclWinGetUserPtr(
         out.set(windows.base(window as usize).unwrap_or(0) as *mut c_void);
         Ok(())
     })
+}
+
+/// Where a rank's memory of a window lies for who asks.
+fn peer_pointer(
+    name: &'static str,
+    window: ncclWindow_t,
+    offset: usize,
+    rank: c_int,
+    pointer: *mut *mut c_void,
+) -> ncclResult_t {
+    call(name, |machine, library| {
+        let out = Out::new(pointer, "outPtr")?;
+        let handle = window as usize;
+        let comm = library.comm_of_window(handle)?;
+        let rank = usize::try_from(rank).map_err(|_| Failure::argument(format!("rank {rank}")))?;
+        let mut windows = comm.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        out.set(windows.pointer(machine, handle, comm.rank, rank, offset as u64)? as *mut c_void);
+        Ok(())
+    })
+}
+
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn ncclGetPeerDevicePointer(
+    window: ncclWindow_t,
+    offset: usize,
+    peer: c_int,
+    pointer: *mut *mut c_void,
+) -> ncclResult_t {
+    peer_pointer("ncclGetPeerDevicePointer", window, offset, peer, pointer)
+}
+
+/// All devices are of one host and reach each other: the team of who does is the whole communicator.
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+pub(super) unsafe extern "C" fn ncclGetLsaDevicePointer(
+    window: ncclWindow_t,
+    offset: usize,
+    lsa_rank: c_int,
+    pointer: *mut *mut c_void,
+) -> ncclResult_t {
+    peer_pointer("ncclGetLsaDevicePointer", window, offset, lsa_rank, pointer)
 }

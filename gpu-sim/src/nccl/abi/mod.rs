@@ -111,7 +111,7 @@ pub(crate) fn table(release: i32) -> Table {
             ncclGather ncclScatter ncclSend ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy;
         one_sided: ncclPutSignal ncclSignal ncclWaitSignal;
         memory: ncclMemAlloc ncclMemFree ncclCommRegister ncclCommDeregister ncclCommWindowRegister
-            ncclCommWindowDeregister ncclWinGetUserPtr;
+            ncclCommWindowDeregister ncclWinGetUserPtr ncclGetPeerDevicePointer ncclGetLsaDevicePointer;
     }
     table
 }

@@ -1,10 +1,11 @@
 //! Windows: the collective registration of memory that all ranks map.
 //!
 //! What a release answers when something is unusual is [`rules`]'s; where a window lies in the symmetric address
-//! space is [`space`]'s; the call itself is [`task`]'s. This file keeps a communicator's table of them.
+//! space is [`space`]'s; the call itself is [`task`]'s; other ranks' windows as addresses here are [`peers`]'s. This file keeps a communicator's table of them.
 //!
 //! Not here: [`super::register`], the local registration, whose handles are another kind.
 
+mod peers;
 pub(crate) mod rules;
 mod space;
 mod task;
@@ -32,6 +33,8 @@ pub(crate) struct Window {
     pub(crate) flags: i32,
     /// Where the ranks have it.
     places: Vec<Place>,
+    /// What was mapped of other ranks'.
+    peers: BTreeMap<usize, peers::Peer>,
     /// The memory, kept as real NCCL keeps it by its handle.
     memory: Vec<Arc<Physical>>,
     /// When the first of it was made, against the others of this rank.

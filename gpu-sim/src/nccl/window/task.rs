@@ -259,6 +259,7 @@ impl Registration {
                 size: self.size,
                 flags: self.flags,
                 places,
+                peers: Default::default(),
                 memory: memory.physical,
                 age: memory.age,
                 slot,

@@ -4,6 +4,7 @@
 //! handle that stands for a local registration only, later releases success and null. So the outcome is decided
 //! by facts that all members can agree on before the call, and by the handle afterwards.
 
+mod peers;
 mod request;
 mod support;
 

@@ -1,0 +1,77 @@
+//! Other ranks' windows as addresses here: mapped when first asked for, as long as the window is.
+
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Weak};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::Windows;
+use crate::memory::{MemoryError, Physical, map_for_all};
+use crate::nccl::error::{Failure, Result};
+use crate::nccl::group;
+use crate::nccl::rma::Place;
+use crate::world::Machine;
+
+/// A peer's memory, mapped.
+#[derive(Debug)]
+pub(super) struct Peer {
+    machine: Weak<Machine>,
+    base: u64,
+    bytes: u64,
+}
+
+impl Peer {
+    fn map(machine: &Arc<Machine>, place: Place) -> std::result::Result<Self, MemoryError> {
+        let path = format!("/proc/{}/fd/{}", place.process, place.file);
+        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|source| MemoryError::Host { what: "opening a peer's memory", source })?;
+        let physical = Physical::import(file, Some((place.offset, place.size)))?;
+        let handle = machine.memory.handles().add(physical.clone());
+        let mapped = map_for_all(machine, handle, &physical);
+        // The mapping keeps the memory.
+        machine.memory.handles().release(handle)?;
+        Ok(Self { machine: Arc::downgrade(machine), base: mapped?, bytes: physical.size() })
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let Some(machine) = self.machine.upgrade() else { return };
+        let mut space = machine.memory.space();
+        // What is mapped here is nobody else's to unmap.
+        let gone = space.unmap(self.base, self.bytes);
+        let _ = space.unreserve(self.base, self.bytes);
+        drop(space);
+        drop(gone);
+    }
+}
+
+impl Windows {
+    /// Where `offset` of a rank's window lies in this process.
+    pub(crate) fn pointer(
+        &mut self,
+        machine: &Arc<Machine>,
+        handle: usize,
+        own: usize,
+        rank: usize,
+        offset: u64,
+    ) -> Result<u64> {
+        let window = self.live.get_mut(&handle);
+        let window = window.ok_or_else(|| Failure::argument(format!("{handle:#x} is no window")))?;
+        if offset >= window.size {
+            return Err(Failure::argument(format!("{offset:#x} in a window of {} bytes", window.size)));
+        }
+        let place = window.places.get(rank).copied();
+        let place = place.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))?;
+        if rank == own {
+            return Ok(window.base + offset);
+        }
+        let peer = match window.peers.entry(rank) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                unknown.insert(Peer::map(machine, place).map_err(|error| group::cuda(error.into()))?)
+            }
+        };
+        Ok(peer.base + place.start + offset)
+    }
+}
