@@ -226,7 +226,9 @@ fn a_retired_segment_is_not_used_again_and_every_rank_hears_of_it() {
     let whole = arena.blocks_over(third.placement, u64::MAX);
     assert_eq!(whole, [third.placement, fourth]);
     assert_eq!(arena.blocks_over(third.placement, 1 << 20), [third.placement]);
-    assert_eq!(arena.blocks_over(Placement { offset: 512, ..fourth }, 512), []);
+    let behind = Placement { offset: fourth.offset + 512, ..fourth };
+    assert_eq!(arena.blocks_over(behind, 512), []);
+    assert_eq!(arena.blocks_over(Placement { offset: 512, ..fourth }, 512), [third.placement]);
     arena.release().unwrap();
     assert_eq!(source.calls().live_bytes, 0);
 }
