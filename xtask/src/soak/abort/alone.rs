@@ -89,11 +89,17 @@ pub(super) fn round(case: Case, contexts: &[Context], api: &Api, id: &UniqueId) 
             Ok(())
         });
         thread::sleep(PAUSE);
-        for cell in cells.iter().filter(|cell| !cell.get().is_null()) {
-            // SAFETY: the communicator is there, and is aborted once.
-            unsafe { abort(cell.get()) };
-        }
-        inside.join().ok().context("the call panicked")?
+        let abort_one = |cell: &Cell| {
+            if !cell.get().is_null() {
+                // SAFETY: the communicator is there, and is aborted once.
+                unsafe { abort(cell.get()) };
+            }
+        };
+        abort_one(&cells[0]);
+        inside.join().ok().context("the call panicked")??;
+        // The last of a process frees all of it: nobody is inside any more.
+        cells[1..].iter().for_each(abort_one);
+        Ok::<_, anyhow::Error>(())
     })?;
     let _ = stream.synchronize();
     Ok(())
