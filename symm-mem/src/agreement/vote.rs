@@ -17,7 +17,10 @@ enum State {
     Posting,
     Counting,
     Waiting,
-    Gathering,
+    /// Because the count says that all have posted, or for another reason.
+    Gathering {
+        counted: bool,
+    },
     Holding,
     Proposing,
 }
@@ -89,31 +92,30 @@ impl Vote {
             (State::Unposted, Input::Start) => {
                 (State::Posting, Output::Set { key: self.key(self.rank), value: self.posted.clone() })
             }
-            (State::Posting, Input::Stored) if self.hurry => (State::Gathering, self.gather()),
+            (State::Posting, Input::Stored) if self.hurry => {
+                (State::Gathering { counted: false }, self.gather())
+            }
             (State::Posting, Input::Stored) => (State::Counting, Output::Add { key: self.count_key() }),
             (State::Counting, Input::Count(count)) if count >= self.members.len() as u64 => {
-                (State::Gathering, self.gather())
+                (State::Gathering { counted: true }, self.gather())
             }
-            (State::Counting, Input::Count(_)) => {
-                (State::Waiting, Output::Await { key: self.standing_key(), until: self.until })
-            }
-            (State::Waiting, Input::Expired) => (State::Gathering, self.gather()),
+            (State::Counting, Input::Count(_)) => (State::Waiting, self.wait()),
+            (State::Waiting, Input::Expired) => (State::Gathering { counted: false }, self.gather()),
             (State::Waiting | State::Proposing, Input::Stands(value)) => return Step::Stands(value),
-            (State::Gathering, Input::Values(mut posted)) if posted.len() == self.asked() => {
-                self.state = State::Holding;
+            (State::Gathering { counted }, Input::Values(mut posted)) if posted.len() == self.asked() => {
                 let further = posted.split_off(self.members.len());
+                // A count that ran ahead of what was posted, as a repeated request makes it, decides nothing.
+                if counted && posted.iter().any(Option::is_none) {
+                    self.state = State::Waiting;
+                    return Step::Ask(self.wait());
+                }
+                self.state = State::Holding;
                 return Step::Propose { posted, further };
             }
             _ => return Step::Unasked,
         };
         self.state = state;
         Step::Ask(ask)
-    }
-
-    /// Waits on, in answer to [`Step::Propose`]: not all have posted, and there is time.
-    pub(crate) fn wait_on(&mut self) -> Output {
-        self.state = State::Waiting;
-        Output::Await { key: self.standing_key(), until: self.until }
     }
 
     /// Proposes `value`, in answer to [`Step::Propose`].
@@ -124,6 +126,10 @@ impl Vote {
 
     fn asked(&self) -> usize {
         self.members.len() + self.further.len()
+    }
+
+    fn wait(&self) -> Output {
+        Output::Await { key: self.standing_key(), until: self.until }
     }
 
     fn gather(&self) -> Output {

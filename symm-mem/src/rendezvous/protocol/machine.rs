@@ -84,10 +84,7 @@ enum Phase {
     Sharing {
         outcome_until: Duration,
     },
-    Outcome {
-        vote: Vote,
-        until: Duration,
-    },
+    Outcome(Vote),
     /// Posting that this rank has read, then looking who else has.
     Farewell {
         result: Result<u64, Ending>,
@@ -127,9 +124,9 @@ impl Meeting {
             (Phase::Sharing { outcome_until }, Input::Shared(outcome)) => {
                 let failed = matches!(outcome, Outcome::Failed { .. });
                 let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
-                self.outcome(vote, agreement::Input::Start, outcome_until, now)
+                self.outcome(vote, agreement::Input::Start)
             }
-            (Phase::Outcome { vote, until }, Input::Store(input)) => self.outcome(vote, input, until, now),
+            (Phase::Outcome(vote), Input::Store(input)) => self.outcome(vote, input),
             (Phase::Farewell { result, posted: false }, Input::Store(agreement::Input::Stored)) => {
                 self.phase = Phase::Farewell { result, posted: true };
                 let keys = self.members.iter().map(|rank| self.read_key(*rank)).collect();
@@ -147,13 +144,6 @@ impl Meeting {
     fn arrival(&mut self, mut vote: Vote, input: agreement::Input, now: Duration) -> Output {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
-            // A count that ran ahead of what was posted, as a repeated request makes it, decides nothing.
-            Step::Propose { posted, .. }
-                if posted.iter().any(Option::is_none)
-                    && now < self.begun + share(self.record.deadline_ms, 8) =>
-            {
-                vote.wait_on()
-            }
             Step::Propose { posted, .. } => vote.propose(self.decide(&posted, now).to_bytes()),
             Step::Stands(value) => return self.decided(&value, now),
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
@@ -200,7 +190,7 @@ impl Meeting {
         }
     }
 
-    fn outcome(&mut self, mut vote: Vote, input: agreement::Input, until: Duration, now: Duration) -> Output {
+    fn outcome(&mut self, mut vote: Vote, input: agreement::Input) -> Output {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -210,14 +200,7 @@ impl Meeting {
                 };
                 let outcomes: Vec<(u32, Option<Outcome>)> =
                     self.members.iter().zip(&posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
-                // As on arrival, unless what is there decides alone.
-                let early = now < until && outcomes.iter().any(|(_, outcome)| outcome.is_none());
-                let failed =
-                    |(_, outcome): &(u32, Option<Outcome>)| matches!(outcome, Some(Outcome::Failed { .. }));
-                match early && !outcomes.iter().any(failed) {
-                    true => vote.wait_on(),
-                    false => vote.propose(verdict(&outcomes).to_bytes()),
-                }
+                vote.propose(verdict(&outcomes).to_bytes())
             }
             Step::Stands(value) => {
                 return match Verdict::from_bytes(&value) {
@@ -228,7 +211,7 @@ impl Meeting {
             }
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
-        self.phase = Phase::Outcome { vote, until };
+        self.phase = Phase::Outcome(vote);
         Output::Store(ask)
     }
 
