@@ -9,7 +9,7 @@ use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{DataType, Nccl, ReduceOp},
-    group::{Buffer, Request},
+    group::{Buffer, Builder, Request},
     store::{Deadline, HashStore, Store},
 };
 use symm_mem::{CommitOptions, Domain, Geometry, SymmetricBlock, SymmetricPool};
@@ -49,6 +49,17 @@ impl Rank {
         let pool = self.pool();
         let bucket = pool.allocate(MIB).expect("there is room");
         (pool, bucket)
+    }
+
+    /// Begins another group of all ranks of the job, which meet at the world's own part of the store.
+    pub(crate) fn builder(&self) -> Builder {
+        ProcessGroup::builder()
+            .rank(self.rank as usize)
+            .world_size(self.world.size())
+            .store(Arc::new(self.world.store()))
+            .context(&self.context)
+            .nccl(self.world.nccl())
+            .timeout(Duration::from_secs(60))
     }
 
     /// The groups in the order of their numbers.

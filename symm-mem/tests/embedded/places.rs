@@ -1,13 +1,9 @@
 //! Groups that compare where their buffers lie, before each operation.
 
-use std::{sync::Arc, time::Duration};
-
 use cuda_driver::{DevicePtr, memory::DeviceMemory};
 use process_group::{
-    ProcessGroup,
     comm::{DataType, ReduceOp},
     group::{Buffer, GroupError, Misplaced},
-    store::Store,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -16,17 +12,7 @@ use super::{job::soon, on_ranks, options};
 #[test]
 fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
     on_ranks(3, |rank| {
-        let store: Arc<dyn Store> = Arc::new(rank.world.store());
-        let group = ProcessGroup::builder()
-            .rank(rank.rank as usize)
-            .world_size(3)
-            .store(store)
-            .context(&rank.context)
-            .nccl(rank.world.nccl())
-            .timeout(Duration::from_secs(60))
-            .checked(true)
-            .build()
-            .expect("all ranks join");
+        let group = rank.builder().checked(true).build().expect("all ranks join");
         let domain = Domain::of(&group).expect("a rank of the job");
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
         let pool = SymmetricPool::new(&domain, &rank.context, geometry).expect("virtual memory");

@@ -6,12 +6,9 @@
 
 mod index;
 
-use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
-use process_group::{
-    ProcessGroup,
-    store::{self, Store as _},
-};
+use process_group::store::Store as _;
 use symm_mem::agreement::{
     Capabilities, Capability, Commit, Divergence, Ending, GroupId, Input, LogPoint, Operation, OperationKind,
     Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
@@ -448,17 +445,7 @@ fn a_group_without_a_communicator_is_refused() {
         NCCL,
         |_| {},
         |rank| {
-            let store: Arc<dyn store::Store> = Arc::new(rank.world.store());
-            let lazy = ProcessGroup::builder()
-                .rank(rank.rank as usize)
-                .world_size(2)
-                .store(store)
-                .context(&rank.context)
-                .nccl(rank.world.nccl())
-                .timeout(Duration::from_secs(60))
-                .lazy()
-                .build()
-                .expect("all ranks join");
+            let lazy = rank.builder().lazy().build().expect("all ranks join");
             let domain = Domain::of(&lazy).expect("a rank of the job");
             let pool =
                 SymmetricPool::new(&domain, &rank.context, Geometry::default()).expect("virtual memory");
