@@ -2,7 +2,7 @@
 //!
 //! From 2.22 on an abort has two halves: `ncclCommAbort` inside a group raises the flags at which blocked calls
 //! and kernels give up, and the end of the group frees the memory. Between the two we wait until nobody is inside
-//! NCCL with one of the communicators. Before 2.22 the call frees at once, so everybody must be out first; who is
+//! NCCL with one of the communicators. All flags rise before the first is freed, and one is freed at a time. Before 2.22 the call frees at once, so everybody must be out first; who is
 //! blocked for ever then cannot be helped, and the communicator is leaked.
 
 use std::{
@@ -18,6 +18,7 @@ use super::{
     group,
     service::{Force, Listener, Service, Ticket},
     shared::Shared,
+    turn::Turn,
 };
 use crate::store::Deadline;
 
@@ -108,35 +109,36 @@ pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
 
 /// Ends communicators by force. One result each.
 ///
-/// Each has a thread and an NCCL group of its own: all flags rise without one waiting for another, and one that
-/// cannot be freed keeps none of the others.
+/// Each has a thread and an NCCL group of its own: one that cannot be freed keeps none of the others.
 pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: Deadline) -> Vec<Result<()>> {
     if group::is_open() {
         return communicators.iter().map(|_| group::refuse_inside("ncclCommAbort")).collect();
     }
-    let aborting: Vec<_> = communicators
+    let raising: Vec<_> = communicators
         .iter()
         .map(|shared| {
             // Who finds the gate closed comes second, and leaves the work to the first.
             let idle = shared.gate.close_unmade(force.how());
             let first = !idle && shared.gate.close(force.how());
             shared.interrupt(force);
-            first.then(|| -> Result<Ticket<Result<()>>> {
-                let thread = Service::start(shared.name())?;
-                let shared = shared.clone();
-                Ok(thread.submit(move || {
-                    free(&shared, deadline)?;
-                    shared.let_go();
-                    Ok(())
-                }))
-            })
+            first.then(|| Raising::begin(shared))
         })
+        .collect();
+    let raised: Vec<_> = communicators
+        .iter()
+        .zip(raising)
+        .map(|(shared, raising)| Some(raising?.and_then(|raising| raising.finish(shared, deadline))))
+        .collect();
+    let freeing: Vec<_> = communicators
+        .iter()
+        .zip(raised)
+        .map(|(shared, raised)| Some(raised?.map(|raised| raised.free(shared, deadline))))
         .collect();
     // The threads give up at the deadline by themselves; what exceeds it is NCCL's own freeing.
     let grace = Deadline::after(deadline.remaining().saturating_add(Duration::from_millis(500)));
     let mut results = Vec::new();
-    for (shared, aborting) in communicators.iter().zip(aborting) {
-        results.push(match aborting {
+    for (shared, freeing) in communicators.iter().zip(freeing) {
+        results.push(match freeing {
             None => shared.gate.wait_empty(deadline).map_err(|held| leaked(shared, held)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
             Some(Err(error)) => {
@@ -148,19 +150,67 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     results
 }
 
-/// Frees a communicator whose gate is closed. Runs on a thread of its own, whose NCCL group may stay open.
-fn free(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
+/// A communicator whose flags rise, on a thread of its own, whose NCCL group may stay open.
+struct Raising {
+    thread: Service,
+    flags: Ticket<Result<Flags>>,
+}
+
+/// How raising them went; nothing yet where it has to wait for the handle, or for callers to come out.
+type Flags = Option<Result<()>>;
+
+/// A communicator whose flags have risen.
+struct Raised {
+    thread: Service,
+    flags: Flags,
+}
+
+impl Raising {
+    fn begin(shared: &Arc<Shared>) -> Result<Self> {
+        let thread = Service::start(shared.name())?;
+        let shared = shared.clone();
+        let flags = thread.submit(move || {
+            if !shared.nccl.aborts_in_groups() {
+                return Ok(None);
+            }
+            // SAFETY: takes nothing.
+            unsafe { call!(&shared.nccl, shared.name(), ncclGroupStart()) }?;
+            let handle = shared.raw();
+            Ok((!handle.is_null()).then(|| raise(&shared, handle)))
+        });
+        Ok(Self { thread, flags })
+    }
+
+    fn finish(self, shared: &Shared, deadline: Deadline) -> Result<Raised> {
+        let flags = self.flags.wait(deadline).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort")))?;
+        Ok(Raised { thread: self.thread, flags })
+    }
+}
+
+impl Raised {
+    fn free(self, shared: &Arc<Shared>, deadline: Deadline) -> Ticket<Result<()>> {
+        let (shared, flags) = (shared.clone(), self.flags);
+        self.thread.submit(move || {
+            free(&shared, flags, deadline)?;
+            shared.let_go();
+            Ok(())
+        })
+    }
+}
+
+/// Frees a communicator whose gate is closed, on the thread where its flags have risen.
+fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
     if !nccl.aborts_in_groups() {
         empty(shared, deadline)?;
+        let _turn = Turn::wait(deadline);
         return raise(shared, shared.raw());
     }
-    // SAFETY: takes nothing.
-    unsafe { call!(nccl, name, ncclGroupStart()) }.inspect_err(|_| keep(shared))?;
-    let raised = raise(shared, made(shared, deadline));
+    let raised = flags.unwrap_or_else(|| raise(shared, made(shared, deadline)));
     // The group's end frees. While somebody is inside it must not come, and the group stays open, on a thread that
     // makes no further call.
     empty(shared, deadline)?;
+    let _turn = Turn::wait(deadline);
     // SAFETY: nobody is inside, and the gate is closed.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))

@@ -11,6 +11,7 @@ use super::{
     group, reaper,
     service::{Listener, Ticket, Unkept},
     shared::Serving,
+    turn::Turn,
 };
 use crate::store::Deadline;
 
@@ -84,6 +85,7 @@ impl Communicator {
                 let _current = shared.context.enter()?;
                 // What fails here, NCCL does itself with the next call.
                 let _ = shared.deregister_all().inspect_err(reaper::report);
+                let _turn = Turn::wait(wait);
                 // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
                 unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
             };

@@ -13,7 +13,7 @@
 //! | `gate` | who may be inside NCCL with a communicator |
 //! | `collective`, `one_sided`, `task`, `group` | work |
 //! | `window`, `register`, `registry`, `memory` | memory that NCCL knows, and what it takes for itself |
-//! | `ending`, `abort`, `reaper` | the end, the end by force, and that of what was dropped |
+//! | `ending`, `abort`, `reaper`, `turn` | the end, the end by force, that of what was dropped; one at a time |
 //! | `call` | the one way into the table |
 //!
 //! Invariants: one thread at a time is inside NCCL with a communicator; no memory that NCCL may still write to is
@@ -43,6 +43,7 @@ mod registry;
 mod service;
 mod shared;
 mod task;
+mod turn;
 mod types;
 mod unique_id;
 mod window;

@@ -134,6 +134,34 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn all_flags_rise_before_the_first_is_freed() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let communicators: Vec<_> = ["a", "b", "c"].map(|name| rank.communicator_named(name)).into();
+            let handles: Vec<_> = communicators.iter().map(Communicator::abort_handle).collect();
+            if rank.rank == 1 {
+                rank.store.set("made", b"").unwrap();
+                rank.store.wait(&["over"], far()).unwrap();
+                return AbortHandle::abort_together(&handles, far()).into_iter().for_each(Result::unwrap);
+            }
+            rank.store.wait(&["made"], far()).unwrap();
+            let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_millis(100))).nth(2);
+            machine.world.faults().inject(late);
+            let freed = machine.world.calls("ncclGroupEnd");
+            thread::scope(|scope| {
+                let abort = scope.spawn(|| AbortHandle::abort_together(&handles, far()));
+                while machine.world.calls("ncclGroupEnd") == freed {
+                    thread::yield_now();
+                }
+                assert_eq!(machine.world.calls("ncclCommAbort"), 3);
+                abort.join().unwrap().into_iter().for_each(Result::unwrap);
+            });
+            rank.store.set("over", b"").unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn nothing_is_freed_while_a_group_is_open() {
         let machine = machine(2);
         machine.ranks(2, |rank| {
