@@ -15,7 +15,7 @@ typedef unsigned long long u64;
 
 // What went wrong first: in the host's memory, which the host reads while kernels run.
 struct Fault {
-    u32 state;  // 0: nothing; 1: being written; 2: written
+    u32 written;  // 0: nothing; 1: all of it
     u32 kernel;
     u32 waits;
     u32 peer;
@@ -43,8 +43,9 @@ __device__ __forceinline__ u32 *slot(const Ranks &ranks, u32 owner, u32 channel,
     return (u32 *)ranks.pads[owner] + (u64)ranks.world * channel + source;
 }
 
-// A word in the rank's own pad, which is device memory and so is read sooner than the record: whether a kernel of this
-// rank has given up. From then on no kernel signals for this rank, so that nobody takes a late signal for a later one.
+// A word in the rank's own pad: whether a kernel of this rank has given up. From then on no kernel signals for this rank,
+// so that nobody takes a late signal for a later one. It also says who writes the record: it lies in device memory,
+// where it is read sooner, and where atomics are sure to be, as they are not in the host's.
 __device__ __forceinline__ u32 *gave_up_word(const Ranks &ranks) {
     const u64 slots = (u64)ranks.world * (USER_CHANNELS + KERNEL_CHANNELS);
     return (u32 *)(ranks.pads[ranks.rank] + (slots * 4 + LINE - 1) / LINE * LINE);
@@ -56,18 +57,18 @@ __device__ __forceinline__ bool gave_up(const Ranks &ranks) {
     return word != 0;
 }
 
-// Writes down what was waited for, unless something was written before.
-__device__ __noinline__ void write_down(Fault *fault, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
+// Gives up for this rank, and writes down what was waited for, unless it has given up before.
+__device__ __noinline__ void give_up(const Ranks &ranks, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
     u32 found;
-    asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(&fault->state) : "memory");
+    asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(gave_up_word(ranks)) : "memory");
     if (found != 0) return;
-    volatile Fault *const record = fault;
+    volatile Fault *const record = ranks.fault;
     record->kernel = kernel;
     record->waits = waits;
     record->peer = peer;
     record->channel = channel;
     record->waited_ns = waited_ns;
-    asm volatile("st.release.sys.u32 [%0], 2;" ::"l"(&fault->state) : "memory");
+    asm volatile("st.release.sys.u32 [%0], 1;" ::"l"(&ranks.fault->written) : "memory");
 }
 
 template <u32 Waits>
@@ -93,8 +94,7 @@ __device__ __forceinline__ bool await(const Ranks &ranks, u32 kernel, u32 *word,
         if (gave_up(ranks)) return false;
         const u64 waited = now() - began;
         if (waited < ranks.deadline_ns) continue;
-        write_down(ranks.fault, kernel, Waits, peer, channel, waited);
-        asm volatile("st.relaxed.sys.u32 [%0], 1;" ::"l"(gave_up_word(ranks)) : "memory");
+        give_up(ranks, kernel, Waits, peer, channel, waited);
         return false;
     }
 }

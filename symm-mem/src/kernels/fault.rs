@@ -28,8 +28,8 @@ impl Waiting {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Layout {
-    /// 0: nothing; 1: being written; 2: written.
-    pub(super) state: AtomicU32,
+    /// 0: nothing; 1: all of it.
+    pub(super) written: AtomicU32,
     pub(super) kernel: AtomicU32,
     pub(super) waits: AtomicU32,
     pub(super) peer: AtomicU32,
@@ -75,7 +75,7 @@ impl FaultRecord {
     pub fn read(&self) -> Option<Late> {
         let layout = self.layout();
         // Once this says "written", the rest was written before.
-        (layout.state.load(Ordering::Acquire) == 2).then(|| {
+        (layout.written.load(Ordering::Acquire) == 1).then(|| {
             let number = |word: &AtomicU32| word.load(Ordering::Relaxed);
             let named = |wanted: u32| {
                 Kernel::ALL.into_iter().map(|(kernel, _)| kernel).find(|kernel| *kernel as u32 == wanted)
@@ -101,7 +101,7 @@ impl FaultRecord {
 
     /// Empties the record, when no kernel runs that was told of it.
     pub fn clear(&self) {
-        self.layout().state.store(0, Ordering::Release);
+        self.layout().written.store(0, Ordering::Release);
     }
 
     fn layout(&self) -> &Layout {

@@ -107,19 +107,20 @@ impl<'a> Peers<'a> {
     }
 
     fn give_up(&self, waits: Waiting, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
+        let gave_up = self.word(self.ranks.rank, self.layout().gave_up())?;
+        if gave_up.atomic_u32(0)?.swap(1, Ordering::SeqCst) != 0 {
+            return Ok(());
+        }
         let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
         view.atomic_u32(0)?;
         // SAFETY: the view is this long, the record aligned to a page by who made it, and of atomics.
         let record = unsafe { &*view.as_ptr().cast::<Layout>() };
-        if record.state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            record.kernel.store(self.kernel as u32, Ordering::Relaxed);
-            record.waits.store(waits as u32, Ordering::Relaxed);
-            record.peer.store(peer, Ordering::Relaxed);
-            record.channel.store(channel, Ordering::Relaxed);
-            record.waited_ns.store(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-            record.state.store(2, Ordering::SeqCst);
-        }
-        self.word(self.ranks.rank, self.layout().gave_up())?.atomic_u32(0)?.store(1, Ordering::SeqCst);
+        record.kernel.store(self.kernel as u32, Ordering::Relaxed);
+        record.waits.store(waits as u32, Ordering::Relaxed);
+        record.peer.store(peer, Ordering::Relaxed);
+        record.channel.store(channel, Ordering::Relaxed);
+        record.waited_ns.store(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        record.written.store(1, Ordering::SeqCst);
         Ok(())
     }
 }
