@@ -9,64 +9,30 @@
 //!
 //! With `--embedded` it needs no GPU: each process has an embedded device of its own, and they share memory all the same.
 
-use std::{error::Error, process::ExitCode, time::Duration};
+#[path = "support/mod.rs"]
+mod support;
 
-use cuda_driver::{Driver, Stream, StreamFlags, memory::DeviceMemory};
-use gpu_sim::World;
-use process_group::{
-    ProcessGroup,
-    comm::{DataType, Nccl},
+use std::process::ExitCode;
+
+use cuda_driver::{Stream, StreamFlags, memory::DeviceMemory};
+use process_group::{ProcessGroup, comm::DataType};
+use symm_mem::{
+    kernels::twins,
+    rendezvous::{CudaAllocator, Layout, PeerAllocator, Rendezvous, RendezvousOptions},
 };
-use symm_mem::rendezvous::{CudaAllocator, Layout, PeerAllocator, Rendezvous, RendezvousOptions};
+
+use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
 
 const ELEMENTS: usize = 1 << 20;
 
-/// How long a rank waits for the other, wherever it does.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn main() -> ExitCode {
-    let ran = match std::env::args().nth(1).as_deref() {
-        None => on_gpus(),
-        Some("--embedded") => embedded(),
-        Some(other) => Err(format!("unknown argument {other:?}; there is --embedded").into()),
-    };
-    match ran {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprintln!("  caused by: {error}");
-                cause = error.source();
-            }
-            ExitCode::FAILURE
-        }
-    }
+    exit_code(embedded().and_then(|embedded| {
+        let start = |machine: gpu_sim::Builder| machine.start().inspect(twins::register);
+        as_rank(embedded, start, |builder| run(builder.build()?))
+    }))
 }
 
-fn on_gpus() -> Result<(), Box<dyn Error>> {
-    run(ProcessGroup::builder().timeout(PATIENCE).build()?)
-}
-
-fn embedded() -> Result<(), Box<dyn Error>> {
-    let ranks: usize = std::env::var("WORLD_SIZE")?.parse()?;
-    let rank: u32 = std::env::var("RANK")?.parse()?;
-    let machine = World::builder().devices(ranks).capacity(1 << 30).start()?;
-    symm_mem::kernels::twins::register(&machine);
-    // SAFETY: the machine's functions keep the C contracts, and it outlives what is made of them.
-    let (cuda, nccl) = unsafe {
-        (cuda_driver::sys::Api::from_parts(machine.cuda())?, nccl_sys::Api::from_parts(machine.nccl())?)
-    };
-    let (driver, nccl) = (Driver::new(cuda)?, Nccl::new(nccl));
-    let context = driver.device(rank)?.retain_primary()?;
-    run(ProcessGroup::builder().timeout(PATIENCE).context(&context).nccl(&nccl).build()?)?;
-    drop((context, driver, nccl));
-    // Says what was left behind.
-    machine.finish()?;
-    Ok(())
-}
-
-fn run(world: ProcessGroup) -> Result<(), Box<dyn Error>> {
+fn run(world: ProcessGroup) -> Result<()> {
     if world.size() != 2 {
         return Err(format!("this is for 2 ranks, there are {}", world.size()).into());
     }
@@ -78,7 +44,7 @@ fn run(world: ProcessGroup) -> Result<(), Box<dyn Error>> {
     let there = symmetric.buffer(peer, &layout, 0)?;
     let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
     let bytes = ELEMENTS * size_of::<u32>();
-    let values = || -> Result<Vec<u32>, Box<dyn Error>> {
+    let values = || -> Result<Vec<u32>> {
         stream.synchronize()?;
         symmetric.check()?;
         let mut values = vec![0u32; ELEMENTS];
@@ -115,6 +81,6 @@ fn run(world: ProcessGroup) -> Result<(), Box<dyn Error>> {
         symmetric.check()?;
     }
     drop((symmetric, buffer, rendezvous, stream));
-    world.destroy(process_group::store::Deadline::after(PATIENCE))?;
+    world.destroy(soon())?;
     Ok(())
 }

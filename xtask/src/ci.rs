@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: everything that a change has to pass, cheapest first.
 
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -67,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         by_itself(&root, name)?;
     }
     call_raw(&root)?;
-    share_memory(&root)?;
+    symmetric_examples(&root)?;
     if options.offline {
         println!(
             "left out, --offline: the pinned headers, the real NCCL libraries, PyTorch's viewer, packaging"
@@ -112,15 +113,21 @@ fn call_raw(root: &Path) -> Result<()> {
     shell::run(call.env("CUDA_DRIVER_SYS_LIBRARY", &library).env("NCCL_SYS_LIBRARY", &library))
 }
 
-/// symm-mem's example, its ranks as processes with an embedded device each.
-fn share_memory(root: &Path) -> Result<()> {
+/// symm-mem's examples, their ranks as processes with an embedded device each.
+fn symmetric_examples(root: &Path) -> Result<()> {
     let (package, twins) = (shell::package("symm-mem"), shell::adapters(Some("symm-mem")));
-    let program = "symmetric_memory";
-    let build = ["build", "--quiet", "--package", &package, "--features", &twins, "--example", program];
+    let build = ["build", "--quiet", "--package", &package, "--features", &twins, "--examples"];
     shell::run(&mut shell::cargo(root, &build))?;
-    let program = shell::target(root).join("debug/examples").join(program);
-    let launch = ["xtask", "launch", "-n", "2", "--"];
-    shell::run(shell::cargo(root, &launch).arg(program).arg("--embedded"))
+    let program = |name: &str| shell::target(root).join("debug/examples").join(name);
+    for (name, ranks) in [("symmetric_memory", "2"), ("user_kernel", "2"), ("user_kernel", "3")] {
+        let launch = ["xtask", "launch", "-n", ranks, "--"];
+        shell::run(shell::cargo(root, &launch).arg(program(name)).arg("--embedded"))?;
+    }
+    // Starts its ranks itself: some of them hang, as they are to.
+    for ranks in ["2", "4"] {
+        shell::run(Command::new(program("misordered_windows")).args(["--embedded", ranks]))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

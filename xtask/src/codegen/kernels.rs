@@ -1,5 +1,5 @@
-//! The PTX of symm-mem's kernels: each unit compiled by NVRTC, once for each set of code. NVRTC comes as a wheel, is
-//! loaded from the cache, and needs neither a GPU nor a CUDA toolkit.
+//! The PTX of symm-mem's kernels, and of its example's: each unit compiled by NVRTC, once for each set of code. NVRTC comes
+//! as a wheel, is loaded from the cache, and needs neither a GPU nor a CUDA toolkit.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -13,21 +13,45 @@ use super::files::Files;
 use crate::headers::{self, NVRTC, Part};
 use crate::shell;
 
-const FOLDER: &str = "symm-mem/kernels";
+/// Where sources lie; their PTX lies in `ptx` below.
+const KERNELS: &str = "symm-mem/kernels";
+const EXAMPLE: &str = "symm-mem/examples/user_kernel";
+
+/// What is compiled to one file.
+struct Job {
+    folder: &'static str,
+    source: &'static str,
+    /// Of the PTX.
+    name: &'static str,
+    defines: Vec<String>,
+}
+
+fn jobs() -> Vec<Job> {
+    let common = defines().into_iter().map(|(name, value)| format!("{name}={value}"));
+    let common: Vec<String> = common.collect();
+    let unit = |unit: &Unit| {
+        let own = unit.defines.iter().map(|define| (*define).to_owned());
+        let defines = common.iter().cloned().chain(own).collect();
+        Job { folder: KERNELS, source: unit.source, name: unit.name, defines }
+    };
+    let example =
+        Job { folder: EXAMPLE, source: "strided_gather.cu", name: "strided_gather", defines: Vec::new() };
+    UNITS.iter().map(unit).chain([example]).collect()
+}
 
 pub(crate) fn generate() -> Result<Files> {
-    let folder = shell::workspace()?.join(FOLDER);
-    let headers = headers_of(&folder)?;
+    let root = shell::workspace()?;
+    let headers = headers_of(&root.join(KERNELS))?;
     let mut files = Files::new();
     for (set, (pin, name)) in CodeSet::ALL.into_iter().zip(NVRTC) {
         let [place] = headers::fetch(pin, [Part::Library])?;
         let compiler = Nvrtc::load(&headers::find(&place, name)?)?;
-        for unit in UNITS {
+        for job in jobs() {
             let text = compiler
-                .compile(&folder, unit, &headers, set)
-                .with_context(|| format!("compiling {} for {}", unit.name, set.architecture()))?;
-            let file = format!("ptx/{}/{}.ptx", set.architecture(), unit.name);
-            files.insert(PathBuf::from(FOLDER).join(file), text);
+                .compile(&root, &job, &headers, set)
+                .with_context(|| format!("compiling {} for {}", job.name, set.architecture()))?;
+            let file = format!("ptx/{}/{}.ptx", set.architecture(), job.name);
+            files.insert(PathBuf::from(job.folder).join(file), text);
         }
     }
     Ok(files)
@@ -82,8 +106,8 @@ impl Nvrtc {
         Ok(Self { library })
     }
 
-    fn compile(&self, folder: &Path, unit: &Unit, headers: &[Source], set: CodeSet) -> Result<String> {
-        let source = Source::read(folder, unit.source)?;
+    fn compile(&self, root: &Path, job: &Job, headers: &[Source], set: CodeSet) -> Result<String> {
+        let source = Source::read(&root.join(job.folder), job.source)?;
         let (texts, names): (Vec<_>, Vec<_>) =
             headers.iter().map(|header| (header.text.as_ptr(), header.name.as_ptr())).unzip();
         let create = nvrtc!(self.nvrtcCreateProgram: fn(
@@ -103,19 +127,18 @@ impl Nvrtc {
             )
         };
         self.check("nvrtcCreateProgram", code)?;
-        let compiled = self.compile_program(program, unit, set);
+        let compiled = self.compile_program(program, job, set);
         let destroy = nvrtc!(self.nvrtcDestroyProgram: fn(*mut Program) -> c_int);
         // SAFETY: made above, and used by nobody after this.
         self.check("nvrtcDestroyProgram", unsafe { destroy(&mut program) })?;
         compiled
     }
 
-    fn compile_program(&self, program: Program, unit: &Unit, set: CodeSet) -> Result<String> {
+    fn compile_program(&self, program: Program, job: &Job, set: CodeSet) -> Result<String> {
         let mut options = vec![format!("--gpu-architecture={}", set.architecture())];
         // The host's twins round after each step.
         options.extend(["--std=c++17", "--fmad=false"].map(str::to_owned));
-        options.extend(defines().iter().map(|(name, value)| format!("--define-macro={name}={value}")));
-        options.extend(unit.defines.iter().map(|define| format!("--define-macro={define}")));
+        options.extend(job.defines.iter().map(|define| format!("--define-macro={define}")));
         let options = options.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>()?;
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
         let compile = nvrtc!(self.nvrtcCompileProgram: fn(Program, c_int, *const *const c_char) -> c_int);

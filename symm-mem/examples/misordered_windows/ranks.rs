@@ -1,0 +1,140 @@
+//! The ranks of one part, a process each. What hangs is killed, and told apart from what ends.
+
+use std::{
+    env, fmt,
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use process_group::store::TcpStore;
+
+use crate::support::{EMBEDDED, PATIENCE, Result};
+
+/// Before the part's name, as an argument.
+pub(crate) const PART: &str = "--part=";
+
+/// How long the ranks have once all have begun: a hundred times what they need.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a rank says when all is prepared, and what may hang comes next.
+pub(crate) const BEGUN: &str = "begun";
+
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Well,
+    Failed(ExitStatus),
+    Hung,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Well => f.write_str("ended"),
+            Self::Failed(status) => write!(f, "failed: {status}"),
+            Self::Hung => write!(f, "hung, and was killed after {} s", DEADLINE.as_secs()),
+        }
+    }
+}
+
+/// What a rank said, and how it ended.
+pub(crate) struct Told {
+    pub(crate) lines: Vec<String>,
+    pub(crate) end: End,
+}
+
+/// A rank's process, which does not outlive its owner.
+struct Rank {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // Both fail only where there is no process any more.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Ends this process when the one that started it is gone.
+pub(crate) fn follow() {
+    thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(1);
+    });
+}
+
+/// Runs a part with so many ranks, and prints what each says.
+pub(crate) fn run(part: &str, ranks: usize, embedded: bool) -> Result<Vec<Told>> {
+    let store = TcpStore::host(0)?;
+    let mut all =
+        (0..ranks).map(|rank| start(part, rank, ranks, embedded, &store)).collect::<Result<Vec<_>>>()?;
+    let mut told: Vec<Told> = all.iter().map(|_| Told { lines: Vec::new(), end: End::Hung }).collect();
+    // The time runs when all have begun.
+    let beginning = Instant::now() + PATIENCE;
+    for (rank, told) in all.iter().zip(&mut told) {
+        listen(rank, beginning, |line| {
+            let begun = line == BEGUN;
+            told.lines.extend((!begun).then_some(line));
+            !begun
+        });
+    }
+    let deadline = Instant::now() + DEADLINE;
+    for (number, (rank, told)) in all.iter_mut().zip(&mut told).enumerate() {
+        let ended = listen(rank, deadline, |line| {
+            told.lines.push(line);
+            true
+        });
+        if ended {
+            let status = rank.process.wait()?;
+            told.end = if status.success() { End::Well } else { End::Failed(status) };
+        }
+        told.lines.iter().for_each(|line| println!("  rank {number}: {line}"));
+        if told.end != End::Well {
+            println!("  rank {number} {}", told.end);
+        }
+    }
+    Ok(told)
+}
+
+/// Takes a rank's lines until `each` wants no more, or the time is over. Whether the rank says no more.
+fn listen(rank: &Rank, until: Instant, mut each: impl FnMut(String) -> bool) -> bool {
+    loop {
+        match rank.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                if !each(line) {
+                    return false;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => return false,
+            Err(RecvTimeoutError::Disconnected) => return true,
+        }
+    }
+}
+
+fn start(part: &str, rank: usize, ranks: usize, embedded: bool, store: &TcpStore) -> Result<Rank> {
+    let address = store.address();
+    let (host, port) = address.rsplit_once(':').ok_or("an address has a port")?;
+    let mut process = Command::new(env::current_exe()?)
+        .arg(format!("{PART}{part}"))
+        .args(embedded.then_some(EMBEDDED))
+        .envs(
+            [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks)]
+                .map(|(name, it)| (name, it.to_string())),
+        )
+        .envs([("MASTER_ADDR", host), ("MASTER_PORT", port), ("TORCHELASTIC_USE_AGENT_STORE", "True")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (said, lines) = mpsc::channel();
+    let output = process.stdout.take();
+    thread::spawn(move || {
+        let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
+        lines.map_while(std::io::Result::ok).all(|line| said.send(line).is_ok())
+    });
+    Ok(Rank { process, lines })
+}

@@ -1,0 +1,150 @@
+//! A program's own kernel on the memory of all ranks: every rank gathers a strided slice of every other's buffer, by the
+//! device arrays of buffers and signal pads that a rendezvous gives. Each rank is a process:
+//!
+//! ```text
+//! cargo build -p lockstep-symm-mem --features twins --example user_kernel
+//! cargo xtask launch -n 2 -- target/debug/examples/user_kernel
+//! cargo xtask launch -n 4 -- target/debug/examples/user_kernel --embedded
+//! ```
+//!
+//! The kernel is CUDA C++ (`strided_gather.cu`), committed as PTX too (`cargo xtask codegen kernels`), so that nothing here
+//! needs a compiler. With `--embedded` no GPU is needed: `twin.rs` runs in the kernel's place.
+
+#[path = "../support/mod.rs"]
+mod support;
+mod twin;
+
+use std::process::ExitCode;
+
+use cuda_driver::{
+    Context, DevicePtr, Stream, StreamFlags,
+    memory::DeviceMemory,
+    module::{Function, JitOptions, LaunchConfig, Module, Parameter},
+};
+use process_group::ProcessGroup;
+use symm_mem::{
+    kernels::{CodeSet, PadLayout, twins},
+    rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions},
+};
+
+use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
+
+/// Its name in the code.
+const KERNEL: &str = "strided_gather";
+
+/// Elements of each rank's buffer.
+const ELEMENTS: usize = 1 << 18;
+
+/// Blocks of a launch, each with a channel of the pads: 0, 1, 2…
+const BLOCKS: u32 = 8;
+
+/// Channel of the library's own barrier, which none of the kernel's is.
+const CHANNEL: u32 = PadLayout::USER_CHANNELS - 1;
+
+/// What the kernel is told: laid out as its structure of the same name.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Gather {
+    buffers: DevicePtr,
+    pads: DevicePtr,
+    output: DevicePtr,
+    late: DevicePtr,
+    offset: u64,
+    count: u64,
+    deadline_ns: u64,
+    rank: u32,
+    world: u32,
+}
+
+// SAFETY: `repr(C)`, seven numbers of 64 bits and two of 32: the device's structure of the same name, without padding.
+unsafe impl Parameter for Gather {}
+
+fn main() -> ExitCode {
+    exit_code(embedded().and_then(|embedded| {
+        let start = |machine: gpu_sim::Builder| {
+            let register = |machine: &gpu_sim::World| {
+                twins::register(machine);
+                twin::register(machine);
+            };
+            machine.start().inspect(register)
+        };
+        as_rank(embedded, start, |builder| run(builder.build()?))
+    }))
+}
+
+/// The kernel, of the PTX that the driver and the device take.
+fn load(context: &Context) -> Result<Function> {
+    let set = CodeSet::choose(context.driver().version(), context.device().compute_capability()?);
+    let ptx = match set.ok_or("the device is older than the code")? {
+        CodeSet::Compute70 => include_str!("ptx/compute_70/strided_gather.ptx"),
+        CodeSet::Compute90 => include_str!("ptx/compute_90/strided_gather.ptx"),
+    };
+    Ok(Module::load_ptx(context, ptx, &JitOptions::new())?.function(KERNEL)?)
+}
+
+/// Element `at` of rank `rank`'s buffer in a round.
+fn element(round: usize, rank: usize, at: usize) -> f32 {
+    (round + rank * ELEMENTS + at) as f32
+}
+
+fn run(world: ProcessGroup) -> Result<()> {
+    let (rank, ranks, context) = (world.rank(), world.size(), world.context());
+    let kernel = load(context)?;
+    let rendezvous = Rendezvous::of(&world, RendezvousOptions::default().deadline(PATIENCE))?;
+    let buffer = CudaAllocator::new(context)?.allocate(ELEMENTS * size_of::<f32>())?;
+    let symmetric = rendezvous.rendezvous(&buffer)?;
+    let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+    let count = ELEMENTS / ranks;
+    let output = DeviceMemory::new(context, ranks * count * size_of::<f32>())?;
+    let late = DeviceMemory::new(context, size_of::<u32>())?;
+    late.copy_from_host(0, &[0_u32])?;
+    let gather = Gather {
+        buffers: symmetric.buffers().array(),
+        pads: symmetric.signal_pads().array(),
+        output: output.ptr(),
+        late: late.ptr(),
+        offset: symmetric.offset() as u64,
+        count: count as u64,
+        deadline_ns: u64::try_from(PATIENCE.as_nanos())?,
+        rank: u32::try_from(rank)?,
+        world: u32::try_from(ranks)?,
+    };
+    for round in 0..3 {
+        let mine: Vec<f32> = (0..ELEMENTS).map(|at| element(round, rank, at)).collect();
+        // SAFETY: as much memory, which nobody reads before the ranks' kernels have met.
+        unsafe { context.copy_from_host(buffer.ptr(), &mine)? };
+        context.synchronize()?;
+        // SAFETY: the kernel's parameter, which tells the truth about memory that lives until the stream is done; its
+        // channels of the pads are nobody else's; the blocks of all ranks run at once. Nothing is captured.
+        unsafe {
+            stream.launch_kernel(&kernel, &LaunchConfig::new(BLOCKS, 256), (gather,))?;
+            // Nobody writes the next round's elements while another still reads.
+            symmetric.barrier(&stream, CHANNEL, PATIENCE)?;
+        }
+        stream.synchronize()?;
+        symmetric.check()?;
+        check(round, rank, &output, &late, count)?;
+    }
+    println!("rank {rank} of {ranks}: its slice of every rank's buffer is right");
+    drop((symmetric, buffer, rendezvous, stream, output, late, kernel));
+    world.destroy(soon())?;
+    Ok(())
+}
+
+fn check(round: usize, rank: usize, output: &DeviceMemory, late: &DeviceMemory, count: usize) -> Result<()> {
+    let mut word = [0_u32];
+    late.copy_to_host(0, &mut word)?;
+    if word != [0] {
+        return Err(format!("rank {rank}: another rank's kernel did not come in time").into());
+    }
+    let mut found = vec![0_f32; output.bytes() / size_of::<f32>()];
+    output.copy_to_host(0, &mut found)?;
+    let ranks = found.len() / count;
+    let wanted = (0..found.len()).map(|at| element(round, at / count, at % count * ranks + rank));
+    match found.iter().zip(wanted).position(|(found, wanted)| *found != wanted) {
+        None => Ok(()),
+        Some(at) => {
+            Err(format!("rank {rank}, round {round}: element {at} is {}, which is wrong", found[at]).into())
+        }
+    }
+}
