@@ -1,6 +1,7 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
 mod commit_simulation;
+mod commits;
 mod convert;
 mod embedded;
 mod hazards;

@@ -40,7 +40,7 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn pool(&self) -> SymmetricPool {
-        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 2 * MIB };
+        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
         SymmetricPool::new(&self.domain, &self.context, geometry).expect("the device has virtual memory")
     }
 
@@ -159,18 +159,23 @@ pub(crate) fn run_seen<T>(
         unsafe { (cuda_driver::sys::Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
     let driver = Driver::new(cuda.expect("the table has what it must have")).expect("there is a device");
     let nccl = Nccl::new(nccl.expect("the table has what it must have"));
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
     prepare(&world);
-    let ranks = thread::scope(|scope| {
-        let join = |rank| join(&driver, &nccl, store.clone(), rank, size);
-        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || join(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("every rank joins")).collect()
-    });
+    let ranks = ranks(&driver, &nccl, size);
     drop((driver, nccl));
     let result = job(&world, ranks);
     process_group::comm::wait_for_dropped(soon());
     world.finish().expect("nothing is left behind");
     result
+}
+
+/// The ranks of a job on the first devices of a driver, joined.
+pub(crate) fn ranks(driver: &Driver, nccl: &Nccl, size: u32) -> Vec<Rank> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    thread::scope(|scope| {
+        let join = |rank| join(driver, nccl, store.clone(), rank, size);
+        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || join(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("every rank joins")).collect()
+    })
 }
 
 fn join(driver: &Driver, nccl: &Nccl, store: Arc<dyn Store>, rank: u32, size: u32) -> Rank {
