@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
-#   ./run.sh [all|unpack|doctor|demo|tests|torch|sanitize|benches|replay|peers] [RANKS]
+#   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|peers] [RANKS]
 # The programs are unpacked beside it first: ./xtask, tests/, benches/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # PYTHON names a Python that has torch (default: python3).
@@ -133,6 +133,15 @@ if [ "$what" = all ] || [ "$what" = tests ]; then
         fi
     done
 fi
+if [ "$what" = all ] || [ "$what" = examples ]; then
+    examples=examples/symm-mem
+    echo "== $examples/symmetric_memory"
+    ./xtask launch -n 2 -- $examples/symmetric_memory || failed=1
+    echo "== $examples/user_kernel"
+    ./xtask launch -n "${ranks:-2}" -- $examples/user_kernel || failed=1
+    echo "== $examples/misordered_windows"
+    $examples/misordered_windows "${ranks:-2}" || failed=1
+fi
 if [ "$what" = all ] || [ "$what" = torch ]; then
     under_torchrun
 fi
@@ -150,8 +159,12 @@ if [ "$what" = all ] || [ "$what" = benches ]; then
     ./xtask bench alloc || failed=1
     echo "== bench call"
     ./xtask bench call ${ranks:+--ranks "$ranks"} || failed=1
+    echo "== bench pool"
+    ./xtask bench pool ${ranks:+--ranks "$ranks"} || failed=1
+    echo "== bench symm"
+    ./xtask bench symm ${ranks:+--ranks "$ranks"} || failed=1
     for bench in benches/*; do
-        [ "$bench" != benches/caching-alloc-alloc ] || continue
+        case $bench in benches/caching-alloc-alloc | benches/symm-mem-*) continue ;; esac
         echo "== $bench"
         "$bench" ${ranks:+"$ranks"} || failed=1
     done

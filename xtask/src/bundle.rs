@@ -58,7 +58,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         };
         add(&binary.path, &format!("tests/{name}"))?;
     }
-    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches"])? {
+    let twins = shell::adapters(Some("symm-mem"));
+    for artifact in build(&root, &["bench", "--no-run", "--workspace", "--benches", "--features", &twins])? {
         // Without a harness of their own these are the libraries' unit tests, which are there already.
         if !CRATES.contains(&artifact.target.replace('_', "-").as_str()) {
             add(&artifact.path, &format!("benches/{}-{}", artifact.folder, artifact.target))?;
@@ -71,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in build(&root, &["build", "--package", &shell::package(group), "--examples"])? {
         add(&artifact.path, &format!("examples/{group}/{}", artifact.target))?;
     }
-    let (symmetric, twins) = ("symm-mem", shell::adapters(Some("symm-mem")));
+    let symmetric = "symm-mem";
     let examples = ["build", "--package", &shell::package(symmetric), "--features", &twins, "--examples"];
     for artifact in build(&root, &examples)? {
         add(&artifact.path, &format!("examples/{symmetric}/{}", artifact.target))?;

@@ -10,7 +10,7 @@ use cuda_driver::{Context, Driver};
 use gpu_sim::World;
 use process_group::{comm::Nccl, store::Deadline};
 
-pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+pub(crate) type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// Further away than any benchmark takes.
 pub(crate) fn far() -> Deadline {
@@ -25,7 +25,7 @@ pub(crate) struct Machine {
     pub(crate) description: String,
     driver: Driver,
     /// Lives until the functions above are of no more use.
-    _world: Option<World>,
+    world: Option<World>,
 }
 
 impl Machine {
@@ -47,7 +47,7 @@ impl Machine {
         }
         let nccl = Nccl::load()?;
         let description = format!("{ranks} x {}, NCCL {}", driver.device(0)?.name()?, nccl.release());
-        Ok(Self { ranks, nccl, description, driver, _world: None })
+        Ok(Self { ranks, nccl, description, driver, world: None })
     }
 
     /// `why` there are no real ones.
@@ -60,7 +60,13 @@ impl Machine {
             (cuda_driver::sys::Api::from_parts(world.cuda())?, nccl_sys::Api::from_parts(world.nccl())?)
         };
         let (nccl, driver) = (Nccl::new(nccl), Driver::new(driver)?);
-        Ok(Self { ranks, nccl, description, driver, _world: Some(world) })
+        Ok(Self { ranks, nccl, description, driver, world: Some(world) })
+    }
+
+    /// The embedded device, if that is what it runs on.
+    #[allow(dead_code, reason = "most benchmarks do the same on both")]
+    pub(crate) fn world(&self) -> Option<&World> {
+        self.world.as_ref()
     }
 
     /// Runs `body` on a thread for each rank; what rank 0 returns. A rank that fails ends the benchmark, since the

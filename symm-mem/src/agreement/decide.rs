@@ -7,9 +7,8 @@
 use process_group::group::GroupId;
 
 use super::{
-    poison::{NoWindows, Poison},
     record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
-    refusal::{Capability, Identity, Refusal, Shape},
+    refusal::{Capability, Identity, NoWindows, Poison, Refusal, Shape},
     search::Range,
     split::Split,
     wire::{Malformed, Message, wire_enum},

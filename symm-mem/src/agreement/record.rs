@@ -5,7 +5,7 @@ use std::fmt;
 use process_group::group::GroupId;
 
 use super::{
-    poison::Poison,
+    refusal::Poison,
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 

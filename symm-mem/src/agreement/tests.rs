@@ -3,7 +3,6 @@
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
-    poison::*,
     record::*,
     refusal::*,
     split::Split,

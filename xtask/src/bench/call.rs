@@ -60,7 +60,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
     let ranks = options.ranks.to_string();
     let mut ours = ours("process-group", "collectives", &[&ranks])?;
-    let mut torch = peer::torch_distributed(options.ranks);
+    let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("process-group's benchmark")?;
     while ours.round(&mut lines).context("process-group's benchmark")? {

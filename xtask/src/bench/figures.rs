@@ -1,6 +1,7 @@
 //! Medians of what players tell of their rounds.
 
 use anyhow::{Context, Result, bail};
+use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 /// The median of one contender in one case.
@@ -12,6 +13,45 @@ pub(super) struct Figure {
     pub(super) ns: f64,
     /// How many times that which the others of the case are compared with.
     pub(super) ratio: Option<f64>,
+}
+
+/// A figure that is to hold, and what it may be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Bar {
+    pub(super) what: String,
+    pub(super) figure: f64,
+    pub(super) most: f64,
+    pub(super) holds: bool,
+}
+
+impl Bar {
+    /// The bar of a figure, where there is one.
+    pub(super) fn at_most(what: &str, figure: Option<f64>, most: f64) -> Option<Self> {
+        figure.map(|figure| Self { what: what.to_owned(), figure, most, holds: figure <= most })
+    }
+}
+
+impl std::fmt::Display for Bar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { what, figure, most, holds } = self;
+        let holds = if *holds { "holds" } else { "does not hold" };
+        write!(f, "{what}: {figure:.2}, at most {most} ({holds})")
+    }
+}
+
+/// A table of figures: contenders by case, the time of each in `unit`, so many ns, and how many times `base`.
+pub(super) fn table(figures: &[Figure], (unit, ns_of_unit): (&str, f64), base: &str) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["case", "contender", unit, base]);
+    let mut last = "";
+    for Figure { case, contender, ns, ratio } in figures {
+        let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
+        let name = if case == last { "" } else { case };
+        table.add_row([name, contender, &format!("{:.2}", ns / ns_of_unit), &ratio]);
+        last = case;
+    }
+    table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
 }
 
 /// Reads lines of case, contender and a number, with tabs between.
@@ -74,6 +114,14 @@ mod tests {
         let lines = "pair\tours\t9\npair\ttorch\t7\npair\tours\t2\npair\tours\t3\n";
         let times: Vec<_> = medians(lines).unwrap().iter().map(|figure| figure.ns).collect();
         assert_eq!(times, [3.0, 7.0]);
+    }
+
+    #[test]
+    fn a_bar_says_whether_it_holds() {
+        let words = |figure| Bar::at_most("look-up, ns", figure, 60.0).map(|bar| bar.to_string());
+        assert_eq!(words(Some(60.0)).unwrap(), "look-up, ns: 60.00, at most 60 (holds)");
+        assert_eq!(words(Some(60.1)).unwrap(), "look-up, ns: 60.10, at most 60 (does not hold)");
+        assert_eq!(words(None), None);
     }
 
     #[test]

@@ -5,7 +5,9 @@ mod call;
 mod figures;
 mod p2p;
 mod peer;
+mod pool;
 mod store;
+mod symm;
 mod turns;
 
 use std::process::Command;
@@ -29,8 +31,12 @@ enum What {
     Call(call::Options),
     /// Messages under each policy: time, and device memory
     P2p(p2p::Options),
+    /// Symmetric pools: the same requests with a pool a group and with one that groups share; entry, exit, look-up
+    Pool(pool::Options),
     /// Set, get and add through a store's server, and the joining of many clients, beside PyTorch's server
     Store(store::Options),
+    /// Symmetric memory: commits, rendezvous, signals and transfers beside what they stand on, and beside PyTorch's
+    Symm(symm::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -38,7 +44,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         What::Alloc(options) => alloc::run(options),
         What::Call(options) => call::run(options),
         What::P2p(options) => p2p::run(options),
+        What::Pool(options) => pool::run(options),
         What::Store(options) => store::run(options),
+        What::Symm(options) => symm::run(options),
     }
 }
 
@@ -49,8 +57,12 @@ fn ours(folder: &str, bench: &str, arguments: &[&str]) -> Result<Player> {
         Command::new(bundled)
     } else {
         let (root, package) = (shell::workspace()?, shell::package(folder));
-        let cargo =
-            |last| shell::cargo(&root, &["bench", "--quiet", "--package", &package, "--bench", bench, last]);
+        // The twins of its kernels; other crates' adapters would be measured with them.
+        let features = if folder == "symm-mem" { shell::adapters(Some(folder)) } else { String::new() };
+        let cargo = |last| {
+            let what = ["bench", "--quiet", "--package", &package, "--features", &features, "--bench", bench];
+            shell::cargo(&root, &[&what[..], &[last]].concat())
+        };
         // By itself: it takes longer than a round may.
         shell::run(&mut cargo("--no-run"))?;
         cargo("--")

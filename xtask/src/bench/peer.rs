@@ -11,7 +11,19 @@ use super::turns::Player;
 use crate::child;
 
 const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
-const CALL: &str = include_str!("../../peers/call_bench.py");
+
+/// A program of ranks in Python, which takes their number.
+pub(super) struct Script {
+    name: &'static str,
+    text: &'static str,
+}
+
+/// Calls of torch.distributed.
+pub(super) const CALL: Script =
+    Script { name: "call_bench.py", text: include_str!("../../peers/call_bench.py") };
+/// torch.distributed's symmetric memory.
+pub(super) const SYMM: Script =
+    Script { name: "symm_bench.py", text: include_str!("../../peers/symm_bench.py") };
 
 /// A compiler takes a minute over PyTorch's headers on a slow host.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -52,12 +64,12 @@ pub(super) fn torch_allocator() -> Result<(Player, TempDir)> {
     Ok((Player::start(&mut Command::new(&program))?, folder))
 }
 
-/// `peers/call_bench.py`, started with Python's `torch` (the variable `PYTHON` names another than python3's), and the
-/// folder that it lies in.
+/// The script, started with Python's `torch` (the variable `PYTHON` names another than python3's), and the folder that it
+/// lies in.
 ///
 /// # Errors
 /// Why it cannot be had here.
-pub(super) fn torch_distributed(ranks: usize) -> Result<(Player, TempDir)> {
+pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player, TempDir)> {
     let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let count =
         "import torch, torch.distributed as d; print(torch.cuda.device_count() * d.is_nccl_available())";
@@ -71,8 +83,8 @@ pub(super) fn torch_distributed(ranks: usize) -> Result<(Player, TempDir)> {
         bail!("torch reaches {devices} GPUs with NCCL, for {ranks} ranks");
     }
     let folder = tempfile::tempdir().context("a folder for the program")?;
-    let program = folder.path().join("call_bench.py");
-    std::fs::write(&program, CALL).with_context(|| format!("cannot write {}", program.display()))?;
+    let program = folder.path().join(script.name);
+    std::fs::write(&program, script.text).with_context(|| format!("cannot write {}", program.display()))?;
     Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
 }
 
