@@ -35,6 +35,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
+//! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks |
 //! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
@@ -61,6 +62,7 @@ pub mod agreement;
 mod commit;
 mod domain;
 mod error;
+pub mod exchange;
 pub mod kernels;
 mod pool;
 pub mod rendezvous;

@@ -4,11 +4,13 @@ mod commit_simulation;
 mod commits;
 mod convert;
 mod embedded;
+mod exchange;
 mod hazards;
 mod kernels;
 mod orders;
 pub(crate) mod random;
 mod rendezvous;
+pub(crate) mod schedule;
 mod seeded_device;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -22,10 +22,22 @@ impl DeviceMemory {
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`.
     #[doc(alias = "cuIpcGetMemHandle")]
     pub fn export_ipc(&self) -> Result<IpcHandle> {
-        let _current = self.context().enter()?;
+        self.context().export_ipc(self.ptr())
+    }
+}
+
+impl Context {
+    /// Names the allocation of `cuMemAlloc` that an address lies in to other processes: all of it, from its first byte
+    /// on. The memory must stay until all of them have closed it.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuIpcGetMemHandle`: `CUDA_ERROR_INVALID_VALUE` for other memory.
+    #[doc(alias = "cuIpcGetMemHandle")]
+    pub fn export_ipc(&self, ptr: DevicePtr) -> Result<IpcHandle> {
+        let _current = self.enter()?;
         let mut handle = CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the memory is alive; writes 64 bytes, to a local that outlives the call.
-        unsafe { call!(self.context().api(), cuIpcGetMemHandle(&mut handle, self.ptr().0)) }?;
+        // SAFETY: the address is looked up, not read; writes 64 bytes, to a local that outlives the call.
+        unsafe { call!(self.api(), cuIpcGetMemHandle(&mut handle, ptr.0)) }?;
         Ok(IpcHandle(handle.reserved.map(|byte| byte.to_ne_bytes()[0])))
     }
 }

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use cuda_driver::{
@@ -27,6 +30,13 @@ pub(super) struct Inner {
     pub(super) mapping: Mapping,
     bytes: usize,
     pub(super) subject: Subject,
+    pub(super) number: u64,
+}
+
+/// A number for an allocation of this process, which no other has or had.
+pub(crate) fn fresh_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Why there is no memory.
@@ -89,7 +99,15 @@ impl PeerMemory {
         let whole = granularity.round_up(bytes);
         let memory = PhysicalMemory::create(context, whole, handles)?;
         let mapping = mapped(context, &memory, whole)?;
-        Ok(Self { inner: Arc::new(Inner { homes: Homes::default(), mapping, bytes, subject }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                homes: Homes::default(),
+                mapping,
+                bytes,
+                subject,
+                number: fresh_number(),
+            }),
+        })
     }
 
     /// Where it is on this rank.
@@ -115,7 +133,7 @@ impl PeerMemory {
 }
 
 /// Maps `memory` for the device of `context`.
-pub(super) fn mapped(
+pub(crate) fn mapped(
     context: &Context,
     memory: &PhysicalMemory,
     bytes: usize,

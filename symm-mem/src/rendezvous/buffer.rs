@@ -22,10 +22,12 @@ enum Memory {
 }
 
 /// The whole allocation that a buffer lies in: what peers map.
-pub(super) struct Allocation {
-    pub(super) subject: Subject,
-    pub(super) base: DevicePtr,
-    pub(super) bytes: usize,
+pub(crate) struct Allocation {
+    pub(crate) subject: Subject,
+    /// Of an allocation of its own: its number in the process.
+    pub(crate) number: Option<u64>,
+    pub(crate) base: DevicePtr,
+    pub(crate) bytes: usize,
     pub(super) frozen: bool,
 }
 
@@ -75,7 +77,7 @@ impl Buffer {
     }
 
     /// Where it begins in the allocation that peers map, in bytes.
-    pub(super) fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         match &self.memory {
             Memory::Pool(block) => block.placement().offset as usize + self.offset,
             Memory::Own(_) => self.offset,
@@ -98,12 +100,13 @@ impl Buffer {
         }
     }
 
-    pub(super) fn allocation(&self) -> Option<Allocation> {
+    pub(crate) fn allocation(&self) -> Option<Allocation> {
         match &self.memory {
             Memory::Own(memory) => {
                 let mapping = &memory.inner.mapping;
                 let (subject, base, bytes) = (memory.inner.subject, mapping.ptr(), mapping.bytes());
-                Some(Allocation { subject, base, bytes, frozen: false })
+                let number = Some(memory.inner.number);
+                Some(Allocation { subject, number, base, bytes, frozen: false })
             }
             Memory::Pool(block) => {
                 let (pool, ordinal) = (block.memory().id(), block.placement().ordinal);
@@ -112,6 +115,7 @@ impl Buffer {
                 let log = LogPoint { length: segment.log.length, hash: segment.log.hash };
                 Some(Allocation {
                     subject: Subject::Pool { pool, ordinal, log },
+                    number: None,
                     base: DevicePtr(segment.memory.address),
                     bytes: segment.bytes as usize,
                     frozen: arena.is_frozen(),
@@ -121,7 +125,7 @@ impl Buffer {
     }
 
     /// The physical memory of the allocation.
-    pub(super) fn physical(
+    pub(crate) fn physical(
         &self,
         context: &Context,
         allocation: &Allocation,

@@ -20,7 +20,7 @@ pub struct GroupInfo {
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
     pub(super) ranks: Arc<[u32]>,
-    pub(super) store: Arc<dyn Store>,
+    pub(crate) store: Arc<dyn Store>,
     standing: Option<Standing>,
 }
 
@@ -114,7 +114,7 @@ impl GroupInfo {
     }
 
     /// Whether the group goes on: nobody is waited for in one that does not.
-    pub(super) fn standing(&self) -> Result<(), GroupError> {
+    pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.standing.as_ref().map_or(Ok(()), Standing::check)
     }
 }

@@ -36,6 +36,7 @@
 mod allocation;
 mod buffer;
 mod buffers;
+pub(crate) mod desk;
 mod driver;
 mod error;
 mod group;
@@ -43,7 +44,7 @@ mod layout;
 mod memory;
 mod pads;
 pub mod protocol;
-mod share;
+pub(crate) mod share;
 mod signals;
 
 use std::{
@@ -55,7 +56,6 @@ use std::{
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
 use process_group::{ProcessGroup, local};
 
-pub(crate) use self::buffers::Homes;
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
@@ -65,6 +65,10 @@ pub use self::{
     layout::Layout,
     memory::{PeerView, SymmetricMemory},
     protocol::RendezvousRefusal,
+};
+pub(crate) use self::{
+    allocation::{fresh_number, mapped},
+    buffers::Homes,
 };
 use self::{
     buffers::Seat,
@@ -118,24 +122,24 @@ impl RendezvousOptions {
 /// A group's rendezvous: its signal pads, and the memory that its members have of each other. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// What a rank is, as it tells the others.
 #[derive(Debug, Clone)]
-struct Identity {
-    host: u64,
-    process: u64,
-    device: Uuid,
-    unreachable: Vec<Uuid>,
+pub(crate) struct Identity {
+    pub(crate) host: u64,
+    pub(crate) process: u64,
+    pub(crate) device: Uuid,
+    pub(crate) unreachable: Vec<Uuid>,
     life: u64,
 }
 
-struct Inner {
-    info: GroupInfo,
-    context: Context,
+pub(crate) struct Inner {
+    pub(crate) info: GroupInfo,
+    pub(crate) context: Context,
     options: RendezvousOptions,
-    identity: Identity,
+    pub(crate) identity: Identity,
     seat: Seat,
     /// The number of the next rendezvous; one is held at a time.
     next: Mutex<u64>,
@@ -233,6 +237,14 @@ impl Rendezvous {
                 address: buffer.ptr().0,
             }),
         }
+    }
+
+    /// What begins the keys of whatever is built on the rendezvous that has mapped `memory`, and of nothing else.
+    pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
+        let Inner { info, identity, seat, .. } = &*self.inner;
+        let (since, _) = memory.buffer.homes().get(seat, memory.buffer.ordinal())?;
+        let (id, life) = (info.id(), identity.life);
+        Some(format!("symm/meeting/{:x}.{}/{life}/{since}", id.uid, id.epoch))
     }
 
     /// One rendezvous, whatever this rank comes with: the peers, and the rendezvous in which they were mapped.
@@ -374,7 +386,7 @@ fn identity(info: &GroupInfo, context: &Context) -> Result<Identity, RendezvousE
 }
 
 /// An error with what caused it.
-fn explained(error: &dyn std::error::Error) -> String {
+pub(crate) fn explained(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -5,10 +5,7 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
     os::fd::{AsFd, OwnedFd},
-    sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::OnceLock,
 };
 
 use cuda_driver::{
@@ -23,21 +20,18 @@ use process_group::{
 use super::{
     allocation::mapped,
     buffers::PeerBuffers,
+    desk::{Deposit, Desk},
     protocol::{Handles, Outcome, Record},
 };
 
 /// A descriptor of physical memory.
-const MEMORY: Tag = Tag(*b"memo");
+pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
-/// Memory for the ranks of this process, by token.
-static DESK: Mutex<Option<HashMap<u64, PhysicalMemory>>> = Mutex::new(None);
-
-fn desk() -> MutexGuard<'static, Option<HashMap<u64, PhysicalMemory>>> {
-    DESK.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Memory for the ranks of this process.
+static DESK: Desk<PhysicalMemory> = Desk::new();
 
 /// This process, as no other says of itself: its number alone would be found in another container too.
-pub(super) fn process() -> u64 {
+pub(crate) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
@@ -46,13 +40,12 @@ pub(super) fn process() -> u64 {
 pub(super) struct Offer {
     door: Door,
     descriptor: Option<OwnedFd>,
-    token: u64,
+    _deposit: Deposit<PhysicalMemory>,
 }
 
 impl Offer {
     /// Opens a door, and makes what can be had of `memory`.
     pub(super) fn make(memory: &PhysicalMemory) -> Result<(Self, Handles), String> {
-        static TOKENS: AtomicU64 = AtomicU64::new(0);
         let door = Door::open().map_err(|error| error.to_string())?;
         let kinds = memory.handle_types();
         let said = |error: cuda_driver::Error| error.to_string();
@@ -64,18 +57,10 @@ impl Offer {
             true => Some(memory.export_fabric().map_err(said)?.0.to_vec()),
             false => None,
         };
-        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-        let handles = Handles { descriptor: descriptor.is_some(), fabric, card: door.card(), token };
-        desk().get_or_insert_default().insert(token, memory.clone());
-        Ok((Self { door, descriptor, token }, handles))
-    }
-}
-
-impl Drop for Offer {
-    fn drop(&mut self) {
-        if let Some(memory) = desk().as_mut() {
-            memory.remove(&self.token);
-        }
+        let deposit = DESK.leave(memory.clone());
+        let handles =
+            Handles { descriptor: descriptor.is_some(), fabric, card: door.card(), token: deposit.token };
+        Ok((Self { door, descriptor, _deposit: deposit }, handles))
     }
 }
 
@@ -125,8 +110,9 @@ fn fetch(
     if let (false, Some(own)) = (others.is_empty(), &offer.descriptor) {
         let card = |place: u64| Ok(records[place as usize].handles.card.clone());
         let own = [(MEMORY, own.as_fd())];
+        let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
         let found = exchange(&offer.door, place as u64, &others, card, &own, deadline);
-        for peer in found.map_err(|error| told(&error, records))? {
+        for peer in found.map_err(|error| told(&error, rank))? {
             met.extend(peer.descriptors.into_iter().map(|descriptor| (peer.link.place(), descriptor)));
         }
     }
@@ -136,7 +122,7 @@ fn fetch(
         }
         let fail = |problem: String| failed(format!("memory of rank {}: {problem}", record.rank));
         if (record.host, record.process) == (me.host, me.process) {
-            let memory = desk().as_ref().and_then(|desk| desk.get(&record.handles.token).cloned());
+            let memory = DESK.find(record.handles.token);
             return memory.map(Some).ok_or_else(|| fail("it has left this process's desk".into()));
         }
         let bytes = record.segment as usize;
@@ -154,8 +140,8 @@ fn fetch(
     records.iter().enumerate().map(of_rank).collect()
 }
 
-fn told(error: &LocalError, records: &[Record]) -> Outcome {
-    let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
+/// What came of meeting others, whose ranks are known by their places.
+pub(crate) fn told(error: &LocalError, rank: impl Fn(&u64) -> u32) -> Outcome {
     match error {
         LocalError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
         LocalError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },

@@ -202,9 +202,25 @@ impl Message for Verdict {
 }
 
 /// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
-///
-/// A failure outweighs silence, and silence outweighs one who only waited for the silent.
 pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
+    let refusal = match judge(outcomes) {
+        Ok(()) => return Verdict::Mapped,
+        Err(Loss::Failed { rank, cause }) => RendezvousRefusal::SharingFailed { rank, cause },
+        Err(Loss::Members { missing, noticed }) => RendezvousRefusal::MembersLost { missing, noticed },
+    };
+    Verdict::Failed { refusal }
+}
+
+/// Why members do not all have all.
+pub(crate) enum Loss {
+    /// A rank, the lowest of several, could not map, for this cause.
+    Failed { rank: u32, cause: String },
+    /// Ranks that did not say how it went, or that others found gone; and those that waited for them.
+    Members { missing: Vec<u32>, noticed: Vec<u32> },
+}
+
+/// Whether all have all: a failure outweighs silence, and silence outweighs one who only waited for the silent.
+pub(crate) fn judge(outcomes: &[(u32, Option<Outcome>)]) -> Result<(), Loss> {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);
     let failed = outcomes.iter().find_map(|(rank, outcome)| match outcome {
@@ -222,13 +238,10 @@ pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
     };
     let missing = ranks_that(Option::is_none);
     let noticed = ranks_that(|outcome| matches!(outcome, Some(Outcome::Alone { .. })));
-    let refusal = match (failed, missing.is_empty(), noticed.is_empty()) {
-        (Some((rank, cause)), ..) => RendezvousRefusal::SharingFailed { rank, cause },
-        (None, false, _) => RendezvousRefusal::MembersLost { missing, noticed },
-        (None, true, false) => {
-            RendezvousRefusal::MembersLost { missing: gone.into_iter().collect(), noticed }
-        }
-        (None, true, true) => return Verdict::Mapped,
-    };
-    Verdict::Failed { refusal }
+    match (failed, missing.is_empty(), noticed.is_empty()) {
+        (Some((rank, cause)), ..) => Err(Loss::Failed { rank, cause }),
+        (None, false, _) => Err(Loss::Members { missing, noticed }),
+        (None, true, false) => Err(Loss::Members { missing: gone.into_iter().collect(), noticed }),
+        (None, true, true) => Ok(()),
+    }
 }

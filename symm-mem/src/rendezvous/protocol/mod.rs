@@ -15,6 +15,7 @@ mod refusal;
 mod tests;
 
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
+pub(crate) use decide::{Loss, judge};
 pub use machine::{Conclusion, Ending, Input, Meeting, Output};
 pub use record::{Handles, Readiness, Record, Subject, Uuid};
 pub use refusal::RendezvousRefusal;

@@ -1,0 +1,179 @@
+//! The end of plans, and leases: a thread of the exchange's own, so that nobody who drops a plan waits for what is under
+//! way, for the device, for the store or for peers.
+
+use std::{
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use cuda_driver::graph::RelaxedCapture;
+use process_group::store::Deadline;
+
+use super::{
+    Quarantined,
+    core::{Core, closed_key},
+    lease::{Lease, Standing},
+    shared::Shared,
+    watch::TICK,
+};
+
+/// How often it asks whether peers have let go.
+const ASK: Duration = Duration::from_millis(20);
+
+/// What is to be closed.
+pub(super) struct Closer {
+    /// How long peers may hold what they were lent.
+    lease: Duration,
+    begun: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Plans that were dropped, and leases, until they have ended.
+    outstanding: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    /// Plans that were dropped.
+    closing: Vec<Arc<Core>>,
+    leases: Vec<(Arc<Core>, Lease)>,
+    quarantine: Vec<Quarantined>,
+    stopping: bool,
+    /// Leases end now.
+    hurry: bool,
+}
+
+impl Closer {
+    pub(super) fn new(lease: Duration) -> Self {
+        let (begun, outstanding) = (Instant::now(), AtomicUsize::new(0));
+        Self { lease, begun, state: Mutex::default(), changed: Condvar::new(), outstanding }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// A plan was dropped.
+    pub(super) fn close(&self, core: Arc<Core>) {
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        self.tell(|state| state.closing.push(core));
+    }
+
+    /// Ends once nothing is outstanding.
+    pub(super) fn stop(&self) {
+        self.tell(|state| state.stopping = true);
+    }
+
+    /// Waits until nothing is outstanding; from the deadline on leases are overdue.
+    pub(super) fn settle(&self, deadline: Deadline) {
+        let mut state = self.lock();
+        while self.outstanding.load(Ordering::Acquire) > 0 {
+            state.hurry = deadline.expired();
+            let patience = if state.hurry { ASK } else { deadline.remaining().min(ASK) };
+            state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.hurry = false;
+    }
+
+    /// What peers have not let go of in time.
+    pub(super) fn quarantine(&self) -> Vec<Quarantined> {
+        std::mem::take(&mut self.lock().quarantine)
+    }
+
+    /// Holds what peers may believe to be lent to them, though this rank does not know the end of the exchange.
+    pub(super) fn hold(&self, core: Arc<Core>) {
+        self.outstanding.fetch_add(1, Ordering::AcqRel);
+        let lease = self.lend(&core);
+        self.tell(|state| state.leases.push((core, lease)));
+    }
+
+    fn lend(&self, core: &Core) -> Lease {
+        Lease::new(core.peers(), self.begun.elapsed() + self.lease)
+    }
+}
+
+/// The thread's work, until [`Closer::stop`]; then the watch ends too.
+pub(super) fn run(shared: &Shared) {
+    // What is asked here is no part of a capture that happens to be open, and must not ruin it.
+    let _relaxed = RelaxedCapture::enter(shared.context.driver());
+    let closer = &shared.closer;
+    let mut state = closer.lock();
+    loop {
+        if state.closing.is_empty() && state.leases.is_empty() {
+            if state.stopping {
+                break;
+            }
+            state = closer.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let mut closing = std::mem::take(&mut state.closing);
+        let mut leases = std::mem::take(&mut state.leases);
+        let hurry = state.hurry;
+        drop(state);
+
+        let idle: Vec<Arc<Core>> = closing.extract_if(.., |core| core.is_idle()).collect();
+        for core in idle {
+            let lease = farewell(shared, &core);
+            leases.push((core, lease));
+        }
+        let overdue = collect(shared, &mut leases, hurry);
+
+        state = closer.lock();
+        let patience = if closing.is_empty() { ASK } else { TICK };
+        state.closing.splice(..0, closing);
+        state.leases.splice(..0, leases);
+        state.quarantine.extend(overdue);
+        closer.changed.notify_all();
+        if !(state.closing.is_empty() && state.leases.is_empty()) {
+            state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+    drop(state);
+    shared.watch.stop();
+}
+
+/// Lets go of what the peers have lent for a plan that was dropped, and says so.
+fn farewell(shared: &Shared, core: &Core) -> Lease {
+    core.close();
+    for peer in core.peers() {
+        // A peer that does not come to know keeps its memory until its lease is overdue.
+        let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
+    }
+    shared.closer.lend(core)
+}
+
+/// Ends the leases that are over; those that are overdue are the answer.
+fn collect(shared: &Shared, leases: &mut Vec<(Arc<Core>, Lease)>, hurry: bool) -> Vec<Quarantined> {
+    let (store, closer) = (&shared.info.store, &shared.closer);
+    let now = if hurry { Duration::MAX } else { closer.begun.elapsed() };
+    let mut overdue = Vec::new();
+    for (core, mut lease) in std::mem::take(leases) {
+        let said = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
+        let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
+        let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
+        for peer in &closed {
+            // What is left behind costs a few bytes in the store.
+            let _ = store.delete(&said(peer));
+        }
+        match lease.step(&closed, now) {
+            Standing::Runs => {
+                leases.push((core, lease));
+                continue;
+            }
+            Standing::Over => {
+                shared.slots().give_back(core.slots.clone());
+                drop(core);
+            }
+            Standing::Overdue => overdue.push(Quarantined::new(core, lease.waiting().to_vec())),
+        }
+        closer.outstanding.fetch_sub(1, Ordering::AcqRel);
+    }
+    overdue
+}

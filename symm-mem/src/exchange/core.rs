@@ -1,0 +1,97 @@
+//! A plan's transfers, as those who enqueue them and the clerk know them.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use cuda_driver::{DevicePtr, Event, Stream};
+
+use super::{Fault, Memory, handles::Imported, protocol::Part, slots::Words};
+
+/// A plan: its transfers, and what it holds.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) plan: String,
+    pub(super) generation: u64,
+    /// The generation that counts.
+    pub(super) current: Arc<AtomicU64>,
+    /// What begins the keys of its exchange.
+    pub(super) key: String,
+    pub(super) slots: Range<usize>,
+    pub(super) wires: Vec<Wire>,
+    /// Peers' memory, until the plan is closed.
+    pub(super) imports: Mutex<Vec<Arc<Imported>>>,
+    pub(super) fault: OnceLock<Fault>,
+    /// Whether the peers have been told of the fault.
+    pub(super) told: AtomicBool,
+    /// Whether a graph may wait for toggles.
+    pub(super) captured: AtomicBool,
+    /// Operations that the clerk watches.
+    pub(super) pending: AtomicUsize,
+}
+
+/// One transfer.
+#[derive(Debug)]
+pub(super) struct Wire {
+    /// As a rank of the job.
+    pub(super) peer: u32,
+    pub(super) part: Part,
+    pub(super) memory: Memory,
+    /// The peer's buffer, if this rank copies.
+    pub(super) remote: Option<DevicePtr>,
+    pub(super) own: Words,
+    pub(super) theirs: Words,
+    /// The highest count that was waited for.
+    pub(super) awaited: AtomicU32,
+    pub(super) turn: Mutex<Turn>,
+}
+
+/// How far a transfer is.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// Rounds that were begun: counted without end, compared as serial numbers.
+    pub(super) round: u32,
+    /// Whether the peer may copy: `ready` was called, and `wait` not yet.
+    pub(super) offered: bool,
+    /// The last operation: whatever its stream, the next comes behind it.
+    pub(super) last: Option<(Stream, Arc<Event>)>,
+}
+
+impl Core {
+    /// Why the plan does nothing any more, if so.
+    pub(super) fn fault(&self) -> Result<(), Fault> {
+        self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+
+    /// The first fault counts.
+    pub(super) fn fail(&self, fault: Fault) {
+        let _ = self.fault.set(fault);
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
+    /// The peers, each once.
+    pub(super) fn peers(&self) -> Vec<u32> {
+        let mut peers: Vec<u32> = self.wires.iter().map(|wire| wire.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        peers
+    }
+
+    /// Lets go of the peers' memory.
+    pub(super) fn close(&self) {
+        let imports = std::mem::take(&mut *self.imports.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(imports);
+    }
+}
+
+/// The key under which `from` says to `to` that it has let go of a plan.
+pub(super) fn closed_key(key: &str, from: u32, to: u32) -> String {
+    format!("{key}/closed/{from}/{to}")
+}

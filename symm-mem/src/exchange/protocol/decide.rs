@@ -1,0 +1,212 @@
+//! The decisions, as pure functions of what the members said.
+
+use super::{
+    record::{End, Part, Record, Way},
+    refusal::ExchangeRefusal,
+};
+use crate::{
+    agreement::{
+        Split,
+        wire::{Message, wire_enum, wire_struct},
+    },
+    rendezvous::protocol::{Loss, Outcome, Readiness, judge},
+};
+
+/// A plan, as all members hold it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreement {
+    /// The generation of the plan.
+    pub generation: u64,
+    /// What the members have said, in the order of the group.
+    pub records: Vec<Record>,
+}
+wire_struct!(Agreement { generation, records });
+
+/// What all members do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// Some open what they lack; then they say how it went.
+    Open {
+        /// What the plan will be.
+        agreement: Agreement,
+        /// The shortest deadline among the members, in milliseconds.
+        deadline_ms: u64,
+    },
+    /// All have open what they need: the plan holds.
+    Settled {
+        /// The plan.
+        agreement: Agreement,
+    },
+    /// There is no plan.
+    Refuse {
+        /// Why.
+        refusal: ExchangeRefusal,
+    },
+}
+wire_enum!(Decision {
+    0 => Open { agreement, deadline_ms },
+    1 => Settled { agreement },
+    2 => Refuse { refusal },
+});
+
+impl Message for Decision {
+    const KIND: u8 = 21;
+}
+
+/// Decides what the members do, from the records of all of them, in the order of the group.
+///
+/// Checked in this order: that every record fits together; that all speak of the same plan and are ready; that every
+/// transfer has two ends that belong together and are of one size; that memory can be had, and reached, where it is
+/// needed. All of it before anything is opened.
+pub fn decide(records: &[Record]) -> Decision {
+    let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
+    if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
+        return Decision::Refuse { refusal };
+    }
+    let generation = records.iter().map(|record| record.generation).max().unwrap_or(0);
+    let agreement = Agreement { generation, records: records.to_vec() };
+    let complete = pairs(records).all(|(from, to)| missing(from, to).is_empty());
+    if complete {
+        return Decision::Settled { agreement };
+    }
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+    Decision::Open { agreement, deadline_ms }
+}
+
+/// Every ordered pair of members.
+fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
+    records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
+}
+
+/// What `to` reaches into of the memory of `from`, as places in its exports, each once and ascending.
+fn reached(from: &Record, to: &Record) -> Vec<usize> {
+    let exports = from.with(to.rank).filter(|end| !end.part.copies()).filter_map(|end| end.export);
+    let mut exports: Vec<usize> = exports.map(|at| at as usize).collect();
+    exports.sort_unstable();
+    exports.dedup();
+    exports
+}
+
+/// What `to` has to open of the memory of `from`, as places in its exports, ascending: the same on both.
+pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
+    let mut lacking = reached(from, to);
+    lacking.retain(|at| {
+        let id = from.exports.get(*at).map(|export| export.id);
+        !to.held.iter().any(|held| held.peer == from.rank && Some(held.id) == id)
+    });
+    lacking
+}
+
+fn flawed(records: &[Record]) -> Option<ExchangeRefusal> {
+    records.iter().find_map(|record| {
+        let cause = record.flaw()?;
+        Some(ExchangeRefusal::RecordUnreadable { rank: record.rank, cause })
+    })
+}
+
+fn other_plan(records: &[Record]) -> Option<ExchangeRefusal> {
+    let plans = Split::of(records.iter().map(|record| (record.rank, record.plan.clone())));
+    (!plans.is_unanimous()).then_some(ExchangeRefusal::PlanMismatch { plans })
+}
+
+fn unready(records: &[Record]) -> Option<ExchangeRefusal> {
+    let failed = records.iter().filter_map(|record| match &record.readiness {
+        Readiness::Ready => None,
+        Readiness::Capturing => Some((record.rank, "a stream of its device captures".to_owned())),
+        Readiness::Failed { cause } => Some((record.rank, cause.clone())),
+    });
+    let (rank, cause) = failed.min_by_key(|(rank, _)| *rank)?;
+    Some(ExchangeRefusal::PeerPrepareFailed { rank, cause })
+}
+
+fn unmatched(records: &[Record]) -> Option<ExchangeRefusal> {
+    let stray = records.iter().find_map(|record| {
+        let is_member = |end: &&End| records.iter().any(|other| other.rank == end.peer);
+        let peer = record.ends.iter().find(|end| end.peer == record.rank || !is_member(end))?.peer;
+        let transfers = record.with(peer).count() as u64;
+        Some(ExchangeRefusal::CounterpartMissing { rank: record.rank, transfers, peer, found: 0 })
+    });
+    stray.or_else(|| {
+        let mut pairs: Vec<_> = pairs(records).filter(|(a, b)| a.rank < b.rank).collect();
+        pairs.sort_by_key(|(a, b)| (a.rank, b.rank));
+        pairs.into_iter().find_map(|(a, b)| mismatch(a, b))
+    })
+}
+
+/// The first difference between the ends of two ranks' transfers with each other.
+fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
+    let (rank, peer) = (a.rank, b.rank);
+    let differs = (0..).zip(a.with(peer).zip(b.with(rank))).find_map(|(at, (own, other))| {
+        if own.part != other.part.counterpart() {
+            let (part, found): (Part, Part) = (own.part, other.part);
+            return Some(ExchangeRefusal::PartMismatch { at, rank, part, peer, found });
+        }
+        let (bytes, found) = (own.bytes, other.bytes);
+        (bytes != found).then_some(ExchangeRefusal::SizeMismatch { at, rank, bytes, peer, found })
+    });
+    let (own, other) = (a.with(peer).count() as u64, b.with(rank).count() as u64);
+    // Where a transfer was left out, those after it differ: that one is missing says more.
+    if own != other {
+        let (rank, transfers, peer, found) =
+            if own > other { (rank, own, peer, other) } else { (peer, other, rank, own) };
+        return Some(ExchangeRefusal::CounterpartMissing { rank, transfers, peer, found });
+    }
+    differs
+}
+
+fn out_of_reach(records: &[Record]) -> Option<ExchangeRefusal> {
+    pairs(records).find_map(|(from, to)| {
+        if (from.host, from.process) == (to.host, to.process) {
+            return None;
+        }
+        let lacking = missing(from, to).into_iter().filter_map(|at| from.exports.get(at));
+        let refused = lacking.map(|export| &export.way).find(|way| !can_be_had(way, from.host == to.host))?;
+        Some(ExchangeRefusal::OutOfReach {
+            rank: from.rank,
+            way: refused.name().to_owned(),
+            peer: to.rank,
+            other_host: from.host != to.host,
+        })
+    })
+}
+
+fn can_be_had(way: &Way, same_host: bool) -> bool {
+    match way {
+        Way::Legacy { handle } => same_host && handle.len() == 64,
+        Way::Virtual { descriptor, fabric } => fabric.is_some() || (same_host && *descriptor),
+    }
+}
+
+fn unreachable(records: &[Record]) -> Option<ExchangeRefusal> {
+    pairs(records).find_map(|(from, to)| {
+        let blocked = !reached(from, to).is_empty() && to.unreachable.contains(&from.device);
+        blocked.then_some(ExchangeRefusal::NoPeerAccess { rank: to.rank, peer: from.rank })
+    })
+}
+
+/// What the members make of their outcomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All have open what they need: the plan holds.
+    Opened,
+    /// All let go of what they have opened for it.
+    Failed {
+        /// Why.
+        refusal: ExchangeRefusal,
+    },
+}
+wire_enum!(Verdict { 0 => Opened {}, 1 => Failed { refusal } });
+
+impl Message for Verdict {
+    const KIND: u8 = 22;
+}
+
+/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
+pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
+    let refusal = match judge(outcomes) {
+        Ok(()) => return Verdict::Opened,
+        Err(Loss::Failed { rank, cause }) => ExchangeRefusal::OpeningFailed { rank, cause },
+        Err(Loss::Members { missing, noticed }) => ExchangeRefusal::MembersLost { missing, noticed },
+    };
+    Verdict::Failed { refusal }
+}

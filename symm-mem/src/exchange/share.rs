@@ -1,0 +1,220 @@
+//! How ranks come by what they lack of each other's memory, once all have agreed on it.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use cuda_driver::{
+    Context,
+    memory::{ImportedMemory, IpcHandle},
+    vmm::{FabricHandle, PhysicalMemory},
+};
+use process_group::{
+    local::{Door, Tag, exchange},
+    store::Deadline,
+};
+
+use super::{
+    Memory, Transfer,
+    handles::{Imported, Key},
+    protocol::{Export, Record, Way, missing},
+};
+use crate::rendezvous::{
+    desk::{Deposit, Desk},
+    explained, mapped,
+    protocol::Outcome,
+    share::{MEMORY, told},
+};
+
+/// What begins a meeting of two processes: a descriptor of nothing.
+const HELLO: Tag = Tag(*b"plan");
+
+/// Memory for the ranks of this process.
+static DESK: Desk<Memory> = Desk::new();
+
+/// What this rank has for the others, until it is dropped.
+pub(super) struct Offer {
+    door: Door,
+    exports: Vec<(Export, Memory)>,
+    _deposits: Vec<Deposit<Memory>>,
+}
+
+impl Offer {
+    /// Opens a door, and makes what can be had of the memory that peers reach into.
+    pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
+        let door = Door::open().map_err(|error| explained(&error))?;
+        let mut exports: Vec<(Export, Memory)> = Vec::new();
+        let mut deposits = Vec::new();
+        for transfer in transfers.iter().filter(|transfer| !transfer.part.copies()) {
+            let memory = &transfer.memory;
+            let whole = memory.whole().ok_or("the block is of no segment of its pool")?;
+            if exports.iter().any(|(export, _)| export.id == whole.id) {
+                continue;
+            }
+            let deposit = DESK.leave(memory.clone());
+            let (way, token) = (memory.way(context)?, deposit.token);
+            let export = Export { id: whole.id, bytes: whole.bytes as u64, way, token };
+            deposits.push(deposit);
+            exports.push((export, memory.clone()));
+        }
+        Ok(Self { door, exports, _deposits: deposits })
+    }
+
+    pub(super) fn card(&self) -> Vec<u8> {
+        self.door.card()
+    }
+
+    pub(super) fn exports(&self) -> Vec<Export> {
+        self.exports.iter().map(|(export, _)| export.clone()).collect()
+    }
+
+    /// Where peers find a memory: which of the exports, and the byte in it.
+    pub(super) fn place(&self, memory: &Memory) -> Option<(u32, u64)> {
+        let whole = memory.whole()?;
+        let at = self.exports.iter().position(|(export, _)| export.id == whole.id)?;
+        Some((u32::try_from(at).ok()?, whole.offset as u64))
+    }
+}
+
+/// The exports of `from` that `to` lacks and is handed as descriptors.
+fn handed(from: &Record, to: &Record) -> Vec<usize> {
+    let here = from.host == to.host && from.process != to.process;
+    let is_descriptor = |at: &usize| {
+        from.exports
+            .get(*at)
+            .is_some_and(|export| matches!(export.way, Way::Virtual { descriptor: true, .. }))
+    };
+    if here { missing(from, to).into_iter().filter(is_descriptor).collect() } else { Vec::new() }
+}
+
+/// Gives the others what they lack, and opens what this rank lacks; `place` is this rank's among `records`.
+pub(super) fn open(
+    context: &Context,
+    offer: &Offer,
+    place: usize,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<HashMap<Key, Arc<Imported>>, Outcome> {
+    let Some(me) = records.get(place) else {
+        let cause = format!("the decision speaks of {} members, this is {place}", records.len());
+        return Err(Outcome::Failed { cause });
+    };
+    let descriptors = hand_over(context, offer, place, records, deadline)?;
+    let mut opened = HashMap::new();
+    for (at, peer) in records.iter().enumerate().filter(|(at, _)| *at != place) {
+        for number in missing(peer, me) {
+            let Some(export) = peer.exports.get(number) else { continue };
+            let descriptor = descriptors.get(&(at, number));
+            let imported = import(context, me, peer, export, descriptor).map_err(|problem| {
+                let cause = format!("{} of rank {}: {problem}", export.id, peer.rank);
+                Outcome::Failed { cause }
+            })?;
+            opened.insert((peer.rank, export.id), Arc::new(imported));
+        }
+    }
+    Ok(opened)
+}
+
+/// Meets the processes with which descriptors change hands; those that came, by whose they are and which.
+fn hand_over(
+    context: &Context,
+    offer: &Offer,
+    place: usize,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<HashMap<(usize, usize), OwnedFd>, Outcome> {
+    let failed = |cause: String| Outcome::Failed { cause };
+    let me = &records[place];
+    let visited = |peer: &Record| !handed(me, peer).is_empty() || !handed(peer, me).is_empty();
+    let others: Vec<u64> = (0..).zip(records).filter(|(_, peer)| visited(peer)).map(|(at, _)| at).collect();
+    let mut received = HashMap::new();
+    if others.is_empty() {
+        return Ok(received);
+    }
+    let rank = |at: &u64| records.get(*at as usize).map_or(u32::MAX, |record| record.rank);
+    let hello = File::open("/dev/null").map_err(|error| failed(format!("/dev/null: {error}")))?;
+    let card = |at: u64| Ok(records[at as usize].card.clone());
+    let met = exchange(&offer.door, place as u64, &others, card, &[(HELLO, hello.as_fd())], deadline);
+    let mut met = met.map_err(|error| told(&error, rank))?;
+    // Pairs in one order on all ranks, and in each the lower place first: nobody waits in a circle.
+    met.sort_by_key(|met| met.link.place());
+    for peer in &met {
+        let at = peer.link.place() as usize;
+        let send = || {
+            handed(me, &records[at]).into_iter().try_for_each(|number| {
+                let memory = offer.exports.get(number).map(|(_, memory)| memory.physical(context));
+                let descriptor = match memory.transpose().map(Option::flatten) {
+                    Ok(Some(physical)) => physical.export_fd().map_err(|error| failed(explained(&error)))?,
+                    Ok(None) => return Err(failed(format!("there is no memory behind export {number}"))),
+                    Err(error) => return Err(failed(explained(&error))),
+                };
+                let sent = peer.link.send(MEMORY, descriptor.as_fd(), deadline);
+                sent.map_err(|error| told(&error, rank))
+            })
+        };
+        if place < at {
+            send()?;
+        }
+        for number in handed(&records[at], me) {
+            let descriptor = peer.link.receive(MEMORY, deadline).map_err(|error| told(&error, rank))?;
+            received.insert((at, number), descriptor);
+        }
+        if place > at {
+            send()?;
+        }
+    }
+    Ok(received)
+}
+
+/// Opens an allocation of a peer.
+fn import(
+    context: &Context,
+    me: &Record,
+    peer: &Record,
+    export: &Export,
+    descriptor: Option<&OwnedFd>,
+) -> Result<Imported, String> {
+    let said = |error: cuda_driver::Error| explained(&error);
+    let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
+    if (peer.host, peer.process) == (me.host, me.process) {
+        let memory = DESK.find(export.token).ok_or("it has left this process's desk")?;
+        if let Some((base, owner)) = memory.plain() {
+            if owner.device() != context.device() {
+                context.enable_peer_access(owner).map_err(said)?;
+            }
+            return Ok(Imported::Here { base, _memory: memory });
+        }
+        let physical = memory.physical(context).map_err(said)?.ok_or("the memory has no pages")?;
+        return mapped(context, &physical, bytes).map(Imported::Mapped).map_err(said);
+    }
+    let physical = match (&export.way, descriptor) {
+        (Way::Legacy { handle }, _) => return legacy(context, handle, bytes),
+        (Way::Virtual { .. }, Some(descriptor)) => {
+            PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes).map_err(said)?
+        }
+        (Way::Virtual { fabric: Some(fabric), .. }, None) => {
+            let handle = <[u8; 64]>::try_from(&fabric[..])
+                .map_err(|_| format!("a fabric handle of {} bytes, expected 64", fabric.len()))?;
+            PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes).map_err(said)?
+        }
+        (Way::Virtual { .. }, None) => return Err("it can be had in no way from here".to_owned()),
+    };
+    mapped(context, &physical, bytes).map(Imported::Mapped).map_err(said)
+}
+
+fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, String> {
+    let said = |error: cuda_driver::Error| explained(&error);
+    let handle = <[u8; 64]>::try_from(handle)
+        .map_err(|_| format!("a legacy handle of {} bytes, expected 64", handle.len()))?;
+    let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(said)?;
+    let range = context.address_range(imported.ptr()).map_err(said)?;
+    let before = imported.ptr().offset_from(range.start).unwrap_or(u64::MAX);
+    let found = (range.bytes as u64).saturating_sub(before);
+    if found < bytes as u64 {
+        return Err(format!("its handle leads to {found} bytes, expected {bytes}"));
+    }
+    Ok(Imported::Legacy(imported))
+}

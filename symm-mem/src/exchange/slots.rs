@@ -1,0 +1,111 @@
+//! A rank's slots for the signals of its peers: which are taken, and how one is laid out.
+
+use std::ops::Range;
+
+use cuda_driver::DevicePtr;
+
+/// A slot: what one peer tells this rank of one transfer. All zero when it is taken.
+///
+/// | word | written by | says |
+/// |---|---|---|
+/// | count | the peer, never less than before | how many rounds it has let begin, or ended |
+/// | toggle | the peer sets it, this rank resets it | the same, of the round under way of a graph |
+/// | abort | the peer | it has given up: nothing that the other words say counts |
+pub(super) const SLOT_BYTES: usize = 16;
+
+/// The words of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Words {
+    pub(super) count: DevicePtr,
+    pub(super) toggle: DevicePtr,
+    pub(super) abort: DevicePtr,
+}
+
+/// The words of slot `slot` of the slab at `slab`.
+pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
+    let begin = slab + slot * SLOT_BYTES;
+    Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize }
+}
+
+/// Which slots of this rank's slab are free.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// Ranges that touch nobody, ascending.
+    free: Vec<Range<usize>>,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize) -> Self {
+        let whole = 0..count;
+        Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
+    }
+
+    /// Takes `count` slots that lie next to each other: the first that are free.
+    pub(super) fn take(&mut self, count: usize) -> Option<Range<usize>> {
+        if count == 0 {
+            return Some(0..0);
+        }
+        let at = self.free.iter().position(|range| range.len() >= count)?;
+        let range = &mut self.free[at];
+        let taken = range.start..range.start + count;
+        range.start += count;
+        if range.start == range.end {
+            self.free.remove(at);
+        }
+        Some(taken)
+    }
+
+    /// Gives slots back that were taken.
+    pub(super) fn give_back(&mut self, range: Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        let at = self.free.partition_point(|free| free.start < range.start);
+        self.free.insert(at, range);
+        // With the one behind it, then with the one before it.
+        for at in [at, at.saturating_sub(1)] {
+            if let [first, second, ..] = &self.free[at..]
+                && first.end == second.start
+            {
+                self.free[at].end = second.end;
+                self.free.remove(at + 1);
+            }
+        }
+    }
+
+    /// How many are free.
+    pub(super) fn free(&self) -> usize {
+        self.free.iter().map(Range::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn no_slot_is_taken_twice_and_all_come_back(
+            requests in proptest::collection::vec((1usize..9, any::<bool>()), 1..60),
+        ) {
+            let mut slots = Slots::new(64);
+            let mut taken: Vec<Range<usize>> = Vec::new();
+            for (count, take) in requests {
+                if take {
+                    let Some(range) = slots.take(count) else { continue };
+                    prop_assert_eq!(range.len(), count);
+                    prop_assert!(range.end <= 64);
+                    prop_assert!(taken.iter().all(|other| other.end <= range.start || range.end <= other.start));
+                    taken.push(range);
+                } else if !taken.is_empty() {
+                    slots.give_back(taken.swap_remove(count % taken.len()));
+                }
+                prop_assert_eq!(slots.free() + taken.iter().map(Range::len).sum::<usize>(), 64);
+            }
+            taken.into_iter().for_each(|range| slots.give_back(range));
+            prop_assert_eq!(slots.take(64), Some(0..64));
+        }
+    }
+}

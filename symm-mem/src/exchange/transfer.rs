@@ -1,0 +1,50 @@
+//! What a plan is made of.
+
+use super::{Memory, TransferError, protocol::Part};
+
+/// One end of a transfer: what this rank does, with which peer, and its buffer. Made by
+/// [`Exchange::transfer`](super::Exchange::transfer), which refuses what cannot be.
+#[derive(Debug, Clone)]
+pub struct Transfer {
+    pub(super) peer: usize,
+    pub(super) part: Part,
+    pub(super) memory: Memory,
+}
+
+impl Transfer {
+    pub(super) fn new(
+        peer: usize,
+        part: Part,
+        memory: Memory,
+        (own, world): (usize, usize),
+    ) -> Result<Self, TransferError> {
+        if peer >= world {
+            return Err(TransferError::NoSuchRank { rank: peer, world });
+        }
+        if peer == own {
+            return Err(TransferError::ToSelf { rank: own });
+        }
+        if memory.bytes() == 0 {
+            return Err(TransferError::Empty);
+        }
+        Ok(Self { peer, part, memory })
+    }
+
+    /// The peer's place in the group.
+    #[must_use]
+    pub fn peer(&self) -> usize {
+        self.peer
+    }
+
+    /// What this rank does.
+    #[must_use]
+    pub fn part(&self) -> Part {
+        self.part
+    }
+
+    /// This rank's buffer.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}

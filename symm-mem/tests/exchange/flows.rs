@@ -1,0 +1,249 @@
+//! Transfers that go well.
+
+use cuda_driver::graph::CaptureMode;
+use process_group::store::{HashStore, Store};
+use symm_mem::{
+    Domain, Geometry, SymmetricPool,
+    exchange::{Exchange, Memory, Part, Plan, Quarantined, TransferError},
+};
+
+use super::{LONG, Rank, on_ranks, on_world, options, pattern};
+
+const PARTS: [Part; 4] = [Part::PutTo, Part::PutFrom, Part::GetFrom, Part::GetBy];
+
+/// What a rank has with each other one: all four parts, of `bytes` bytes at `offset` of an allocation each.
+struct Mesh {
+    plan: Plan,
+    parts: Vec<Part>,
+    peers: Vec<usize>,
+    memory: Vec<Memory>,
+}
+
+/// All transfers between all ranks, whose buffers lie in plain and in virtual memory.
+fn mesh(rank: &Rank<'_>, name: &str, bytes: usize, offset: usize) -> Mesh {
+    let (mut parts, mut peers, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+    for peer in (0..rank.world).filter(|peer| *peer != rank.rank) {
+        // The lower one's order counts.
+        let order: Vec<Part> = match rank.rank < peer {
+            true => PARTS.to_vec(),
+            false => PARTS.iter().map(|part| part.counterpart()).collect(),
+        };
+        for part in order {
+            let whole = match part {
+                Part::PutTo | Part::PutFrom => rank.plain(bytes + offset + 3),
+                _ => rank.mapped(bytes + offset),
+            };
+            memory.push(whole.part(offset, bytes).unwrap());
+            parts.push(part);
+            peers.push(peer);
+        }
+    }
+    let transfers: Vec<_> = peers
+        .iter()
+        .zip(&parts)
+        .zip(&memory)
+        .map(|((peer, part), memory)| rank.transfer(*peer, *part, memory))
+        .collect();
+    let plan = rank.exchange.exchange(name, &transfers).unwrap();
+    Mesh { plan, parts, peers, memory }
+}
+
+impl Mesh {
+    /// Fills what goes out with this rank's pattern, and what comes in with nothing.
+    fn fill(&self, rank: &Rank<'_>, round: usize) {
+        for (part, memory) in self.parts.iter().zip(&self.memory) {
+            match part {
+                Part::PutTo | Part::GetBy => {
+                    rank.write(memory, &pattern(rank.rank, round, memory.bytes()));
+                }
+                _ => rank.write(memory, &vec![0; memory.bytes()]),
+            }
+        }
+    }
+
+    fn check(&self, rank: &Rank<'_>, round: usize) {
+        for ((part, memory), peer) in self.parts.iter().zip(&self.memory).zip(&self.peers) {
+            let from = if matches!(part, Part::PutTo | Part::GetBy) { rank.rank } else { *peer };
+            assert!(
+                rank.read(memory) == pattern(from, round, memory.bytes()),
+                "rank {} {part} {peer} in round {round}",
+                rank.rank
+            );
+        }
+    }
+}
+
+/// Transfers of these sizes at these offsets, a few rounds each, eager and as graphs.
+pub(super) fn all_pairs(rank: &Rank<'_>, cases: &[(usize, usize)]) {
+    for (bytes, offset) in cases {
+        let mesh = mesh(rank, "mesh", *bytes, *offset);
+        for round in 0..3 {
+            mesh.fill(rank, round);
+            (rank.meet)();
+            rank.round(&mesh.plan, &mesh.parts);
+            mesh.check(rank, round);
+        }
+        let graph = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // Twice in one graph: the toggles are used again.
+        rank.enqueue_round(&mesh.plan, &mesh.parts, LONG);
+        rank.enqueue_round(&mesh.plan, &mesh.parts, LONG);
+        let graph = graph.end().unwrap().instantiate().unwrap();
+        for round in 3..6 {
+            mesh.fill(rank, round);
+            (rank.meet)();
+            rank.stream.launch(&graph).unwrap();
+            mesh.plan.watch(&rank.stream, LONG).unwrap();
+            rank.stream.synchronize().unwrap();
+            mesh.plan.check().unwrap();
+            mesh.check(rank, round);
+        }
+        // And eager again.
+        mesh.fill(rank, 6);
+        (rank.meet)();
+        rank.round(&mesh.plan, &mesh.parts);
+        mesh.check(rank, 6);
+        (rank.meet)();
+    }
+}
+
+#[test]
+fn what_is_put_and_got_is_what_was_there() {
+    for size in [2, 3] {
+        on_ranks(size, options(), |rank| all_pairs(rank, &[(1, 0), (4099, 13), (1 << 20, 4096)]));
+    }
+}
+
+#[test]
+fn ranks_of_one_device_reach_each_other() {
+    let _turn = crate::end_to_end::turn();
+    let world = gpu_sim::World::builder().devices(1).capacity(512 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let api = unsafe { cuda_driver::sys::Api::from_parts(world.cuda()) }.unwrap();
+    let driver = cuda_driver::Driver::new(api).unwrap();
+    super::threads(&driver, 1, 2, options(), |rank| all_pairs(rank, &[(777, 1)]));
+    drop(driver);
+    world.finish().expect("nothing is left behind");
+}
+
+#[test]
+fn a_block_of_a_pool_is_reached_in_its_segment() {
+    let stores: std::sync::Arc<dyn Store> = std::sync::Arc::new(HashStore::new());
+    on_ranks(2, options(), |rank| {
+        let domain = Domain::new(stores.clone(), 7, rank.rank as u32, 0..2).unwrap();
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
+        let pool = SymmetricPool::new(&domain, &rank.context, geometry).unwrap();
+        let blocks = [pool.allocate(5000).unwrap(), pool.allocate(70_000).unwrap()];
+        let memory = Memory::from(&blocks[1]).part(3, 60_001).unwrap();
+        let part = [Part::GetFrom, Part::GetBy][rank.rank];
+        let transfer = rank.transfer(1 - rank.rank, part, &memory);
+        let plan = rank.exchange.exchange("pool", &[transfer]).unwrap();
+        rank.write(&memory, &pattern(rank.rank, 0, memory.bytes()));
+        (rank.meet)();
+        rank.round(&plan, &[part]);
+        assert!(rank.read(&memory) == pattern(1, 0, memory.bytes()));
+        (rank.meet)();
+    });
+}
+
+/// Many rounds that no host waits between, on streams in turn.
+#[test]
+fn rounds_follow_each_other_on_any_stream() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let part = [Part::PutTo, Part::PutFrom][rank.rank];
+        let plan = rank.exchange.exchange("rounds", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
+        let other = cuda_driver::Stream::new(&rank.context, cuda_driver::StreamFlags::NON_BLOCKING).unwrap();
+        let sums = rank.plain(4 * 50);
+        for round in 0..50u32 {
+            let stream = [&rank.stream, &other][round as usize % 2];
+            // SAFETY: each end uses its buffer when it is its turn, which the plan orders.
+            unsafe {
+                if rank.rank == 0 {
+                    stream.fill_u32(memory.ptr(), round + 1, 1024).unwrap();
+                    plan.put(0, stream, LONG).unwrap();
+                    // The next fill is on the other stream.
+                    stream.synchronize().unwrap();
+                } else {
+                    plan.ready(0, stream).unwrap();
+                    plan.wait(0, stream, LONG).unwrap();
+                    stream.copy(sums.ptr() + 4 * u64::from(round), memory.ptr() + 4092usize, 4).unwrap();
+                    // The next round overwrites what is copied here.
+                    stream.synchronize().unwrap();
+                }
+            }
+        }
+        plan.check().unwrap();
+        if rank.rank == 1 {
+            let expected: Vec<u8> = (1..=50u32).flat_map(u32::to_le_bytes).collect();
+            assert_eq!(rank.read(&sums), expected);
+        }
+        (rank.meet)();
+    });
+}
+
+#[test]
+fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
+    on_world(2, options(), |world, rank| {
+        let whole = rank.mapped(1 << 16);
+        let part = [Part::GetFrom, Part::GetBy][rank.rank];
+        let exchange = |name: &str, offset: usize| {
+            let memory = whole.part(offset, 100).unwrap();
+            rank.exchange.exchange(name, &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap()
+        };
+        let opened = [1, 0][rank.rank];
+        let first = exchange("first", 0);
+        assert_eq!(rank.exchange.open_handles(), opened);
+        (rank.meet)();
+        let mapped = world.faults().calls("cuMemMap");
+        (rank.meet)();
+        // Another plan, another part: the same allocation.
+        let second = exchange("second", 300);
+        assert_eq!((rank.exchange.open_handles(), first.generation(), second.generation()), (opened, 1, 1));
+        assert_eq!(world.faults().calls("cuMemMap"), mapped, "something was mapped again");
+        drop(first);
+        (rank.meet)();
+        rank.round(&second, &[part]);
+        assert_eq!(rank.exchange.open_handles(), opened);
+        (rank.meet)();
+        // A local hit meets no less than a miss does.
+        let third = exchange("second", 600);
+        assert_eq!(third.generation(), 2);
+        drop((second, third));
+        (rank.meet)();
+        let slots = || rank.exchange.free_channels();
+        while (rank.exchange.open_handles(), slots()) != (0, 64) {
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// In a circle of three, each exchanges among pairs too.
+#[test]
+fn pairs_exchange_by_themselves() {
+    on_ranks(3, options(), |rank| {
+        let memory = rank.plain(64);
+        for pair in [[0, 1], [1, 2], [0, 2]].iter().filter(|pair| pair.contains(&rank.rank)) {
+            let peer = pair[0] + pair[1] - rank.rank;
+            let part = if rank.rank < peer { Part::PutTo } else { Part::PutFrom };
+            let transfer = rank.transfer(peer, part, &memory);
+            let plan = rank.exchange.exchange_among(pair, "pair", &[transfer]).unwrap();
+            rank.write(&memory, &pattern(rank.rank, peer, 64));
+            rank.round(&plan, &[part]);
+            assert_eq!(rank.read(&memory), pattern(pair[0], pair[1], 64));
+        }
+        let plan = rank.exchange.exchange("nothing", &[]).unwrap();
+        assert_eq!(plan.transfers(), 0);
+        plan.check().unwrap();
+        (rank.meet)();
+    });
+}
+
+#[test]
+fn handles_and_plans_go_from_thread_to_thread() {
+    fn both<T: Send + Sync>() {}
+    both::<Exchange>();
+    both::<Plan>();
+    both::<Memory>();
+    both::<Quarantined>();
+    both::<TransferError>();
+}

@@ -1,0 +1,155 @@
+//! Put and get on the embedded device: ranks as threads, and as processes that die; and on GPUs.
+
+mod flows;
+mod refusals;
+mod waits;
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory, sys::Api};
+use gpu_sim::World;
+use process_group::store::{Deadline, HashStore, Store};
+use symm_mem::{
+    exchange::{Exchange, ExchangeOptions, Memory, Part, Plan, Transfer},
+    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions},
+};
+
+use crate::end_to_end::turn;
+
+/// Longer than anything takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn options() -> ExchangeOptions {
+    ExchangeOptions::default().deadline(LONG).channels(64)
+}
+
+/// A member of a group that has an exchange.
+struct Rank<'a> {
+    exchange: Exchange,
+    context: Context,
+    stream: Stream,
+    rank: usize,
+    world: usize,
+    meet: &'a (dyn Fn() + Sync),
+}
+
+impl<'a> Rank<'a> {
+    /// Collective: rank `rank` of `world`, on the device of `context`.
+    fn join(
+        context: Context,
+        store: Arc<dyn Store>,
+        (rank, world): (usize, usize),
+        options: ExchangeOptions,
+        meet: &'a (dyn Fn() + Sync),
+    ) -> Self {
+        let info = GroupInfo::new("exchange", rank, 0..world as u32, store).unwrap();
+        let shared = RendezvousOptions::default().deadline(LONG).shared_devices(true);
+        let rendezvous = Rendezvous::new(info, &context, shared).unwrap();
+        let exchange = Exchange::new(&rendezvous, options).unwrap();
+        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
+        Self { exchange, context, stream, rank, world, meet }
+    }
+
+    fn plain(&self, bytes: usize) -> Memory {
+        DeviceMemory::new(&self.context, bytes).unwrap().into()
+    }
+
+    fn mapped(&self, bytes: usize) -> Memory {
+        Memory::from(&CudaAllocator::new(&self.context).unwrap().allocate(bytes).unwrap())
+    }
+
+    fn write(&self, memory: &Memory, bytes: &[u8]) {
+        // SAFETY: the memory is as long, and nobody else uses it now.
+        unsafe { self.context.copy_from_host(memory.ptr(), bytes) }.unwrap();
+        self.context.synchronize().unwrap();
+    }
+
+    fn read(&self, memory: &Memory) -> Vec<u8> {
+        let mut bytes = vec![0; memory.bytes()];
+        // SAFETY: nobody writes it now.
+        unsafe { self.context.copy_to_host(&mut bytes, memory.ptr()) }.unwrap();
+        bytes
+    }
+
+    fn transfer(&self, peer: usize, part: Part, memory: &Memory) -> Transfer {
+        self.exchange.transfer(peer, part, memory).unwrap()
+    }
+
+    /// This rank's operations of one round of all transfers, each on its own.
+    fn enqueue_round(&self, plan: &Plan, parts: &[Part], deadline: Duration) {
+        let stream = &self.stream;
+        let at = |wanted: &'static [Part]| {
+            (0..).zip(parts).filter(move |(_, part)| wanted.contains(part)).map(|(at, _)| at)
+        };
+        // SAFETY: the buffers are used by nobody else until the stream is done.
+        unsafe {
+            // First what lets the peers go on: one stream holds it all.
+            at(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
+            at(&[Part::PutTo]).for_each(|at| plan.put(at, stream, deadline).unwrap());
+            at(&[Part::GetFrom]).for_each(|at| plan.get(at, stream, deadline).unwrap());
+            at(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.wait(at, stream, deadline).unwrap());
+        }
+    }
+
+    fn round(&self, plan: &Plan, parts: &[Part]) {
+        self.enqueue_round(plan, parts, LONG);
+        self.stream.synchronize().unwrap();
+        plan.check().unwrap();
+    }
+
+    /// Ends the exchange; nobody holds anything that was lent.
+    fn leave(self) {
+        let overdue = self.exchange.close(Deadline::after(LONG));
+        assert!(overdue.is_empty(), "{overdue:?}");
+    }
+}
+
+/// Bytes that tell who wrote them in which round, and where.
+fn pattern(rank: usize, round: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 31 + at / 251 + rank * 97 + round * 57 + 1) as u8).collect()
+}
+
+/// Runs `job` on ranks of one process, each on a device, in a world in which nothing may leak.
+fn on_ranks(size: usize, options: ExchangeOptions, job: impl Fn(&Rank<'_>) + Sync) {
+    on_world(size, options, |_, rank| job(rank));
+}
+
+fn on_world(size: usize, options: ExchangeOptions, job: impl Fn(&World, &Rank<'_>) + Sync) {
+    let _turn = turn();
+    let world = World::builder().devices(size).capacity(512 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+    threads(&driver, size, size, options, |rank| job(&world, rank));
+    drop(driver);
+    world.finish().expect("nothing is left behind");
+}
+
+/// Runs `job` on `size` ranks of one process, in turn on the driver's first `devices` devices.
+fn threads(
+    driver: &Driver,
+    devices: usize,
+    size: usize,
+    options: ExchangeOptions,
+    job: impl Fn(&Rank<'_>) + Sync,
+) {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let barrier = Barrier::new(size);
+    let meet = || {
+        barrier.wait();
+    };
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let (job, meet, store) = (&job, &meet, store.clone());
+            scope.spawn(move || {
+                let context = driver.device((rank % devices) as u32).unwrap().retain_primary().unwrap();
+                let rank = Rank::join(context, store, (rank, size), options, meet);
+                job(&rank);
+                rank.leave();
+            });
+        }
+    });
+}

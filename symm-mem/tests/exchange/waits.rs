@@ -1,0 +1,181 @@
+//! Waits that end by their deadline, plans that are given up, leases.
+
+use std::time::Duration;
+
+use cuda_driver::graph::CaptureMode;
+use process_group::store::Deadline;
+use symm_mem::exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError};
+
+use super::{LONG, Rank, on_ranks, options, pattern};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// A plan of two ranks with one transfer; `parts` are theirs.
+fn one(rank: &Rank<'_>, name: &str, memory: &Memory, parts: [Part; 2]) -> Plan {
+    let transfer = rank.transfer(1 - rank.rank, parts[rank.rank], memory);
+    rank.exchange.exchange(name, &[transfer]).unwrap()
+}
+
+fn fault(plan: &Plan) -> Fault {
+    match plan.check().unwrap_err() {
+        TransferError::Fault(fault) => fault,
+        other => panic!("{other}"),
+    }
+}
+
+/// Everything works that worked before.
+fn goes_on(rank: &Rank<'_>, name: &str, parts: [Part; 2]) {
+    let memory = rank.mapped(4096);
+    let plan = one(rank, name, &memory, parts);
+    let from = parts.iter().position(|part| matches!(part, Part::PutTo | Part::GetBy)).unwrap();
+    rank.write(&memory, &pattern(rank.rank, 9, 4096));
+    (rank.meet)();
+    rank.round(&plan, &[parts[rank.rank]]);
+    assert!(rank.read(&memory) == pattern(from, 9, 4096));
+    (rank.meet)();
+}
+
+/// Rank 0 waits in vain, in each part that waits.
+#[test]
+fn a_late_peer_is_an_error_on_both_and_the_context_lives() {
+    for (part, awaited) in [
+        (Part::PutTo, Awaited::Ready),
+        (Part::GetFrom, Awaited::Ready),
+        (Part::PutFrom, Awaited::Done),
+        (Part::GetBy, Awaited::Done),
+    ] {
+        on_ranks(2, options(), |rank| {
+            let memory = rank.mapped(4096);
+            rank.write(&memory, &pattern(rank.rank, 0, 4096));
+            let parts = [part, part.counterpart()];
+            let plan = one(rank, "plan", &memory, parts);
+            if rank.rank == 0 {
+                rank.enqueue_round(&plan, &[part], SHORT);
+                rank.stream.synchronize().unwrap();
+                let found = fault(&plan);
+                let Fault::Late { transfer: 0, peer: 1, awaited: for_what, waited } = found else {
+                    panic!("{found}")
+                };
+                assert_eq!(for_what, awaited);
+                assert!(waited >= SHORT, "{waited:?}");
+                (rank.meet)();
+            } else {
+                (rank.meet)();
+                // What the late one does now is let go, or refused; and it is told.
+                rank.enqueue_round(&plan, &[part.counterpart()], SHORT);
+                rank.stream.synchronize().unwrap();
+                assert!(
+                    matches!(fault(&plan), Fault::Abandoned { peer: 0 } | Fault::Late { peer: 0, .. }),
+                    "{}",
+                    fault(&plan)
+                );
+            }
+            (rank.meet)();
+            goes_on(rank, "plan", parts);
+        });
+    }
+}
+
+/// What a released copy says to the peer is not taken for a copy in time.
+#[test]
+fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 0 {
+            rank.enqueue_round(&plan, &parts[..1], SHORT);
+            rank.stream.synchronize().unwrap();
+        }
+        (rank.meet)();
+        if rank.rank == 1 {
+            // The word says "done" already: nothing is waited for.
+            rank.enqueue_round(&plan, &parts[1..], LONG);
+            rank.stream.synchronize().unwrap();
+            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+        }
+        (rank.meet)();
+    });
+}
+
+#[test]
+fn a_graph_is_bounded_by_its_watch() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::GetFrom, Part::GetBy];
+        let plan = one(rank, "plan", &memory, parts);
+        let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        for _ in 0..3 {
+            rank.enqueue_round(&plan, &[parts[rank.rank]], LONG);
+        }
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        (rank.meet)();
+        if rank.rank == 0 {
+            rank.stream.launch(&graph).unwrap();
+            plan.watch(&rank.stream, SHORT).unwrap();
+            rank.stream.synchronize().unwrap();
+            let late = fault(&plan);
+            assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
+        }
+        (rank.meet)();
+        if rank.rank == 1 {
+            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+        }
+        drop(graph);
+        (rank.meet)();
+        goes_on(rank, "plan", parts);
+    });
+}
+
+#[test]
+fn an_aborted_plan_lets_everybody_go() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 0 {
+            rank.enqueue_round(&plan, &parts[..1], LONG);
+            plan.abort();
+            rank.stream.synchronize().unwrap();
+            assert_eq!(fault(&plan), Fault::Aborted);
+            // SAFETY: refused.
+            let refused = unsafe { plan.put(0, &rank.stream, LONG) }.unwrap_err();
+            assert!(matches!(refused, TransferError::Fault(Fault::Aborted)), "{refused}");
+        }
+        (rank.meet)();
+        goes_on(rank, "plan", parts);
+    });
+}
+
+/// A peer that does not let go in time has what was lent to it; nobody frees it.
+#[test]
+fn what_a_peer_holds_on_to_is_kept_and_reported() {
+    on_ranks(2, ExchangeOptions { lease: SHORT, ..options() }, |rank| {
+        let memory = rank.plain(4096);
+        let parts = [Part::GetFrom, Part::GetBy];
+        let mut plan = Some(one(rank, "plan", &memory, parts));
+        if rank.rank == 1 {
+            drop(plan.take());
+            let overdue = loop {
+                if let Some(overdue) = rank.exchange.quarantine().pop() {
+                    break overdue;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!((overdue.plan(), overdue.generation(), overdue.peers()), ("plan", 1, &[0][..]));
+            assert!(overdue.memory().all(|lent| lent.ptr() == memory.ptr()));
+            // The slot stays with it.
+            assert_eq!(rank.exchange.free_channels(), 63);
+            (rank.meet)();
+            // SAFETY: the peer has dropped the plan when the ranks meet again.
+            let release = || unsafe { overdue.release() };
+            (rank.meet)();
+            release();
+        } else {
+            (rank.meet)();
+            drop(plan.take());
+            let _ = rank.exchange.clone().close(Deadline::after(LONG));
+            (rank.meet)();
+        }
+    });
+}
