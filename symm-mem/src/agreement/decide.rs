@@ -7,8 +7,9 @@
 use process_group::group::GroupId;
 
 use super::{
+    poison::{NoWindows, Poison},
     record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
-    refusal::{Capability, Identity, NoWindows, Poison, Refusal, Shape},
+    refusal::{Capability, Identity, Refusal, Shape},
     search::Range,
     split::Split,
     wire::{Malformed, Message, wire_enum},

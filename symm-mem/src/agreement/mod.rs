@@ -18,6 +18,7 @@ mod history;
 mod length;
 mod machine;
 mod place;
+mod poison;
 mod record;
 mod refusal;
 mod retire;
@@ -35,11 +36,12 @@ pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use length::{Length, Meeting, Next};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
 pub use place::{Errand, Place};
+pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use record::{
     Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment, WindowSupport,
 };
-pub use refusal::{Absentee, Capability, Held, Identity, NoWindows, Poison, Refusal, Shape, Waiting};
+pub use refusal::{Absentee, Capability, Held, Identity, Refusal, Shape, Waiting};
 pub use retire::{
     Candidate, Committed, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
     decide_retirement,

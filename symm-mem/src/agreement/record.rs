@@ -5,7 +5,7 @@ use std::fmt;
 use process_group::group::GroupId;
 
 use super::{
-    refusal::Poison,
+    poison::Poison,
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 

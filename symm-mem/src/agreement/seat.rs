@@ -7,8 +7,8 @@ use process_group::group::GroupId;
 use super::{
     hash::chain,
     machine::{Commit, Conclusion, Ending},
+    poison::Poison,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
-    refusal::Poison,
 };
 
 /// What an entry of the log begins with that says of a segment that it was retired; no ordinal.

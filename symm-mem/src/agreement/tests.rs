@@ -3,6 +3,7 @@
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::{
+    poison::*,
     record::*,
     refusal::*,
     split::Split,

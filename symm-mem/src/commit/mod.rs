@@ -324,6 +324,8 @@ impl SymmetricPool {
 /// side by side, on threads that end before this returns. A commit that fails does not keep the others from being
 /// made. One result each, in the order given.
 ///
+/// The deadline is that of the whole call: each commit is given what the former ones have left of it.
+///
 /// # Errors
 /// Each as [`SymmetricPool::commit`].
 pub fn commit_all(
@@ -338,11 +340,12 @@ pub fn commit_all(
     let ranks: Vec<&[usize]> = order
         .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
         .collect();
-    let inside = Group::is_open();
+    let (inside, begun) = (Group::is_open(), Instant::now());
     let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, CommitError>)> {
         let commit = |index: usize| {
             let (pool, group) = commits[index];
-            (index, pool.commit_from(group, options, inside))
+            let left = options.deadline.saturating_sub(begun.elapsed());
+            (index, pool.commit_from(group, options.deadline(left), inside))
         };
         indices.iter().copied().map(commit).collect()
     };

@@ -6,6 +6,7 @@
 //! | `block`, `capture` | who holds what |
 //! | `lookup` | from an address to its segment and its standing in a group |
 //! | `explain` | which way a group's collectives take to a buffer, and why |
+//! | `peers` | where the other members of a group have a block, by its window |
 //! | `places` | where buffers lie, for groups that compare it before each operation |
 //! | `agreed` | allocations of a length that the ranks agree on |
 //! | `retire` | segments that go, on all ranks or on none |
@@ -18,6 +19,7 @@ mod capture;
 mod explain;
 mod lookup;
 mod memory;
+mod peers;
 mod places;
 mod retire;
 

@@ -115,8 +115,8 @@ impl SymmetricPool {
     /// Collective over the whole domain, within `deadline`: every rank names the same segments at the same point of
     /// the program, after the same collectives have been enqueued everywhere, with all groups that have any of them
     /// (on this rank). Nothing may hold them, on any rank: no block, no [graph](super::GraphPin). Then all
-    /// devices come to rest, every rank deregisters its windows, group by group, in one order, and when all have said
-    /// so the memory goes. Addresses of other blocks stay.
+    /// devices come to rest, every rank unmaps what it has of its peers' segments and deregisters its windows, group by
+    /// group, in one order, and when all have said so the memory goes. Addresses of other blocks stay.
     ///
     /// # Errors
     /// [`RetireError`]. [`RetireError::Refused`] with [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
@@ -298,9 +298,11 @@ impl SymmetricPool {
         }
     }
 
-    /// Deregisters the windows of the segments, group by group, in the order in which they were committed. How that
+    /// Unmaps the peers' segments, and deregisters the windows of the segments, group by group, in the order in which they were committed. How that
     /// went, and how many are gone.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
+        // Where peers have them: a peer's memory goes when nobody maps it any more.
+        self.memory().homes().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
         for party in parties {

@@ -8,6 +8,8 @@ use process_group::{
     store::Deadline,
 };
 
+use crate::{agreement::GroupId, pool::SymmetricBlock};
+
 /// Why a window has no addresses here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -18,7 +20,19 @@ pub enum WindowPeersError {
         /// The rank, in the communicator.
         rank: usize,
     },
-    /// The library.
+    /// The block is in no window of the group.
+    #[error(
+        "segment {ordinal} is no window of group {group}; commit its pool for the group first, or hold a rendezvous for \
+         the block, which needs no window"
+    )]
+    NoWindow {
+        /// The block's segment.
+        ordinal: u32,
+        /// The group.
+        group: GroupId,
+    },
+    /// The library. Before 2.29 it does not tell: [`CommError::Missing`] names that release. A
+    /// [rendezvous](super::Rendezvous::rendezvous) for the same buffer gives the same type with every release.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// The driver.
@@ -48,6 +62,8 @@ pub struct PeerBuffers {
     origin: Origin,
     /// After the array, which names them.
     _mapped: Vec<Mapping>,
+    /// What must not be retired meanwhile.
+    _block: Option<SymmetricBlock>,
 }
 
 impl PeerBuffers {
@@ -58,7 +74,7 @@ impl PeerBuffers {
         mapped: Vec<Mapping>,
     ) -> Result<Self, cuda_driver::Error> {
         let array = array(context, &addresses)?;
-        Ok(Self { addresses, array, bytes, origin: Origin::Mapped, _mapped: mapped })
+        Ok(Self { addresses, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
     }
 
     /// The ranks' memory behind a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
@@ -74,14 +90,36 @@ impl PeerBuffers {
         window: &Window,
         deadline: Deadline,
     ) -> Result<Self, WindowPeersError> {
+        Self::inside_window(communicator, window, 0, window.bytes(), deadline)
+    }
+
+    /// The same of a pool's block, which begins at `offset` in the window.
+    pub(crate) fn of_block(
+        communicator: &Communicator,
+        window: &Window,
+        offset: u64,
+        block: &SymmetricBlock,
+        deadline: Deadline,
+    ) -> Result<Self, WindowPeersError> {
+        let buffers = Self::inside_window(communicator, window, offset, block.bytes() as usize, deadline)?;
+        Ok(Self { _block: Some(block.clone()), ..buffers })
+    }
+
+    fn inside_window(
+        communicator: &Communicator,
+        window: &Window,
+        offset: u64,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Result<Self, WindowPeersError> {
         let found = communicator.window_peers(window, deadline)?;
         let reached = |(rank, address): (usize, &Option<DevicePtr>)| {
-            address.ok_or(WindowPeersError::OutOfReach { rank })
+            address.map(|begin| begin + offset as usize).ok_or(WindowPeersError::OutOfReach { rank })
         };
         let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
         let array = array(communicator.context(), &addresses)?;
-        let (bytes, origin) = (window.bytes(), Origin::Window);
-        Ok(Self { addresses, array, bytes, origin, _mapped: Vec::new() })
+        let (origin, _mapped) = (Origin::Window, Vec::new());
+        Ok(Self { addresses, array, bytes, origin, _mapped, _block: None })
     }
 
     /// The addresses, in the group's order.
@@ -152,6 +190,11 @@ impl Homes {
         let homes = self.lock();
         let home = homes.iter().find(|home| home.is(group, ordinal))?;
         Some((home.since, home.buffers.clone()))
+    }
+
+    /// Forgets the peers of these segments, in all groups: what was mapped of them is unmapped, unless a handle keeps it.
+    pub(crate) fn forget(&self, ordinals: &[u32]) {
+        self.lock().retain(|home| !ordinals.contains(&home.ordinal));
     }
 
     /// Keeps a segment's peers; those of groups that are gone go.

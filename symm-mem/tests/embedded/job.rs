@@ -40,7 +40,7 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn pool(&self) -> SymmetricPool {
-        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
+        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 2 * MIB };
         SymmetricPool::new(&self.domain, &self.context, geometry).expect("the device has virtual memory")
     }
 

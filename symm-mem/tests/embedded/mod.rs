@@ -1,6 +1,7 @@
 //! Pools and commits on the embedded device, with ranks as threads.
 
 mod agreed;
+mod deadline;
 mod explain;
 pub(crate) mod job;
 mod places;

@@ -26,6 +26,8 @@
 //! ```
 
 mod arena;
+#[cfg(test)]
+mod growth_tests;
 mod journal;
 mod log;
 #[cfg(test)]
@@ -42,6 +44,9 @@ use super::size::MAX_BLOCK;
 /// Segments of symmetric pools are multiples of this: 2 MiB.
 pub const SEGMENT_STEP: u64 = 2 << 20;
 
+/// By how much more than it should a segment may be, for one more request to fit into it.
+const TOLERANCE: u64 = 4 * SEGMENT_STEP;
+
 /// A place in a symmetric pool, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Placement {
@@ -53,10 +58,26 @@ pub struct Placement {
 
 /// How a symmetric pool's segments grow. Sizes in bytes, the same on every rank (the log's hash begins with them).
 ///
-/// A new segment doubles the pool, until that would make one of more than `largest_segment`; from there on it is a
-/// third of the pool, and no more than that. It never makes the pool larger than twice what is in use, unless the
-/// request alone does. So windows, which cost by number and not by size, stay few, and so does idle memory: by
-/// default, a pool of blocks up to 32 MiB reaches 8 GiB in at most 8 segments, with at most 10.7 GiB reserved then.
+/// Windows cost by number and not by size, so that segments are few and large, and yet little is idle. The first
+/// segment is [`first_segment`](Self::first_segment), exactly a number of requests if these are large. A further one is
+/// as large as may be idle:
+/// - as much as is in use, so that no more than twice that is reserved;
+/// - no more than two thirds of [`largest_segment`](Self::largest_segment), or a third of what is in use.
+///
+/// A request of at least all that was in use before it has a segment of its own, or of two of its kind: what is left
+/// over would be too small for the next.
+///
+/// # What this keeps
+/// Of every sequence of requests that frees nothing, with the default geometry and to within 8 MiB and the rounding of segments to 2 MiB: after
+/// the first segment, reserved is at most twice what is in use; from 8 GiB in use on, at most 4/3 of it (10.7 GiB at 8
+/// GiB). A request alone may bring more about, if it fits into no hole.
+///
+/// 8 GiB take at most 8 segments if no request is larger than 64 MiB, and in all but about one of 10,000 random mixtures
+/// of requests up to 1 GiB. A rule that does not know what will be asked cannot keep that for every sequence: whoever asks each
+/// time for a little more than the largest hole `h` has each segment take in one request. Let `2u - r` be what may be
+/// reserved further: a segment of just the request adds `h` to it and leaves the holes as they are, one that is longer
+/// takes as much from it as the new hole is larger than `h`. So holes at best triple in three segments; here, such a sequence takes 33
+/// for 8 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Geometry {
     /// The first segment.
@@ -66,9 +87,9 @@ pub struct Geometry {
 }
 
 impl Default for Geometry {
-    /// From 128 MiB to 4 GiB.
+    /// From 512 MiB to 4 GiB.
     fn default() -> Self {
-        Self { first_segment: 128 << 20, largest_segment: 4 << 30 }
+        Self { first_segment: 512 << 20, largest_segment: 4 << 30 }
     }
 }
 
@@ -77,14 +98,27 @@ impl Geometry {
     /// `in_use` are blocks; a multiple of [`SEGMENT_STEP`].
     #[must_use]
     pub fn segment_bytes(&self, reserved: u64, in_use: u64, bytes: u64) -> u64 {
-        let wanted = match reserved {
-            0 => self.first_segment.min(self.largest_segment),
-            held if held <= self.largest_segment => held,
-            held => (held / 3).min(self.largest_segment),
+        let bytes = bytes.max(1);
+        let largest = self.largest_segment.min(MAX_BLOCK);
+        let generous = if reserved == 0 {
+            let first = self.first_segment.min(largest);
+            match first / bytes {
+                times @ 1..8 => (times * bytes).next_multiple_of(SEGMENT_STEP).min(first),
+                _ => first,
+            }
+        } else {
+            let after = in_use.saturating_add(bytes);
+            let idle = after.min((largest / 3 * 2).max(after / 3));
+            let most = after.saturating_add(idle).saturating_sub(reserved).min(largest);
+            // Where requests are all alike, their rounding must not cost the last of them its place.
+            let tolerance = if bytes >= 4 * TOLERANCE { TOLERANCE } else { 0 };
+            let times = most.saturating_add(tolerance) / bytes;
+            let whole = times.saturating_mul(bytes).next_multiple_of(SEGMENT_STEP);
+            match times {
+                1..=2 if bytes >= in_use => whole,
+                _ => most.max(whole.min(largest)),
+            }
         };
-        let twice = in_use.saturating_add(bytes).saturating_mul(2);
-        let most = if reserved == 0 { MAX_BLOCK } else { twice.saturating_sub(reserved).min(MAX_BLOCK) };
-        let generous = wanted.min(most) / SEGMENT_STEP * SEGMENT_STEP;
-        generous.max(bytes.max(1).next_multiple_of(SEGMENT_STEP))
+        (generous / SEGMENT_STEP * SEGMENT_STEP).max(bytes.next_multiple_of(SEGMENT_STEP))
     }
 }

@@ -1,0 +1,317 @@
+//! What a shard's lock guards: its memory, who has which of it, and what is told of it.
+
+use std::collections::VecDeque;
+use std::panic::Location;
+use std::sync::{Arc, Weak};
+
+use super::Shard;
+use crate::core::fixed::{Fits, Fixed, Tile};
+use crate::core::front::Front;
+use crate::core::heap::{BlockId, List};
+use crate::core::lease::{Lease, Leases, Tenancy};
+use crate::core::lock::Ranked;
+use crate::core::pending::{NOBODY, Pending, Uses};
+use crate::core::remap::Arena;
+use crate::core::ring::{BlockEvent, Origin, Ring};
+use crate::core::segment::{Segment, SizeClass};
+use crate::core::size::{Units, bytes_of, class_of};
+use crate::core::snapshot::{BlockState, Usage};
+use crate::core::stats::{Tallies, Usages};
+use crate::core::stream::{StreamEvents, StreamId};
+use crate::core::symmetric::{Journal, OperationKind, Placement};
+use crate::core::tracker::Slots;
+
+#[derive(Debug)]
+pub(in crate::core) struct ShardState {
+    pub(in crate::core) origin: Origin,
+    pub(super) shard: Weak<Shard>,
+    /// Its pool is gone.
+    pub(in crate::core) is_closed: bool,
+    /// Keeps the shard then until the last block is back.
+    pub(super) keeper: Option<Arc<Shard>>,
+    pub(in crate::core) fixed: Fixed,
+    /// In a re-mappable pool instead: what all streams share, and which list is this one's.
+    pub(super) shared: Option<(Arc<Ranked<Arena>>, List)>,
+    pub(super) one_class: bool,
+    pub(super) front: Front,
+    pub(super) leases: Leases,
+    pub(in crate::core) uses: Uses,
+    pub(in crate::core) pending: VecDeque<Pending>,
+    pub(in crate::core) ring: Ring,
+    pub(in crate::core) slots: Slots,
+    pub(in crate::core) tallies: Tallies,
+    pub(in crate::core) symmetric: Option<Journal>,
+}
+
+/// A request, checked and rounded.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct Request {
+    pub(in crate::core) units: Units,
+    pub(in crate::core) bytes: u64,
+    pub(in crate::core) site: &'static Location<'static>,
+}
+
+/// Who has a leased block: what was asked for, in bytes, and where.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::core) struct Tenant {
+    requested: u64,
+    usage: Usage,
+    site: &'static Location<'static>,
+}
+
+/// A tile of the heap, and what it is used for.
+pub(in crate::core) fn block_state(tile: &Tile, tenant: Option<Tenant>) -> BlockState {
+    let Tile { address, units, is_free, .. } = *tile;
+    let bytes = bytes_of(units);
+    match tenant.filter(|_| !is_free) {
+        Some(Tenant { requested, usage, site }) => {
+            BlockState { address, bytes, requested, usage, call_site: Some(site) }
+        }
+        None => BlockState { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None },
+    }
+}
+
+impl ShardState {
+    /// The class that serves a block of that length: a pool that places by the sequence of requests, or gives each
+    /// request its segment, has one class only.
+    pub(in crate::core) fn class(&self, units: Units) -> SizeClass {
+        if self.one_class { SizeClass::Large } else { class_of(units) }
+    }
+
+    /// Finds a block without handing it out.
+    #[inline]
+    pub(in crate::core) fn reserve(&mut self, units: Units) -> Option<BlockId> {
+        match self.front.take(&mut self.leases, units) {
+            Some(id) => Some(id),
+            None => self.lease(units),
+        }
+    }
+
+    /// Gets a block from the heap.
+    #[inline(never)]
+    fn lease(&mut self, units: Units) -> Option<BlockId> {
+        self.end_long();
+        let mut found = self.allocate(units);
+        if found.is_none() && self.drain() {
+            found = self.allocate(units);
+        }
+        let (block, address, units) = found?;
+        self.leases.add(block, address, units);
+        Some(block)
+    }
+
+    /// Gives the long block that is kept, if there is one, to the heap.
+    #[inline]
+    fn end_long(&mut self) {
+        if let Some(long) = self.front.give_long() {
+            self.end_lease(long);
+        }
+    }
+
+    /// The allocator has grown once more: segments that have no block are older.
+    pub(in crate::core) fn grow_older(&mut self) {
+        self.end_long();
+        self.fixed.grow_older();
+    }
+
+    /// From now on at most so many bytes are kept whole, or one block.
+    pub(in crate::core) fn limit_kept(&mut self, bytes: u64) {
+        self.front.limit_to(bytes);
+    }
+
+    /// Finds a block in memory that is for blocks of another length.
+    pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
+        let (arena, stream) = self.shared.as_ref()?;
+        let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
+        self.leases.add(block, address, units);
+        Some(block)
+    }
+
+    fn allocate(&mut self, units: Units) -> Option<(BlockId, u64, Units)> {
+        match &self.shared {
+            Some((arena, list)) => arena.lock().allocate(units, *list),
+            None => {
+                let class = self.class(units);
+                self.fixed.allocate(units, class)
+            }
+        }
+    }
+
+    /// Ends a lease; the block is free.
+    fn end_lease(&mut self, id: BlockId) {
+        self.leases.end(id);
+        match &self.shared {
+            Some((arena, _)) => arena.lock().free(id),
+            None => self.fixed.free(id),
+        }
+    }
+
+    /// Puts a reserved block back.
+    #[inline]
+    pub(in crate::core) fn unreserve(&mut self, id: BlockId) {
+        if self.front.is_full_for(self.leases[id].units) {
+            self.drain();
+        }
+        if let Some(id) = self.front.keep(&mut self.leases, id) {
+            self.end_lease(id);
+        }
+    }
+
+    /// Merges all free memory. Returns whether there was any to merge.
+    #[inline(never)]
+    pub(in crate::core) fn drain(&mut self) -> bool {
+        let Self { front, leases, fixed, shared, .. } = self;
+        match shared {
+            Some((arena, _)) => {
+                let mut arena = arena.lock();
+                front.drain(leases, |leases, id| {
+                    leases.end(id);
+                    arena.free(id);
+                })
+            }
+            None => front.drain(leases, |leases, id| {
+                leases.end(id);
+                fixed.free(id);
+            }),
+        }
+    }
+
+    /// The journal of a symmetric pool enters the segment that its last request made, if it made one.
+    fn enter_segment(&mut self) {
+        let Some(journal) = &mut self.symmetric else { return };
+        let entered = journal.segments().len();
+        if let Some(Some(segment)) = self.fixed.segments.get(entered) {
+            journal.enter(segment.memory());
+        }
+    }
+
+    /// Adds a segment, as one free block.
+    pub(in crate::core) fn publish(&mut self, segment: Segment, units: Units, now: u64) {
+        self.ring.renew(now);
+        self.fixed.publish(segment, units);
+    }
+
+    /// Takes out the shortest segment of the class that is one free block and has room for `units`.
+    pub(in crate::core) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
+        self.drain();
+        self.fixed.withdraw_idle(class, units)
+    }
+
+    /// Takes out segments that are free, newest first, of those that `fits`, until they have `wanted` bytes.
+    pub(in crate::core) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
+        self.drain();
+        self.fixed.withdraw_all(fits, wanted)
+    }
+
+    /// The longest free block of the class.
+    pub(in crate::core) fn longest(&mut self, class: SizeClass) -> Units {
+        self.drain();
+        match &self.shared {
+            Some((arena, list)) => arena.lock().longest(*list),
+            None => self.fixed.longest(class),
+        }
+    }
+
+    /// Adds `stream` to those that use a block.
+    pub(in crate::core) fn add_use(&mut self, id: BlockId, stream: StreamId) {
+        let lease = &mut self.leases[id];
+        lease.uses = self.uses.add(lease.uses, stream);
+    }
+
+    /// The streams of the device, as long as the shard's pool or a block keeps it.
+    pub(in crate::core) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
+        self.shard.upgrade().map(|shard| shard.device.events.clone())
+    }
+
+    /// Who has a block, if somebody does or other streams still use it.
+    pub(in crate::core) fn tenant(&self, id: BlockId) -> Option<Tenant> {
+        let lease = self.leases.get(id)?;
+        let usage = match lease.tenancy {
+            Tenancy::Owned => Usage::Active,
+            Tenancy::Pending => Usage::PendingFree,
+            Tenancy::None | Tenancy::Kept => return None,
+        };
+        Some(Tenant { requested: lease.requested, usage, site: self.leases.site(id) })
+    }
+
+    /// The segments that a leased block lies in, at least one.
+    pub(in crate::core) fn segments_of(&self, id: BlockId) -> Vec<Segment> {
+        match &self.shared {
+            Some((arena, _)) => arena.lock().pages_of(id),
+            None => self.fixed.segment_of(id).into_iter().cloned().collect(),
+        }
+    }
+
+    /// A leased block.
+    pub(in crate::core) fn lease_of(&self, id: BlockId) -> &Lease {
+        &self.leases[id]
+    }
+
+    /// Where a leased block was asked for.
+    pub(in crate::core) fn site(&self, id: BlockId) -> &'static Location<'static> {
+        self.leases.site(id)
+    }
+
+    /// A pending block's other streams are done with it.
+    pub(in crate::core) fn complete(&mut self, id: BlockId) {
+        self.take_back(id, BlockEvent::FreeCompleted);
+    }
+
+    /// Sums of all blocks, small and large.
+    pub(in crate::core) fn usages(&self) -> (Usages, [Usages; 2]) {
+        self.tallies.usages()
+    }
+
+    #[inline]
+    pub(super) fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
+        self.leases.set_request(id, request.bytes, request.site);
+        let Lease { address, units, .. } = self.leases[id];
+        self.ring.push(BlockEvent::Alloc, address, units, request.bytes);
+        self.tallies.hand_out(class_of(units), bytes_of(units), request.bytes);
+        if self.symmetric.is_some() {
+            self.log(OperationKind::Allocate, id);
+            self.enter_segment();
+        }
+        (address, units)
+    }
+
+    /// The owner lets go, others do not yet: they are returned.
+    pub(super) fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
+        let lease = &mut self.leases[id];
+        lease.tenancy = Tenancy::Pending;
+        let Lease { address, units, requested, .. } = *lease;
+        let streams = self.uses.take(std::mem::replace(&mut lease.uses, NOBODY));
+        self.ring.push(BlockEvent::FreeRequested, address, units, requested);
+        self.tallies.let_go(class_of(units), bytes_of(units), requested);
+        self.tallies.set_pending(class_of(units), bytes_of(units), true);
+        streams
+    }
+
+    /// A block is free again.
+    #[inline]
+    pub(super) fn take_back(&mut self, id: BlockId, event: BlockEvent) {
+        let Lease { address, units, requested, .. } = self.leases[id];
+        self.ring.push(event, address, units, requested);
+        match event {
+            BlockEvent::Free => self.tallies.let_go(class_of(units), bytes_of(units), requested),
+            _ => self.tallies.set_pending(class_of(units), bytes_of(units), false),
+        }
+        if self.symmetric.is_some() {
+            self.log(OperationKind::Free, id);
+        }
+        self.unreserve(id);
+    }
+
+    #[cold]
+    fn log(&mut self, kind: OperationKind, id: BlockId) {
+        let Some(journal) = &mut self.symmetric else { return };
+        let lease = &self.leases[id];
+        let placement = self.fixed.placement(id);
+        journal.log(kind, lease.requested, Some(placement), None, self.leases.site(id));
+    }
+
+    /// Where a leased block is in its pool.
+    pub(in crate::core) fn placement(&self, id: BlockId) -> Placement {
+        self.fixed.placement(id)
+    }
+}

@@ -1,0 +1,126 @@
+//! How many segments a pool makes, and how much of them is idle.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::host::HostSource;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number from `least` to `most`.
+    fn among(&mut self, least: u64, most: u64) -> u64 {
+        least + self.next() % (most - least + 1)
+    }
+}
+
+/// The sizes that a program asks for, again and again, none larger than `most`: about equal, mostly small with some
+/// large, of every size alike, of every magnitude alike, a few magnitudes, or always the same.
+fn mixture(seed: u64, most: u64) -> Vec<u64> {
+    let mut random = Random(seed);
+    let magnitude = |random: &mut Random, least: u32| {
+        let about = 1 << random.among(least.into(), most.ilog2().into());
+        random.among((about / 2).max(1), about)
+    };
+    let mut sizes: Vec<u64> = match seed % 6 {
+        0 => (0..8).map(|_| random.among(most / 2, most)).collect(),
+        1 => (0..64)
+            .map(|_| match random.among(0, 2) {
+                0 => random.among(1, 4095),
+                1 => random.among(1, most / 16),
+                _ => random.among(1, most),
+            })
+            .collect(),
+        2 => (0..256).map(|_| random.among(1, most)).collect(),
+        3 => (0..256).map(|_| magnitude(&mut random, 0)).collect(),
+        4 => (0..8).map(|_| magnitude(&mut random, 20)).collect(),
+        _ => vec![random.among(most / 16, most)],
+    };
+    // Of requests that are all tiny it would take millions.
+    if sizes.iter().all(|bytes| *bytes < most / 64) {
+        sizes.push(most);
+    }
+    sizes
+}
+
+/// Asks for what `next` says, given the largest hole, until `enough` bytes are in use. The segments of the pool, and the
+/// bytes in use. After the first segment, no more than twice those are ever reserved.
+fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (Vec<u64>, u64) {
+    let mut arena = SymmetricArena::new(Arc::new(HostSource::at(1 << 40, u64::MAX)), geometry).unwrap();
+    let (mut used, mut reserved) = (0, 0);
+    let (mut segments, mut holes) = (Vec::new(), Vec::new());
+    while used < enough {
+        let placed = arena.allocate(next(holes.iter().copied().max().unwrap_or(0))).unwrap();
+        used += placed.bytes;
+        if let Some(segment) = arena.segments().get(segments.len()) {
+            segments.push(segment.bytes);
+            holes.push(segment.bytes);
+            reserved += segment.bytes;
+            let rounding = segments.len() as u64 * SEGMENT_STEP;
+            let bound = 2 * used + TOLERANCE + rounding;
+            assert!(segments.len() == 1 || reserved <= bound, "{geometry:?}: {segments:?} for {used}");
+        }
+        holes[placed.placement.ordinal as usize] -= placed.bytes;
+    }
+    (segments, used)
+}
+
+/// The segments of a pool of the default geometry with 8 GiB in use, or a little more: 10.7 GiB at 8 GiB.
+fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
+    let (segments, used) = grow(Geometry::default(), 8 * GIB, next);
+    let rounding = segments.len() as u64 * SEGMENT_STEP;
+    assert!(segments.iter().sum::<u64>() <= used / 80 * 107 + rounding, "{segments:?} for {used}");
+    segments
+}
+
+/// `times` mixtures with requests up to each of several sizes: how many of them took more than 8 segments to 8 GiB.
+fn beyond_eight(times: u64, mosts: &[u64]) -> Vec<Vec<u64>> {
+    let runs = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
+    let grown = runs.map(|sizes| {
+        let mut sizes = sizes.iter().cycle();
+        grow_to_eight_gib(|_| *sizes.next().unwrap())
+    });
+    grown.filter(|segments| segments.len() > 8).collect()
+}
+
+#[test]
+fn eight_gib_of_blocks_up_to_64_mib_take_at_most_eight_segments() {
+    let beyond = beyond_eight(600, &[16 * MIB, 32 * MIB, 64 * MIB]);
+    assert!(beyond.is_empty(), "{beyond:?}");
+}
+
+#[test]
+fn eight_gib_of_mixed_blocks_up_to_a_gib_take_at_most_eight_segments() {
+    let beyond = beyond_eight(2500, &[128 * MIB, 256 * MIB, 512 * MIB, GIB]);
+    assert!(beyond.len() <= 1, "of 10,000 mixtures: {beyond:?}");
+}
+
+/// The worst that can be asked: segments are many, but little is idle all the same.
+#[test]
+fn whoever_asks_for_just_more_than_every_hole_is_served_with_little_idle() {
+    let segments = grow_to_eight_gib(|hole| (hole + 1).min(GIB));
+    assert!(segments.len() <= 40, "{segments:?}");
+}
+
+#[test]
+fn what_is_idle_is_no_more_than_what_is_used_whatever_the_geometry() {
+    for seed in 0..72 {
+        let mut random = Random(seed);
+        let first_segment = SEGMENT_STEP << random.among(0, 5);
+        let geometry = Geometry { first_segment, largest_segment: first_segment << random.among(0, 11) };
+        let sizes = mixture(seed, 256 * MIB);
+        let mut sizes = sizes.iter().cycle();
+        grow(geometry, GIB, |_| *sizes.next().unwrap());
+    }
+}

@@ -1,0 +1,52 @@
+//! Where the other members of a group have a block, by its window.
+
+use process_group::store::Deadline;
+
+use super::{SymmetricBlock, SymmetricPool};
+use crate::{
+    commit::SymmetricGroup,
+    rendezvous::{PeerBuffers, WindowPeersError},
+};
+
+impl SymmetricPool {
+    /// Where every member of `group` has `block`, as this rank's device reaches it: NCCL's own mapping of the window that
+    /// the block lies in, so that nothing is exchanged or mapped once more. Local, after a
+    /// [`commit`](Self::commit) for the group. The value keeps the block, so that its segment is not retired.
+    ///
+    /// NCCL tells these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the block
+    /// gives the same type with every release, also for groups without windows.
+    ///
+    /// # Safety
+    /// The addresses are valid while the group's communicator is: nothing uses them after it was aborted or destroyed.
+    ///
+    /// # Errors
+    /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, and of another pool;
+    /// [`WindowPeersError::Comm`] before 2.29; [`WindowPeersError::OutOfReach`].
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, store::Deadline};
+    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    /// let block = pool.allocate(1 << 20)?;
+    /// pool.commit(world, CommitOptions::default())?;
+    /// // SAFETY: used before the group ends.
+    /// let peers = unsafe { pool.peers(&block, world, Deadline::after(std::time::Duration::from_secs(10))) }?;
+    /// println!("rank 1 has it at {:#x} from here", peers.addresses()[1].0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn peers(
+        &self,
+        block: &SymmetricBlock,
+        group: &dyn SymmetricGroup,
+        deadline: Deadline,
+    ) -> Result<PeerBuffers, WindowPeersError> {
+        // A block does not run out of its segment.
+        match self.window(block.ptr(), block.bytes(), group.id()) {
+            Ok(Some((window, offset))) => {
+                PeerBuffers::of_block(group.communicator(), &window, offset, block, deadline)
+            }
+            _ => Err(WindowPeersError::NoWindow { ordinal: block.placement().ordinal, group: group.id() }),
+        }
+    }
+}
