@@ -35,11 +35,12 @@ pub(crate) use self::turn::Turn;
 use self::{driver::Local, watch::Watch};
 use crate::{
     agreement::{
-        Agreed, BlockPlace, Capabilities, Conclusion, Ending, GroupId, LogPoint, NoWindows, Operation,
-        OperationKind, Outcome, Poison, Policy, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+        Agreed, BlockPlace, Capabilities, Commit, Conclusion, Ending, Enqueued, GroupId, LogPoint, NoWindows,
+        Operation, OperationKind, Outcome, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment,
+        Situation, WindowSupport,
     },
     error::CommitError,
-    pool::{Memory, SymmetricPool},
+    pool::{Memory, Standing, SymmetricPool},
 };
 
 /// How a commit is made. All members give the same.
@@ -172,12 +173,11 @@ impl SymmetricPool {
     ) -> Result<CommitReport, CommitError> {
         let begun = Instant::now();
         let id = group.id();
-        let seated = self.seated(group)?;
+        let seated = self.seated(id, group.ranks())?;
         let mut seated = lock(&seated);
         let turn = Turn::take(group.communicator());
-        let alone = turn.is_some();
-        let situation = self.situation(group, options, inside, alone);
-        let (machine, segments) = seated.seat.begin(situation);
+        let found = Found::of(group, inside, turn.is_some());
+        let (machine, segments) = self.begin_commit(&mut seated, options, found);
         let mut member = Member {
             pool: self,
             group,
@@ -188,26 +188,21 @@ impl SymmetricPool {
         let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
         let ended = group.standing();
         let windows = member.windows;
+        let serials: Vec<u64> = windows.iter().map(Window::serial).collect();
 
-        let doomed = seated.seat.conclude(&conclusion, &segments);
+        let cause = failure.as_ref().map(ToString::to_string);
+        let (result, doomed) = self.end_commit(&mut seated, conclusion, cause, &segments, &serials, windows);
         if failure.is_none() {
             // What is left behind costs a few bytes in the store, no more; but a store that has failed is asked once.
             let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
         }
-        let Conclusion { result, .. } = conclusion;
         match result {
-            Ok(agreed) => {
-                let report = self.publish(&mut seated, id, agreed, &segments, windows, begun);
+            Ok(report) => {
                 group.compare_places(seated.places.clone());
-                Ok(report)
+                Ok(CommitReport { elapsed: begun.elapsed(), ..report })
             }
             Err(ending) => {
-                if let Ending::Refused(refusal) = &ending {
-                    seated.pending = Some(refusal.clone());
-                }
-                let error = failed(id, ending, failure, &mut seated.seat, self.domain().rank());
                 if seated.seat.poison().is_some() {
-                    self.update_table(|table| table.without_group(id));
                     // Members that are blocked inside the library come out. What could not be freed is leaked by
                     // the communicator, which says so when it is used.
                     let patience = Deadline::after(ABORT_PATIENCE.min(options.deadline / 16));
@@ -216,7 +211,7 @@ impl SymmetricPool {
                 // Where the group is over, whatever else failed did so for that.
                 Err(match ended {
                     Err(source) => CommitError::GroupOver { group: id, source: Arc::new(source) },
-                    Ok(()) => error,
+                    Ok(()) => failed(id, ending, failure),
                 })
             }
         }
@@ -229,8 +224,9 @@ impl SymmetricPool {
         seated.seat.poison().cloned()
     }
 
-    pub(crate) fn seated(&self, group: &dyn SymmetricGroup) -> Result<Arc<Mutex<Seated>>, CommitError> {
-        let (id, ranks, domain) = (group.id(), group.ranks(), self.domain());
+    /// The seat of this rank in group `id` of `ranks`, made when it is first asked for.
+    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Result<Arc<Mutex<Seated>>, CommitError> {
+        let domain = self.domain();
         let outside: Vec<u32> =
             ranks.iter().copied().filter(|rank| domain.ranks().binary_search(rank).is_err()).collect();
         if !outside.is_empty() {
@@ -244,15 +240,13 @@ impl SymmetricPool {
         Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
     }
 
-    /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
-    fn situation(
+    /// Begins a commit with what the pool has. Returns the machine and the segments that it is about.
+    pub(crate) fn begin_commit(
         &self,
-        group: &dyn SymmetricGroup,
+        seated: &mut Seated,
         options: CommitOptions,
-        inside: bool,
-        alone: bool,
-    ) -> Situation {
-        let communicator = group.communicator();
+        found: Found,
+    ) -> (Commit, Vec<Segment>) {
         let arena = self.memory().arena();
         let state = arena.log().state();
         let log = LogPoint { length: state.length, hash: state.hash };
@@ -260,10 +254,102 @@ impl SymmetricPool {
         let segments: Vec<Segment> = arena.segments().iter().filter(|it| !it.retired).map(segment).collect();
         let frozen = arena.is_frozen();
         drop(arena);
+        let readiness = match found.readiness {
+            Readiness::GroupOpen => Readiness::GroupOpen,
+            _ if frozen => Readiness::Capturing,
+            other => other,
+        };
+        seated.seat.begin(Situation {
+            policy: options.policy,
+            deadline: options.deadline,
+            readiness,
+            capabilities: found.capabilities,
+            enqueued: found.enqueued,
+            address_space_left: found.address_space_left,
+            log,
+            log_since,
+            segments,
+        })
+    }
+
+    /// Takes over what came of the commit that was about `offered`, and publishes what was agreed. `serials` and
+    /// `windows` are those of the segments that were registered, `cause` is what the store said if it failed. Returns
+    /// also the keys that this rank is to remove.
+    pub(crate) fn end_commit(
+        &self,
+        seated: &mut Seated,
+        conclusion: Conclusion,
+        cause: Option<String>,
+        offered: &[Segment],
+        serials: &[u64],
+        windows: Vec<Window>,
+    ) -> (Result<CommitReport, Ending>, Vec<String>) {
+        let doomed = seated.seat.conclude(&conclusion, offered);
+        let result = match conclusion.result {
+            Ok(agreed) => Ok(self.publish(seated, agreed, offered, serials, windows)),
+            Err(ending) => {
+                match (&ending, cause) {
+                    (Ending::Refused(refusal), _) => seated.pending = Some(refusal.clone()),
+                    (Ending::StoreFailed { registering: true }, Some(cause)) => {
+                        seated.seat.set_poison(Poison::StoreLost { rank: self.domain().rank(), cause });
+                    }
+                    _ => {}
+                }
+                if seated.seat.poison().is_some() {
+                    self.update_table(|table| table.without_group(seated.seat.group()));
+                }
+                Err(ending)
+            }
+        };
+        (result, doomed)
+    }
+
+    fn publish(
+        &self,
+        seated: &mut Seated,
+        agreed: Agreed,
+        offered: &[Segment],
+        serials: &[u64],
+        windows: Vec<Window>,
+    ) -> CommitReport {
+        let Agreed { segments: new_segments, without, pending } = agreed;
+        let new_segments = new_segments as usize;
+        let group = seated.seat.group();
+        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
+        let new_windows = if without.is_none() { new_segments.min(serials.len()) } else { 0 };
+        let mut windows = windows.into_iter();
+        let mut serials = serials.iter().take(new_windows);
+        for segment in offered.iter().take(new_segments) {
+            match serials.next() {
+                Some(&serial) => {
+                    standings.enter(segment.ordinal, Standing::Window { serial }, windows.next());
+                }
+                None => standings.enter(segment.ordinal, Standing::Agreed, None),
+            }
+            seated.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
+        }
+        seated.pending.clone_from(&pending);
+        let (segments, windows) = (standings.committed(), standings.windows());
+        self.update_table(|table| table.with_group(group, standings));
+        let elapsed = Duration::ZERO;
+        CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
+    }
+}
+
+/// What a commit finds of its group and of the thread that makes it. Nothing here fails: what is wrong goes into the
+/// record, so that all hear.
+pub(crate) struct Found {
+    pub(crate) readiness: Readiness,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) enqueued: Vec<Enqueued>,
+    pub(crate) address_space_left: Option<u64>,
+}
+
+impl Found {
+    fn of(group: &dyn SymmetricGroup, inside: bool, alone: bool) -> Self {
+        let communicator = group.communicator();
         let readiness = if inside {
             Readiness::GroupOpen
-        } else if frozen {
-            Readiness::Capturing
         } else if !alone {
             let cause = "another thread commits another pool for this group; the same one must come first on every rank";
             Readiness::Failed { ordinal: None, cause: cause.to_owned() }
@@ -278,45 +364,20 @@ impl SymmetricPool {
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
         };
         let library = communicator.nccl().release().code().unsigned_abs();
-        Situation {
-            policy: options.policy,
-            deadline: options.deadline,
+        Self {
             readiness,
             capabilities: Capabilities { library, windows },
             enqueued: group.enqueued(),
             address_space_left: address_space_left(communicator),
-            log,
-            log_since,
-            segments,
         }
     }
+}
 
-    fn publish(
-        &self,
-        seated: &mut Seated,
-        group: GroupId,
-        agreed: Agreed,
-        offered: &[Segment],
-        windows: Vec<Window>,
-        begun: Instant,
-    ) -> CommitReport {
-        let Agreed { segments: new_segments, without, pending } = agreed;
-        let new_segments = new_segments as usize;
-        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-        let new_windows = windows.len();
-        let mut windows = windows.into_iter();
-        for segment in offered.iter().take(new_segments) {
-            let window = if without.is_none() { windows.next() } else { None };
-            standings.enter(segment.ordinal, window);
-            seated.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
-        }
-        seated.pending.clone_from(&pending);
-        let segments = standings.committed();
-        let windows = standings.windows.iter().flatten().count();
-        self.update_table(|table| table.with_group(group, standings));
-        let elapsed = begun.elapsed();
-        CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
-    }
+/// The order in which commits are made, of (rank, group, pool): ranks apart, each with its groups by number.
+pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..commits.len()).collect();
+    order.sort_by_key(|index| commits[*index]);
+    order
 }
 
 /// Commits several pools for several groups: for a rank with several groups, and for a thread that drives several
@@ -332,11 +393,9 @@ pub fn commit_all(
     commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
     options: CommitOptions,
 ) -> Vec<Result<CommitReport, CommitError>> {
-    let mut order: Vec<usize> = (0..commits.len()).collect();
-    order.sort_by_key(|index| {
-        let (pool, group) = &commits[*index];
-        (pool.domain().rank(), group.id(), pool.id())
-    });
+    let named: Vec<(u32, GroupId, PoolId)> =
+        commits.iter().map(|(pool, group)| (pool.domain().rank(), group.id(), pool.id())).collect();
+    let order = in_order(&named);
     let ranks: Vec<&[usize]> = order
         .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
         .collect();
@@ -442,7 +501,7 @@ fn segment(segment: &SymmetricSegment) -> Segment {
     Segment { ordinal, bytes, flags: 0, log: LogPoint { length: log.length, hash: log.hash } }
 }
 
-fn operation(operation: &caching_alloc::core::symmetric::Operation) -> Operation {
+pub(crate) fn operation(operation: &caching_alloc::core::symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         ArenaOperationKind::Allocate => OperationKind::Allocate,
         ArenaOperationKind::Free => OperationKind::Free,
@@ -460,21 +519,12 @@ fn operation(operation: &caching_alloc::core::symmetric::Operation) -> Operation
     }
 }
 
-fn failed(
-    group: GroupId,
-    ending: Ending,
-    failure: Option<process_group::store::StoreError>,
-    seat: &mut Seat,
-    rank: u32,
-) -> CommitError {
+fn failed(group: GroupId, ending: Ending, failure: Option<process_group::store::StoreError>) -> CommitError {
     match (ending, failure) {
         (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },
         (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, poison },
-        (Ending::StoreFailed { registering }, Some(source)) => {
-            if registering {
-                seat.set_poison(Poison::StoreLost { rank, cause: source.to_string() });
-            }
-            CommitError::Store { group, poisoned: registering, source }
+        (Ending::StoreFailed { registering: poisoned }, Some(source)) => {
+            CommitError::Store { group, poisoned, source }
         }
         (Ending::Unreadable(source), _) => CommitError::Unreadable { group, source },
         (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },

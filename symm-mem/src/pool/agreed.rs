@@ -78,10 +78,9 @@ impl SymmetricPool {
     }
 
     fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, AgreedError> {
-        let (pool, domain) = (self.id(), self.domain());
-        let round = self.next_length();
-        let mut machine = Length::new(pool, round, domain.rank(), domain.ranks().to_vec(), bytes, deadline);
-        let mut line = Line::new(domain.store());
+        let pool = self.id();
+        let mut machine = self.begin_length(bytes, deadline);
+        let mut line = Line::new(self.domain().store());
         let mut input = Input::Start;
         let meeting = loop {
             match machine.step(input, line.elapsed()) {
@@ -89,7 +88,8 @@ impl SymmetricPool {
                 Next::Done(meeting) => break meeting,
             }
         };
-        let result = self.leave(&line, meeting);
+        let (result, doomed) = self.leave(meeting);
+        line.remove(&doomed);
         let failure = line.failure;
         result.map_err(|ending| match (ending, failure) {
             (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
@@ -99,19 +99,26 @@ impl SymmetricPool {
         })
     }
 
-    fn next_length(&self) -> u64 {
-        let mut meetings = self.meetings();
-        meetings.lengths += 1;
-        meetings.lengths - 1
+    /// Begins the next agreement on a length, of which this rank needs `bytes`, and returns its machine.
+    pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Length {
+        let round = {
+            let mut meetings = self.meetings();
+            meetings.lengths += 1;
+            meetings.lengths - 1
+        };
+        let domain = self.domain();
+        Length::new(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)
     }
 
-    /// Leaves a meeting of the whole domain: removes what nobody reads any more.
-    pub(super) fn leave<T>(&self, line: &Line<'_>, meeting: Meeting<T>) -> Result<T, Ending> {
+    /// Leaves a meeting of the whole domain. Returns also the keys that this rank is to remove, since nobody reads them
+    /// any more.
+    pub(crate) fn leave<T>(&self, meeting: Meeting<T>) -> (Result<T, Ending>, Vec<String>) {
         let mut meetings = self.meetings();
-        if meeting.all_arrived {
-            line.remove(&std::mem::take(&mut meetings.used_keys));
-        }
+        let doomed = match meeting.all_arrived {
+            true => std::mem::take(&mut meetings.used_keys),
+            false => Vec::new(),
+        };
         meetings.used_keys.extend(meeting.keys);
-        meeting.result
+        (meeting.result, doomed)
     }
 }

@@ -59,26 +59,30 @@ struct Extent {
 /// What a pool's segments are to a group, by ordinal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
-    pub(crate) standings: Vec<Standing>,
-    pub(crate) windows: Vec<Option<Window>>,
+    standings: Vec<Standing>,
+    windows: Vec<Option<Window>>,
 }
 
 impl Standings {
-    /// Enters segment `ordinal`, with its window if it has one.
-    pub(crate) fn enter(&mut self, ordinal: u32, window: Option<Window>) {
+    /// Enters segment `ordinal`, with its window if it is one.
+    pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<Window>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
             self.standings.resize(at + 1, Standing::Pending);
             self.windows.resize(at + 1, None);
         }
-        let serial = window.as_ref().map(Window::serial);
-        self.standings[at] = serial.map_or(Standing::Agreed, |serial| Standing::Window { serial });
+        self.standings[at] = standing;
         self.windows[at] = window;
     }
 
     /// How many segments are the group's.
     pub(crate) fn committed(&self) -> usize {
         self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
+    }
+
+    /// How many of them are windows.
+    pub(crate) fn windows(&self) -> usize {
+        self.standings.iter().filter(|standing| matches!(standing, Standing::Window { .. })).count()
     }
 
     /// Takes segment `ordinal` out, and returns its window if it had one.
@@ -204,7 +208,7 @@ mod tests {
                 table = table.with_segment(ordinal, begin, length);
             }
             let mut standings = Standings::default();
-            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, None));
+            (0..committed as u32).for_each(|ordinal| standings.enter(ordinal, Standing::Agreed, None));
             table = table.with_group(GROUP, standings);
 
             let lies = (0u32..).zip(&order).find_map(|(ordinal, slot)| {
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(table.lookup(1100, 0, GROUP), Ok(None));
         assert!(table.lookup(1099, u64::MAX, GROUP).is_err());
         let mut standings = Standings::default();
-        standings.enter(0, None);
+        standings.enter(0, Standing::Agreed, None);
         let gone = table.with_group(GROUP, standings.clone()).without_group(GROUP);
         let pending = gone.lookup(1000, 1, GROUP).map(|found| found.map(|it| it.standing));
         assert_eq!(pending, Ok(Some(Standing::Pending)));
@@ -245,7 +249,7 @@ mod tests {
     #[test]
     fn a_retired_segment_is_found_by_nobody_and_its_number_stays_taken() {
         let mut standings = Standings::default();
-        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, None));
+        [0, 2].into_iter().for_each(|ordinal| standings.enter(ordinal, Standing::Agreed, None));
         assert_eq!(standings.committed(), 2);
         let table =
             Table::default().with_segment(0, 1000, 100).with_segment(1, 2000, 100).with_segment(2, 3000, 100);

@@ -40,6 +40,8 @@ use caching_alloc::{
 use cuda_driver::{Context, DevicePtr};
 use process_group::comm::Window;
 
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use self::retire::Found as RetirementFound;
 pub use self::{
     agreed::AgreedError,
     block::SymmetricBlock,

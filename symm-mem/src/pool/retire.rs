@@ -132,29 +132,28 @@ impl SymmetricPool {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
         let (parties, trouble) = self.parties(groups);
-        let record = self.retirement(&ordinals, &parties, trouble, deadline);
-        let (meeting, windows, failure) = self.run_retirement(&record, &ordinals, &parties);
+        let seats: Vec<Arc<Mutex<Seated>>> = parties.iter().map(|party| party.seated.clone()).collect();
+        let found = Found::of(&parties, trouble);
+        let machine = self.begin_retirement(&ordinals, &seats, found, deadline);
+        let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties);
         let pool = self.id();
+        let cause = failure.as_ref().map(ToString::to_string);
+        let (bytes, dead) = self.end_retirement(&ordinals, &seats, &meeting, cause);
+        for party in parties.iter().filter(|party| dead.contains(&party.group.id())) {
+            // What could not be freed is leaked by the communicator, which says so when it is used.
+            let _ = party.group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
+        }
         match (meeting, failure) {
             (Ok(Retired::Everywhere), _) => {
-                let bytes = self.take_out(&ordinals);
                 Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() })
             }
-            (Ok(Retired::Poisoned { poison, culprits }), _) => {
-                self.poison_parties(&parties, &poison, |members| {
-                    members.iter().any(|it| culprits.contains(it))
-                });
-                self.take_out(&ordinals);
+            (Ok(Retired::Poisoned { poison, .. }), _) => {
                 let dead = parties.iter().filter(|it| lock(&it.seated).seat.poison().is_some());
                 let groups = dead.map(|party| party.group.id()).collect();
                 Err(RetireError::Poisoned { pool, poison, groups })
             }
             (Err(Ending::Refused(refusal)), _) => Err(RetireError::Refused { pool, refusal }),
             (Err(Ending::StoreFailed { registering: poisoned }), Some(source)) => {
-                if poisoned {
-                    let (rank, cause) = (self.domain().rank(), source.to_string());
-                    self.poison_parties(&parties, &Poison::StoreLost { rank, cause }, |_| true);
-                }
                 Err(RetireError::Store { pool, poisoned, source })
             }
             (Err(Ending::Unreadable(source)), _) => Err(RetireError::Unreadable { pool, source }),
@@ -167,7 +166,7 @@ impl SymmetricPool {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
         for group in groups {
-            match self.seated(*group) {
+            match self.seated(group.id(), group.ranks()) {
                 Err(error) => trouble = Some(error.to_string()),
                 Ok(_) if parties.iter().any(|party| party.group.id() == group.id()) => {}
                 Ok(seated) => {
@@ -184,14 +183,21 @@ impl SymmetricPool {
         (parties, trouble)
     }
 
-    /// What this rank finds on its side. Nothing here fails: what is wrong goes into the record, so that all hear.
-    fn retirement(
+    /// Begins a retirement of `ordinals`, ascending, with the groups of `seats`, and returns its machine.
+    pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
-        parties: &[Party<'_>],
-        trouble: Option<String>,
+        seats: &[Arc<Mutex<Seated>>],
+        found: Found,
         deadline: Duration,
-    ) -> RetirementRecord {
+    ) -> Retire {
+        let groups: Vec<Committed> = seats
+            .iter()
+            .map(|seated| {
+                let seated = lock(seated);
+                Committed { group: seated.seat.group(), log: seated.seat.committed() }
+            })
+            .collect();
         let table = self.table();
         let arena = self.memory().arena();
         let state = arena.log().state();
@@ -201,58 +207,47 @@ impl SymmetricPool {
         let unknown = ordinals.iter().find(|ordinal| !is_live(ordinal)).copied();
         let segments = ordinals.iter().map(|&ordinal| {
             let held = Held { graphs: arena.graphs_of(ordinal), blocks: arena.blocks_in(ordinal) };
-            let given = |group: &GroupId| parties.iter().any(|party| party.group.id() == *group);
+            let given = |group: &GroupId| groups.iter().any(|it| it.group == *group);
             let uncovered = table.groups_of(ordinal).filter(|group| !given(group)).collect();
             Candidate { ordinal, held, uncovered }
         });
         let segments = segments.collect();
         drop(arena);
-        let failed = |ordinal, cause| Readiness::Failed { ordinal, cause };
-        let readiness = if Group::is_open() {
-            Readiness::GroupOpen
-        } else if frozen {
-            Readiness::Capturing
-        } else if let Some(ordinal) = unknown {
-            failed(Some(ordinal), "there is no such segment, or it was retired before".to_owned())
-        } else if let Some(cause) = trouble {
-            failed(None, cause)
-        } else {
-            let checked = parties.iter().find_map(|party| party.group.communicator().check().err());
-            checked.map_or(Readiness::Ready, |error| failed(None, error.to_string()))
+        let readiness = match (found.readiness, unknown) {
+            (Readiness::GroupOpen, _) => Readiness::GroupOpen,
+            _ if frozen => Readiness::Capturing,
+            (_, Some(ordinal)) => {
+                let cause = "there is no such segment, or it was retired before".to_owned();
+                Readiness::Failed { ordinal: Some(ordinal), cause }
+            }
+            (readiness, None) => readiness,
         };
-        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
-        enqueued.sort_by_key(|it| it.group);
-        enqueued.dedup_by_key(|it| it.group);
-        let groups = parties.iter().map(|party| {
-            let log = lock(&party.seated).seat.committed();
-            Committed { group: party.group.id(), log }
-        });
-        RetirementRecord {
-            rank: self.domain().rank(),
+        let domain = self.domain();
+        let record = RetirementRecord {
+            rank: domain.rank(),
             deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
-            enqueued,
+            enqueued: found.enqueued,
             log,
-            groups: groups.collect(),
+            groups,
             segments,
-        }
-    }
-
-    /// Runs the machine to its end; with the windows that this rank deregistered, and what the store said if it failed.
-    fn run_retirement(
-        &self,
-        record: &RetirementRecord,
-        ordinals: &[u32],
-        parties: &[Party<'_>],
-    ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
-        let domain = self.domain();
+        };
         let round = {
             let mut meetings = self.meetings();
             meetings.retirements += 1;
             meetings.retirements - 1
         };
-        let mut machine = Retire::new(self.id(), round, record, domain.ranks().to_vec());
-        let mut line = Line::new(domain.store());
+        Retire::new(self.id(), round, &record, domain.ranks().to_vec())
+    }
+
+    /// Runs the machine to its end; with the windows that this rank deregistered, and what the store said if it failed.
+    fn run_retirement(
+        &self,
+        mut machine: Retire,
+        ordinals: &[u32],
+        parties: &[Party<'_>],
+    ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
+        let mut line = Line::new(self.domain().store());
         let goes_on = || parties.iter().all(|party| party.group.standing().is_ok());
         let mut windows = 0;
         let mut input = RetireInput::Answer(Input::Start);
@@ -270,7 +265,8 @@ impl SymmetricPool {
                 RetireOutput::Done(meeting) => break meeting,
             }
         };
-        let result = self.leave(&line, meeting);
+        let (result, doomed) = self.leave(meeting);
+        line.remove(&doomed);
         (result, windows, line.failure)
     }
 
@@ -322,6 +318,32 @@ impl SymmetricPool {
         (Release::Done {}, gone)
     }
 
+    /// Takes over what came of the retirement of `ordinals` with the groups of `seats`; `cause` is what the store said
+    /// if it failed. How many bytes went, and which of the groups are dead by it: their communicators are to be aborted.
+    #[track_caller]
+    pub(crate) fn end_retirement(
+        &self,
+        ordinals: &[u32],
+        seats: &[Arc<Mutex<Seated>>],
+        result: &Result<Retired, Ending>,
+        cause: Option<String>,
+    ) -> (u64, Vec<GroupId>) {
+        match (result, cause) {
+            (Ok(Retired::Everywhere), _) => (self.take_out(ordinals), Vec::new()),
+            (Ok(Retired::Poisoned { poison, culprits }), _) => {
+                let is_dead = |members: &[u32]| members.iter().any(|it| culprits.contains(it));
+                let dead = self.poison_groups(seats, poison, is_dead);
+                self.take_out(ordinals);
+                (0, dead)
+            }
+            (Err(Ending::StoreFailed { registering: true }), Some(cause)) => {
+                let poison = Poison::StoreLost { rank: self.domain().rank(), cause };
+                (0, self.poison_groups(seats, &poison, |_| true))
+            }
+            _ => (0, Vec::new()),
+        }
+    }
+
     /// Takes the segments out of use, and gives their memory back if nothing can reach it. Returns how much went.
     #[track_caller]
     fn take_out(&self, ordinals: &[u32]) -> u64 {
@@ -350,15 +372,47 @@ impl SymmetricPool {
         bytes
     }
 
-    /// The groups of `parties` whose members are such are dead from now on.
-    fn poison_parties(&self, parties: &[Party<'_>], poison: &Poison, is_dead: impl Fn(&[u32]) -> bool) {
-        for Party { group, seated, .. } in parties {
-            if is_dead(lock(seated).seat.members()) {
-                lock(seated).seat.set_poison(poison.clone());
-                self.update_table(|table| table.without_group(group.id()));
-                // What could not be freed is leaked by the communicator, which says so when it is used.
-                let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
+    /// The groups of `seats` whose members are such are dead from now on. Returns them.
+    fn poison_groups(
+        &self,
+        seats: &[Arc<Mutex<Seated>>],
+        poison: &Poison,
+        is_dead: impl Fn(&[u32]) -> bool,
+    ) -> Vec<GroupId> {
+        let mut dead = Vec::new();
+        for seated in seats {
+            let mut seated = lock(seated);
+            if is_dead(seated.seat.members()) {
+                seated.seat.set_poison(poison.clone());
+                dead.push(seated.seat.group());
             }
         }
+        self.update_table(|table| dead.iter().fold(table.clone(), |table, id| table.without_group(*id)));
+        dead
+    }
+}
+
+/// What a retirement finds of its groups and of the thread that makes it. Nothing here fails: what is wrong goes into the
+/// record, so that all hear.
+pub(crate) struct Found {
+    pub(crate) readiness: Readiness,
+    pub(crate) enqueued: Vec<Enqueued>,
+}
+
+impl Found {
+    fn of(parties: &[Party<'_>], trouble: Option<String>) -> Self {
+        let failed = |cause| Readiness::Failed { ordinal: None, cause };
+        let readiness = if Group::is_open() {
+            Readiness::GroupOpen
+        } else if let Some(cause) = trouble {
+            failed(cause)
+        } else {
+            let checked = parties.iter().find_map(|party| party.group.communicator().check().err());
+            checked.map_or(Readiness::Ready, |error| failed(error.to_string()))
+        };
+        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
+        enqueued.sort_by_key(|it| it.group);
+        enqueued.dedup_by_key(|it| it.group);
+        Self { readiness, enqueued }
     }
 }
