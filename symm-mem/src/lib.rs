@@ -38,6 +38,7 @@
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks |
 //! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
+//! | `simulation` | feature of that name: whole programs of several ranks under seeded schedules, and what must hold of them |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
 //!
 //! # Invariants
@@ -66,6 +67,8 @@ pub mod exchange;
 pub mod kernels;
 mod pool;
 pub mod rendezvous;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
 
 pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};

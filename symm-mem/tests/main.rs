@@ -1,6 +1,5 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
-mod commit_simulation;
 mod commits;
 mod convert;
 mod embedded;
@@ -8,7 +7,6 @@ mod exchange;
 mod hazards;
 mod kernels;
 mod orders;
-pub(crate) mod random;
 mod rendezvous;
 pub(crate) mod schedule;
 mod seeded_device;

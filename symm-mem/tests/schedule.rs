@@ -11,9 +11,8 @@ use std::{
 use symm_mem::{
     agreement::{Input as Answer, Output as Ask},
     rendezvous::protocol::Outcome,
+    simulation::Random,
 };
-
-use super::random::Random;
 
 /// The time that a meeting may take, in milliseconds.
 pub(crate) const DEADLINE: u64 = 1000;

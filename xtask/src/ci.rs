@@ -59,6 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     shell::run(shell::cargo(&root, &document).env("RUSTDOCFLAGS", "-D warnings"))?;
     run_tests::run(&run_tests::Options::default())?;
     interleave::run(&interleave::Options { quick: true })?;
+    shell::run(&mut shell::cargo(&root, &["xtask", "sim", "explore", "--seeds", "0..2000"]))?;
     // What writes the raw tables is built, linted and tested by itself: the rest does without its feature.
     let generator = ["--quiet", "--package", "xtask", "--features", "codegen"];
     let lint = [&["clippy"], &generator[..], &["--all-targets", "--", "-D", "warnings"]].concat();

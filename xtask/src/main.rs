@@ -9,6 +9,7 @@
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
 //! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
+//! - [`sim`]: whole programs of several ranks under seeded schedules
 //! - [`interleave`], [`sanitize`]: threads in orders that checkers choose; all tests under AddressSanitizer
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
@@ -44,6 +45,7 @@ mod replay;
 mod run_tests;
 mod sanitize;
 mod shell;
+mod sim;
 mod soak;
 #[cfg(test)]
 #[path = "../tests/soak.rs"]
@@ -85,6 +87,8 @@ enum Task {
     Test(run_tests::Options),
     /// Run what the tests run for seconds, for longer
     Soak(soak::Options),
+    /// Run whole programs of several ranks under seeded schedules
+    Sim(sim::Options),
     /// Break the caching allocator in each of the ways that are kept as patches, and see its tests fail
     Mutants(mutants::Options),
     /// Run everything that a change has to pass
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
         Task::Bench(options) => bench::run(&options),
         Task::Test(options) => run_tests::run(&options),
         Task::Soak(options) => soak::run(&options),
+        Task::Sim(options) => sim::run(&options),
         Task::Mutants(options) => mutants::run(&options),
         Task::Ci(options) => ci::run(&options),
         Task::Interleave(options) => interleave::run(&options),

@@ -25,11 +25,12 @@ pub(crate) fn package(name: &str) -> String {
 
 /// Optional parts that the tests, the documentation and the bundle are made with, of one crate or of all.
 pub(crate) fn adapters(name: Option<&str>) -> String {
-    const ADAPTERS: [(&str, &str); 4] = [
+    const ADAPTERS: [(&str, &str); 5] = [
         ("caching-alloc", "cudarc"),
         ("process-group", "nvtx"),
         ("process-group", "tracing"),
         ("symm-mem", "twins"),
+        ("symm-mem", "simulation"),
     ];
     let wanted = ADAPTERS.iter().filter(|(of, _)| name.is_none_or(|name| name == *of));
     wanted.map(|(of, feature)| format!("{}/{feature}", package(of))).collect::<Vec<_>>().join(",")

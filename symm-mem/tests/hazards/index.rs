@@ -10,7 +10,7 @@ const EMBEDDED: &str = "symm-mem/tests/embedded/mod.rs";
 const RETIRE: &str = "symm-mem/tests/embedded/retire.rs";
 const EXPLAIN: &str = "symm-mem/tests/embedded/explain.rs";
 const HERE: &str = "symm-mem/tests/hazards/mod.rs";
-const SIMULATION: &str = "symm-mem/tests/commit_simulation/mod.rs";
+const SIMULATION: &str = "symm-mem/src/simulation/tests.rs";
 const ARENA: &str = "caching-alloc/src/core/symmetric/tests.rs";
 
 /// The hazards of registration by several ranks.

@@ -13,7 +13,7 @@ use symm_mem::kernels::{
 
 use super::rig::{self, Rank, all_done};
 use super::{LONG, SHORT, on_devices, reference};
-use crate::end_to_end::random::Random;
+use crate::simulation::Random;
 
 /// Which collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

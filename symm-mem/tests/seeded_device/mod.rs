@@ -31,7 +31,7 @@ use self::{
     rank::{Desks, Ended, Start},
     scenario::{DEADLINE, Scenario, Trouble},
 };
-use crate::end_to_end::{random::Random, turn};
+use crate::{end_to_end::turn, simulation::Random};
 
 /// What came of a seed.
 struct Run {

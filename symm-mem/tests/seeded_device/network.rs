@@ -13,7 +13,7 @@ use process_group::store::machine::{
     Call, Client, ClientId, Failure, Limits, Reply, Request, Server, ServerLimits, client, server,
 };
 
-use crate::end_to_end::random::Random;
+use crate::simulation::Random;
 
 /// How long a client waits for an answer that needs no waiting.
 const PATIENCE: Duration = Duration::from_secs(600);

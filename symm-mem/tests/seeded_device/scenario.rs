@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu_sim::{Action, Injection};
 
-use crate::end_to_end::random::Random;
+use crate::simulation::Random;
 
 const MIB: u64 = 1 << 20;
 

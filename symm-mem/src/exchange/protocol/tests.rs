@@ -10,11 +10,9 @@ use super::{
     Part, Record, Verdict, Way, decide, missing, verdict,
 };
 use crate::{
-    end_to_end::{
-        random::Random,
-        schedule::{DEADLINE, Fault, Given, Party, Wanted, World},
-    },
+    end_to_end::schedule::{DEADLINE, Fault, Given, Party, Wanted, World},
     rendezvous::protocol::{Outcome, Readiness, Uuid},
+    simulation::Random,
 };
 
 const COUNT: u32 = 4;

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     agreement::{self, LogPoint, PoolId},
-    end_to_end::random::Random,
+    simulation::Random,
 };
 
 /// In milliseconds.

@@ -1,0 +1,179 @@
+//! What ranks do by themselves: their programs, but for meetings.
+
+use std::collections::BTreeMap;
+
+use process_group::group::GroupId;
+
+use super::{
+    Violation,
+    library::Life,
+    oracle::Used,
+    rank::Membership,
+    scenario::{Action, DEADLINE},
+    work::Work,
+    world::{Event, World, tell},
+};
+use crate::{Standing, agreement::PoolId, commit};
+
+impl World {
+    /// The rank goes on with its program.
+    pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
+        let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
+        tell!(self, "rank {rank}: {action:?}");
+        match action {
+            Action::Pause { us } => {
+                let later = self.now + us;
+                self.at(later, Event::Resume(rank));
+                return Ok(());
+            }
+            Action::Commit { group, policy, deadline } => return self.commit(rank, group, policy, deadline),
+            Action::CommitAll { groups, policy, deadline } => {
+                let state = self.rank(rank);
+                let pool = state.pool.id();
+                let named: Vec<(u32, GroupId, PoolId)> = groups
+                    .iter()
+                    .filter_map(|group| Some((rank, state.groups.get(group)?.id, pool)))
+                    .collect();
+                // They come first, the last of them last.
+                for at in commit::in_order(&named).into_iter().rev() {
+                    let group = named[at].1.uid;
+                    state.program.push_front(Action::Commit { group, policy, deadline });
+                }
+            }
+            Action::AllocateAgreed { bytes } => {
+                let state = self.rank(rank);
+                let machine = state.pool.begin_length(bytes, DEADLINE);
+                let round = state.lengths;
+                state.lengths += 1;
+                let deadline = DEADLINE;
+                return self.begin(rank, Work::Length { machine }, round, 0, deadline);
+            }
+            Action::Retire { nth, count, deadline } => return self.retire(rank, nth, count, deadline),
+            Action::Meet { group, what, deadline } => return self.meet(rank, group, what, deadline),
+            Action::Allocate { bytes } => self.allocate(rank, bytes)?,
+            Action::Free { nth } => {
+                let state = self.rank(rank);
+                if !state.blocks.is_empty() {
+                    let at = (nth % state.blocks.len() as u64) as usize;
+                    state.blocks.remove(at);
+                }
+            }
+            Action::BeginCapture => {
+                let state = self.rank(rank);
+                state.capture = Some(state.pool.begin_capture());
+            }
+            Action::EndCapture => {
+                let state = self.rank(rank);
+                if let Some(capture) = state.capture.take() {
+                    state.pins.push(capture.finish());
+                }
+            }
+            Action::DropGraphs => self.rank(rank).pins.clear(),
+            Action::Use { group, nth, site } => self.use_block(rank, group, nth, site)?,
+            Action::Make { group, epoch } => self.make(rank, group, epoch),
+        }
+        self.observe(rank)?;
+        self.soon(Event::Resume(rank));
+        Ok(())
+    }
+
+    pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
+        let state = self.rank(rank);
+        // Where there is no room, the pool's log says so, and ranks that differ in it are found.
+        let block = state.pool.allocate(bytes);
+        state.observe();
+        if let Ok(block) = block {
+            let identity = state.identity();
+            state.blocks.push((block, identity));
+        }
+        Ok(())
+    }
+
+    /// Looks at what a rank's pool did, and whether memory came back that somebody reaches.
+    pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
+        let state = self.rank(rank);
+        state.observe();
+        let device = state.device.clone();
+        for memory in device.returned() {
+            if let Some((group, holder)) = self.library.reached(rank, memory.address, memory.bytes) {
+                let what = format!(
+                    "rank {rank} gives the memory at {:#x} back, under the window that rank {holder} has of it in {group}",
+                    memory.address
+                );
+                return Err(Violation(what));
+            }
+        }
+        device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
+    }
+
+    fn make(&mut self, rank: u32, group: u64, epoch: bool) {
+        let members = self.scenario.groups[&group].clone();
+        let state = self.rank(rank);
+        let (id, commits, life, operations) = match state.groups.remove(&group) {
+            None => (GroupId { uid: group, epoch: 0 }, 0, 1, 0),
+            Some(former) => {
+                state.pool.forget(former.id);
+                let id = GroupId { uid: group, epoch: former.id.epoch + u64::from(epoch) };
+                let (commits, life) = if epoch { (0, 1) } else { (former.commits, former.life + 1) };
+                self.library.leave(Life { group: former.id, number: former.life }, rank);
+                (id, commits, life, former.operations)
+            }
+        };
+        self.library.join(Life { group: id, number: life }, &members, rank);
+        let membership = Membership {
+            id,
+            members,
+            commits,
+            meetings: 0,
+            life,
+            operations,
+            kept: None,
+            homes: BTreeMap::new(),
+        };
+        self.rank(rank).groups.insert(group, membership);
+    }
+
+    /// A collective of a group on a block: by the window that is found, or without.
+    fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
+        let state = &mut self.ranks[rank as usize];
+        let Some(membership) = state.groups.get(&group) else { return Ok(()) };
+        let id = membership.id;
+        if state.is_poisoned(id) || state.lost {
+            return Ok(());
+        }
+        if let Some(membership) = state.groups.get_mut(&group) {
+            membership.operations += 1;
+        }
+        let Some((block, identity)) = state.block(nth) else { return Ok(()) };
+        let (ptr, bytes, identity, place) = (block.ptr(), block.bytes(), *identity, block.placement());
+        let found = state.pool.lookup(ptr, bytes, id).map_err(Violation::of)?;
+        let Some(found) = found.filter(|found| found.placement == place) else {
+            return Err(Violation(format!("rank {rank} does not find its block at {place:?}: {found:?}")));
+        };
+        let life = state.life(id);
+        let window = match found.standing {
+            Standing::Window { serial } => Some((serial, found.placement.offset)),
+            _ => None,
+        };
+        if let Some((serial, offset)) = window {
+            let own = self.library.window(life, rank, serial);
+            if own.is_none_or(|own| own.address + offset != ptr.0) {
+                let what =
+                    format!("rank {rank} finds window {serial} of group {id} at {place:?}, which is {own:?}");
+                return Err(Violation(what));
+            }
+            for other in
+                self.scenario.groups[&group].iter().filter(|other| !self.library.is_gone(life, **other))
+            {
+                let its = self.library.window(life, *other, serial).map(|its| its.identity);
+                if its != own.map(|own| own.identity) {
+                    let what =
+                        format!("rank {rank} uses window {serial} of group {id}, which rank {other} has not");
+                    return Err(Violation(what));
+                }
+            }
+        }
+        self.uses.entry((group, site)).or_default().push(Used { rank, identity, window });
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! A rank's device memory, as far as a pool's segments need it: addresses that are used again, a capacity, and a record
+//! of what came back.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use caching_alloc::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
+
+/// Memory that is only counted. What is given back is the next to be handed out, so that an address is never a name.
+#[derive(Debug)]
+pub(super) struct Device {
+    rank: u32,
+    base: u64,
+    capacity: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    live: BTreeMap<u64, u64>,
+    returned: Vec<SegmentMemory>,
+    wrong: Option<String>,
+}
+
+impl Device {
+    pub(super) fn new(rank: u32, base: u64, capacity: u64) -> Self {
+        Self { rank, base, capacity, state: Mutex::default() }
+    }
+
+    /// What came back since this was last asked.
+    pub(super) fn returned(&self) -> Vec<SegmentMemory> {
+        std::mem::take(&mut self.state().returned)
+    }
+
+    /// Bytes that are out.
+    pub(super) fn live(&self) -> u64 {
+        self.state().live.values().sum()
+    }
+
+    /// What was asked for that makes no sense.
+    pub(super) fn wrong(&self) -> Option<String> {
+        self.state().wrong.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SegmentSource for Device {
+    fn device(&self) -> u32 {
+        self.rank
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let mut state = self.state();
+        if state.live.values().sum::<u64>() + bytes > self.capacity {
+            return Err(SourceError::OutOfMemory { wanted: bytes });
+        }
+        let mut address = self.base;
+        for (begin, length) in &state.live {
+            if *begin - address >= bytes {
+                break;
+            }
+            address = begin + length;
+        }
+        state.live.insert(address, bytes);
+        Ok(SegmentMemory { address, bytes, token: 0 })
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        let mut state = self.state();
+        if state.live.remove(&memory.address) != Some(memory.bytes) {
+            let what = format!("{} bytes at {:#x} came back that were not out", memory.bytes, memory.address);
+            state.wrong.get_or_insert(what.clone());
+            return Err(SourceError::Failed { call: "release", source: what.into() });
+        }
+        state.returned.push(*memory);
+        Ok(())
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        Ok(MemoryInfo { free: self.capacity - self.live(), total: self.capacity })
+    }
+}

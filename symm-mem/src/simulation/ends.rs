@@ -1,0 +1,250 @@
+//! How meetings end, and what is left when all is over.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Arc, Mutex},
+};
+
+use cuda_driver::DevicePtr;
+
+use super::{
+    Violation,
+    library::Life,
+    oracle::Ended,
+    rank::Task,
+    work::{Answer, End, Work},
+    world::{Event, World, tell},
+};
+use crate::{
+    Standing,
+    agreement::{Conclusion, Input, NoWindows, Segment},
+    commit::{Seated, lock},
+};
+
+/// What a store that has failed says.
+const LOST: &str = "the store is gone";
+
+impl World {
+    /// A meeting has ended on a rank.
+    pub(super) fn end(&mut self, rank: u32, end: End) -> Result<(), Violation> {
+        let said = end.said();
+        let now = self.now;
+        let state = self.rank(rank);
+        let Some(Task { work, round, epoch, begun, deadline, history, registered, .. }) = state.task.take()
+        else {
+            return Ok(());
+        };
+        let kind = work.kind();
+        state.lost |= said.name() == "store failed";
+        let doomed = match (work, end) {
+            (Work::Commit { seated, segments, serials, .. }, End::Commit(conclusion)) => {
+                self.end_commit(rank, &seated, &segments, &serials, conclusion)?
+            }
+            (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
+                let (result, doomed) = state.pool.leave(meeting);
+                let only: Vec<_> = seats.into_iter().map(|(_, seated)| seated).collect();
+                let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
+                let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
+                dead.into_iter().for_each(|life| self.library.leave(life, rank));
+                doomed
+            }
+            (Work::Length { .. }, End::Length(meeting)) => {
+                let (result, doomed) = state.pool.leave(meeting);
+                if let Ok(bytes) = result {
+                    self.allocate(rank, bytes)?;
+                }
+                doomed
+            }
+            (Work::Meet { group, home, number, token, peers, .. }, End::Meet(conclusion)) => {
+                let offered = self.offers.remove(&token);
+                let state = self.rank(rank);
+                let membership = state.groups.get_mut(&group);
+                match (&conclusion.result, peers, membership) {
+                    (Ok(since), Some(peers), Some(membership)) if *since == number => {
+                        membership.homes.insert(home, (number, peers));
+                    }
+                    (Ok(since), _, Some(membership))
+                        if membership.homes.get(&home).map(|(at, _)| at) != Some(since) =>
+                    {
+                        let what = format!("rank {rank} is to have memory mapped since {since}, and has not");
+                        return Err(Violation(what));
+                    }
+                    _ => {}
+                }
+                let state = self.rank(rank);
+                let has = state.groups.get(&group).and_then(|it| it.homes.get(&home)).map(|(_, peers)| peers);
+                let mapped = conclusion.result.is_ok().then_some(has).flatten();
+                if let (Some(peers), Some((_, own))) = (mapped, offered)
+                    && peers.iter().any(|peer| *peer != own)
+                {
+                    let what =
+                        format!("rank {rank} maps other memory than it came with: {peers:x?} for {own:x}");
+                    return Err(Violation(what));
+                }
+                conclusion.read
+            }
+            _ => return Err(Violation(format!("rank {rank} ends what it has not begun"))),
+        };
+        let state = self.rank(rank);
+        if !state.lost {
+            doomed.iter().for_each(|key| self.store.remove(key));
+        }
+        tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
+        let ended = now;
+        self.ended.push(Ended {
+            rank,
+            kind,
+            epoch,
+            round,
+            said,
+            begun,
+            ended,
+            deadline,
+            history,
+            registered,
+        });
+        self.observe(rank)?;
+        self.soon(Event::Resume(rank));
+        Ok(())
+    }
+
+    fn end_commit(
+        &mut self,
+        rank: u32,
+        seated: &Arc<Mutex<Seated>>,
+        segments: &[Segment],
+        serials: &[u64],
+        conclusion: Conclusion,
+    ) -> Result<Vec<String>, Violation> {
+        let state = &mut self.ranks[rank as usize];
+        let mut seated = lock(seated);
+        let id = seated.seat.group();
+        let cause = Some(LOST.to_owned());
+        let (result, doomed) =
+            state.pool.end_commit(&mut seated, conclusion, cause, segments, serials, Vec::new());
+        let dead = seated.seat.poison().is_some();
+        drop(seated);
+        let life = state.life(id);
+        if dead {
+            self.library.leave(life, rank);
+        }
+        let Ok(report) = result else { return Ok(doomed) };
+        let with = report.without.is_none();
+        for (at, segment) in segments.iter().take(report.new_segments).enumerate() {
+            let Some(extent) = state.extent(segment.ordinal) else { continue };
+            let found = state.pool.lookup(DevicePtr(extent.address), extent.bytes, id);
+            let standing = found.map_err(Violation::of)?.map(|found| found.standing);
+            let right = match (standing, serials.get(at)) {
+                (Some(Standing::Window { serial }), Some(made)) => {
+                    with && serial == *made && self.library.window(life, rank, serial) == Some(extent)
+                }
+                (Some(Standing::Agreed), _) => {
+                    !with
+                        && (report.without != Some(NoWindows::SingleMember {})
+                            || self.scenario.groups[&id.uid].len() == 1)
+                }
+                _ => false,
+            };
+            if !right {
+                let what =
+                    format!("rank {rank} has segment {} of group {id} as {standing:?}", segment.ordinal);
+                return Err(Violation(what));
+            }
+        }
+        Ok(doomed)
+    }
+
+    /// The rank's watchdogs know that another is dead: who waits for it stops.
+    pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
+        tell!(self, "rank {rank} hears that rank {lost} is dead");
+        let state = self.rank(rank);
+        state.heard = Some(lost);
+        let waits = state.task.as_ref().is_some_and(|task| task.waits);
+        let token = state.token;
+        if waits && state.is_over() {
+            return self.answer(rank, token, Answer::Store(Input::Expired));
+        }
+        Ok(())
+    }
+
+    /// Lets go of everything, and looks whether something stays.
+    pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
+        for rank in 0..self.ranks.len() as u32 {
+            let state = self.rank(rank);
+            if state.dead {
+                continue;
+            }
+            state.capture = None;
+            state.pins.clear();
+            state.blocks.clear();
+            self.observe(rank)?;
+        }
+        self.left_keys()?;
+        for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
+            let (rank, device) = (state.number, state.device.clone());
+            let ids: Vec<(u64, Life)> =
+                state.groups.iter().map(|(uid, it)| (*uid, state.life(it.id))).collect();
+            let mut kept: Vec<_> = ids
+                .iter()
+                .map(|(uid, id)| (*id, state.groups.get_mut(uid).and_then(|it| it.kept.take())))
+                .collect();
+            drop(state);
+            kept.reverse();
+            for (id, memory) in kept {
+                for memory in device.returned() {
+                    if self
+                        .library
+                        .reached(rank, memory.address, memory.bytes)
+                        .is_some_and(|(_, by)| by == rank)
+                    {
+                        return Err(Violation(format!(
+                            "rank {rank} gives memory back under its own windows"
+                        )));
+                    }
+                }
+                self.library.leave(id, rank);
+                drop(memory);
+            }
+            let (live, wrong) = (device.live(), device.wrong());
+            if live > 0 || wrong.is_some() {
+                return Err(Violation(format!(
+                    "rank {rank} leaves {live} bytes of device memory: {wrong:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys of meetings that all have left for a later one.
+    fn left_keys(&self) -> Result<(), Violation> {
+        if self.scenario.trouble.delays() {
+            return Ok(());
+        }
+        let mut last: BTreeMap<String, u64> = BTreeMap::new();
+        for rank in &self.ranks {
+            for it in rank.groups.values().filter(|it| !rank.is_poisoned(it.id)) {
+                last.insert(format!("{}.{}", it.id.uid, it.id.epoch), it.commits);
+            }
+            last.insert("retire".to_owned(), rank.retirements);
+            last.insert("length".to_owned(), rank.lengths);
+        }
+        let keys = self.store.values.keys().chain(self.store.counters.keys());
+        for key in keys {
+            let parts: Vec<&str> = key.split('/').collect();
+            let old = match parts.as_slice() {
+                // What is written again, for want of an answer, nobody looks at.
+                ["symm", "meeting", ..] => !self.scenario.repeats,
+                ["symm", _, _, what, round, ..] => {
+                    let round: Option<u64> = round.parse().ok();
+                    last.get(*what).zip(round).is_some_and(|(last, round)| round + 1 < *last)
+                }
+                _ => false,
+            };
+            if old {
+                return Err(Violation(format!("the store is left with {key}")));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,215 @@
+//! The communication library, as far as windows need it: calls of a communicator pair by their order alone, and nothing
+//! returns before all members are in.
+
+use std::{collections::BTreeMap, fmt};
+
+use process_group::group::GroupId;
+
+use super::Violation;
+
+/// A group in one of its lives: it can be made anew under the same name, and each time it has another communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Life {
+    pub(super) group: GroupId,
+    pub(super) number: u64,
+}
+
+impl fmt::Display for Life {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "group {}, life {}", self.group, self.number)
+    }
+}
+
+/// A segment's memory on one rank. Two are the same segment if they have the same identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// A hash of all that the rank's pool was asked for until the segment was made.
+    pub(super) identity: u64,
+}
+
+impl Extent {
+    fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        self.address < address + bytes && address < self.address + self.bytes
+    }
+}
+
+/// A call that a member waits in.
+#[derive(Debug)]
+struct Call {
+    extents: Vec<Extent>,
+    token: u64,
+    /// Whether it waits for the others; one that has failed does not.
+    open: bool,
+}
+
+/// A member's side of a communicator.
+#[derive(Debug, Default)]
+struct Side {
+    gone: bool,
+    calls: Vec<Call>,
+    /// By serial, with whether it is registered still.
+    windows: Vec<(Extent, bool)>,
+    deregistered: Vec<u64>,
+}
+
+impl Side {
+    fn live(&self) -> impl Iterator<Item = &Extent> {
+        self.windows.iter().filter(|(_, live)| *live).map(|(extent, _)| extent)
+    }
+}
+
+#[derive(Debug)]
+struct Communicator {
+    members: Vec<u32>,
+    sides: BTreeMap<u32, Side>,
+}
+
+/// Who may go on, with the serials of its windows.
+pub(super) struct Met {
+    pub(super) rank: u32,
+    pub(super) token: u64,
+    pub(super) serials: Vec<u64>,
+}
+
+/// All communicators.
+#[derive(Debug, Default)]
+pub(super) struct Library {
+    communicators: BTreeMap<Life, Communicator>,
+}
+
+impl Library {
+    /// Rank `rank` joins the communicator of a group.
+    pub(super) fn join(&mut self, group: Life, members: &[u32], rank: u32) {
+        let all = || Communicator { members: members.to_vec(), sides: BTreeMap::new() };
+        self.communicators.entry(group).or_insert_with(all).sides.insert(rank, Side::default());
+    }
+
+    /// A rank's side ends, and its windows with it.
+    pub(super) fn leave(&mut self, group: Life, rank: u32) {
+        if let Some(side) = self.side_mut(group, rank) {
+            side.gone = true;
+        }
+    }
+
+    pub(super) fn is_gone(&self, group: Life, rank: u32) -> bool {
+        self.side(group, rank).is_none_or(|side| side.gone)
+    }
+
+    fn side(&self, group: Life, rank: u32) -> Option<&Side> {
+        self.communicators.get(&group)?.sides.get(&rank)
+    }
+
+    fn side_mut(&mut self, group: Life, rank: u32) -> Option<&mut Side> {
+        self.communicators.get_mut(&group)?.sides.get_mut(&rank)
+    }
+
+    /// A member's registration; all members that may go on once the last is in. With `fails` it meets nobody.
+    pub(super) fn register(
+        &mut self,
+        group: Life,
+        rank: u32,
+        extents: Vec<Extent>,
+        token: u64,
+        fails: bool,
+    ) -> Result<Vec<Met>, Violation> {
+        let Some(communicator) = self.communicators.get_mut(&group) else { return Ok(Vec::new()) };
+        let members = communicator.members.clone();
+        let Some(side) = communicator.sides.get_mut(&rank) else { return Ok(Vec::new()) };
+        if side.gone {
+            return Err(Violation(format!("rank {rank} registers with {group}, which is dead")));
+        }
+        for extent in &extents {
+            let Extent { address: at, bytes, .. } = *extent;
+            if side.live().any(|window| window.overlaps(at, bytes)) {
+                return Err(Violation(format!("rank {rank} registers {at:#x} twice with {group}")));
+            }
+        }
+        side.calls.push(Call { extents, token, open: !fails });
+        let turn = side.calls.len() - 1;
+        if fails {
+            return Ok(Vec::new());
+        }
+        let call = |member: &u32| communicator.sides.get(member)?.calls.get(turn);
+        let Some(met) = members.iter().map(call).collect::<Option<Vec<&Call>>>() else {
+            return Ok(Vec::new());
+        };
+        let same = |one: &Call, other: &Call| {
+            one.extents.len() == other.extents.len()
+                && one
+                    .extents
+                    .iter()
+                    .zip(&other.extents)
+                    .all(|(one, other)| (one.bytes, one.identity) == (other.bytes, other.identity))
+        };
+        if let Some(other) = met.iter().position(|call| !same(met[0], call)) {
+            let (first, other) = (members[0], members[other]);
+            let what = format!("ranks {first} and {other} pair windows of different segments in {group}");
+            return Err(Violation(what));
+        }
+        if !met.iter().all(|call| call.open) || communicator.sides.values().any(|side| side.gone) {
+            return Ok(Vec::new());
+        }
+        let all = members.iter().filter_map(|rank| {
+            let side = communicator.sides.get_mut(rank)?;
+            let Call { extents, token, .. } = &side.calls[turn];
+            let first = side.windows.len() as u64;
+            let serials = (first..first + extents.len() as u64).collect();
+            side.windows.extend(extents.iter().map(|extent| (*extent, true)));
+            Some(Met { rank: *rank, token: *token, serials })
+        });
+        Ok(all.collect())
+    }
+
+    /// What a rank got and, as it learns afterwards, is no window.
+    pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) {
+        if let Some(side) = self.side_mut(group, rank) {
+            serials.iter().for_each(|serial| side.windows[*serial as usize].1 = false);
+        }
+    }
+
+    /// A rank deregisters a window. Members do so in one order.
+    pub(super) fn deregister(&mut self, group: Life, rank: u32, serial: u64) -> Result<(), Violation> {
+        let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
+        let window = side.windows.get_mut(serial as usize).filter(|(_, live)| *live);
+        let Some((_, live)) = window else {
+            return Err(Violation(format!("rank {rank} deregisters window {serial} of {group} twice")));
+        };
+        *live = false;
+        side.deregistered.push(serial);
+        let at = side.deregistered.len() - 1;
+        let communicator = &self.communicators[&group];
+        let others = communicator.sides.iter().filter(|(_, side)| !side.gone);
+        for (other, side) in others {
+            if side.deregistered.get(at).is_some_and(|its| *its != serial) {
+                let what =
+                    format!("ranks {rank} and {other} deregister windows of {group} in different orders");
+                return Err(Violation(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A window of a rank, while it is registered.
+    pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
+        let side = self.side(group, rank).filter(|side| !side.gone)?;
+        side.windows.get(serial as usize).filter(|(_, live)| *live).map(|(extent, _)| *extent)
+    }
+
+    /// Who still reaches the `bytes` at `address` of a rank: a group, and the member whose window it is.
+    pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
+        self.communicators.iter().find_map(|(group, communicator)| {
+            // What the rank's own side had went with it.
+            let side = communicator.sides.get(&rank).filter(|side| !side.gone)?;
+            let over =
+                side.windows.iter().enumerate().filter(|(_, (window, _))| window.overlaps(address, bytes));
+            let serials: Vec<usize> = over.map(|(serial, _)| serial).collect();
+            let holds = |side: &Side| {
+                !side.gone
+                    && serials.iter().any(|serial| side.windows.get(*serial).is_some_and(|(_, live)| *live))
+            };
+            communicator.sides.iter().find(|(_, side)| holds(side)).map(|(holder, _)| (*group, *holder))
+        })
+    }
+}

@@ -1,0 +1,346 @@
+//! What must hold of a run, whatever went wrong in it.
+//!
+//! - Members of a meeting are given the same result, before the deadline, and nobody living is left without one.
+//! - A refusal is one that the trouble can make, and names the rank and the place where histories part. Without a
+//!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
+//! - Members use a block by the same window at the same offset, or all without; a window that is found is registered, on
+//!   all members, over that memory.
+//! - In the end nothing is left: no device memory, no keys of meetings that all have left.
+
+use std::collections::BTreeMap;
+
+use super::{Violation, trouble::Trouble, world::World};
+use crate::{
+    agreement::{self, Agreed, Divergence, Poison, Refusal, Retired},
+    rendezvous::{RendezvousRefusal, protocol},
+};
+
+/// What ranks met for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Commit(u64),
+    Retire,
+    Length,
+    Meet(u64),
+}
+
+/// What a rank was told in the end.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Said {
+    Commit(Result<Agreed, agreement::Ending>),
+    Retire(Result<Retired, agreement::Ending>),
+    Length(Result<u64, agreement::Ending>),
+    Meet(Result<u64, protocol::Ending>),
+}
+
+/// A meeting as it went on one rank.
+#[derive(Debug, Clone)]
+pub(super) struct Ended {
+    pub(super) rank: u32,
+    pub(super) kind: Kind,
+    pub(super) epoch: u64,
+    pub(super) round: u64,
+    pub(super) said: Said,
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    pub(super) deadline: u64,
+    /// How many operations the rank's pool had seen when it began.
+    pub(super) history: usize,
+    pub(super) registered: bool,
+}
+
+/// A block as a group's collective found it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Used {
+    pub(super) rank: u32,
+    pub(super) identity: u64,
+    /// The window and the offset in it.
+    pub(super) window: Option<(u64, u64)>,
+}
+
+impl Said {
+    fn store_failed(&self) -> bool {
+        matches!(
+            self,
+            Said::Commit(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Retire(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Length(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Meet(Err(protocol::Ending::StoreFailed))
+        )
+    }
+
+    /// Whether it is a result that members can be given.
+    fn is_agreed(&self) -> bool {
+        let said = |ending: &agreement::Ending| {
+            matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
+        };
+        match self {
+            Said::Commit(result) => result.as_ref().err().is_none_or(said),
+            Said::Retire(result) => result.as_ref().err().is_none_or(said),
+            Said::Length(result) => result.as_ref().err().is_none_or(said),
+            Said::Meet(result) => {
+                result.as_ref().err().is_none_or(|ending| matches!(ending, protocol::Ending::Refused(_)))
+            }
+        }
+    }
+
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Said::Commit(Ok(agreed)) => agreed.pending.as_ref(),
+            Said::Commit(Err(agreement::Ending::Refused(refusal)))
+            | Said::Retire(Err(agreement::Ending::Refused(refusal)))
+            | Said::Length(Err(agreement::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    fn poison(&self) -> Option<&Poison> {
+        match self {
+            Said::Commit(Err(agreement::Ending::Poisoned(poison))) => Some(poison),
+            Said::Retire(Ok(Retired::Poisoned { poison, .. })) => Some(poison),
+            _ => None,
+        }
+    }
+
+    fn rendezvous(&self) -> Option<&RendezvousRefusal> {
+        match self {
+            Said::Meet(Err(protocol::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// What came of it, in a word.
+    pub(super) fn name(&self) -> &'static str {
+        if self.store_failed() {
+            return "store failed";
+        }
+        match (self, self.refusal(), self.poison(), self.rendezvous()) {
+            (Said::Commit(Ok(agreed)), ..) if agreed.pending.is_some() => "prefix",
+            (_, Some(refusal), ..) => refusal.name(),
+            (_, _, Some(poison), _) => poison.name(),
+            (.., Some(refusal)) => refusal.name(),
+            (Said::Commit(Ok(agreed)), ..) if agreed.without.is_some() => "without windows",
+            (Said::Commit(Ok(_)), ..) => "committed",
+            (Said::Retire(Ok(_)), ..) => "retired",
+            (Said::Length(Ok(_)), ..) => "agreed length",
+            (Said::Meet(Ok(_)), ..) => "mapped",
+            _ => "out of step",
+        }
+    }
+}
+
+/// How many ranks have a part in a split.
+fn refusal_ranks<V>(split: &agreement::Split<V>) -> usize {
+    split.sides.iter().map(|side| side.ranks.len()).sum()
+}
+
+impl World {
+    /// Checks all meetings.
+    pub(super) fn judge(&self) -> Result<(), Violation> {
+        for rank in self.ranks.iter().filter(|rank| !rank.dead) {
+            if rank.task.is_some() || !rank.program.is_empty() {
+                return Err(Violation(format!("rank {} hangs", rank.number)));
+            }
+        }
+        let mut meetings: BTreeMap<(Kind, u64, u64), Vec<&Ended>> = BTreeMap::new();
+        for ended in &self.ended {
+            meetings.entry((ended.kind, ended.epoch, ended.round)).or_default().push(ended);
+        }
+        for ((kind, epoch, round), ended) in &meetings {
+            self.judge_meeting(*kind, ended).map_err(|Violation(what)| {
+                Violation(format!("{kind:?} of epoch {epoch}, round {round}: {what}"))
+            })?;
+        }
+        self.judge_uses()
+    }
+
+    fn members(&self, kind: Kind) -> Vec<u32> {
+        match kind {
+            Kind::Commit(group) | Kind::Meet(group) => self.scenario.groups[&group].clone(),
+            Kind::Retire | Kind::Length => (0..self.ranks.len() as u32).collect(),
+        }
+    }
+
+    fn judge_meeting(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        for it in ended {
+            let exempt = matches!(trouble, Trouble::Stopped(..)) && it.rank == culprit;
+            if !exempt && it.ended - it.begun > it.deadline {
+                return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
+            }
+        }
+        // Who has lost the store knows nothing, and the others miss it.
+        let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
+        let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(_));
+        if told.len() < ended.len() && !cut {
+            return Err(Violation("the store failed".into()));
+        }
+        let Some(first) = told.first() else { return Ok(()) };
+        for it in &told {
+            if it.said != first.said {
+                let (one, other) = (first.rank, it.rank);
+                let what = format!(
+                    "ranks {one} and {other} are told different things: {:?} and {:?}",
+                    first.said, it.said
+                );
+                return Err(Violation(what));
+            }
+        }
+        if !first.said.is_agreed() {
+            return Err(Violation(format!("no result that can be agreed: {:?}", first.said)));
+        }
+        if let Said::Commit(result) = &first.said {
+            let entered = told.iter().filter(|it| it.registered).count();
+            let partly = entered != 0 && entered != told.len();
+            if (result.is_ok() && partly && !cut)
+                || (entered > 0 && first.said.refusal().is_some() && result.is_err())
+            {
+                return Err(Violation(format!("{entered} of {} members registered: {result:?}", told.len())));
+            }
+        }
+        if cut {
+            return Ok(());
+        }
+        self.judge_blame(kind, &first.said, &told)
+    }
+
+    /// Whether what all were told is what the trouble makes, and names the culprit.
+    fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        let members = self.members(kind);
+        let inside = members.contains(&culprit);
+        let affected = inside && members.len() > 1 || kind == Kind::Retire;
+        let parts = trouble.parts_pools() || self.keeps_memory();
+        let wrong = |text: String| Err(Violation(format!("under {trouble:?} on rank {culprit}: {text}")));
+        if let Some(refusal) = said.rendezvous() {
+            let fits = match refusal {
+                RendezvousRefusal::RendezvousTimeout { missing, .. } => {
+                    trouble.delays() && !missing.is_empty()
+                }
+                RendezvousRefusal::MembersLost { .. } => trouble.silences(),
+                RendezvousRefusal::SharingFailed { rank, .. } => {
+                    trouble == Trouble::CannotMap && *rank == culprit
+                }
+                RendezvousRefusal::RendezvousDuringCapture { ranks } => {
+                    (trouble == Trouble::Capturing && *ranks == [culprit])
+                        || matches!(trouble, Trouble::MeetsOtherwise(_))
+                }
+                RendezvousRefusal::SubjectMismatch { .. }
+                | RendezvousRefusal::SizeMismatch { .. }
+                | RendezvousRefusal::OffsetMismatch { .. } => {
+                    parts || affected && matches!(trouble, Trouble::MeetsOtherwise(_))
+                }
+                _ => inside && matches!(trouble, Trouble::MeetsOtherwise(_)),
+            };
+            return if fits { Ok(()) } else { wrong(refusal.to_string()) };
+        }
+        if let Some(poison) = said.poison() {
+            let fits = match poison {
+                Poison::RegistrationFailed { rank, .. } => {
+                    affected && matches!(trouble, Trouble::RegistrationFails(_)) && *rank == culprit
+                }
+                Poison::MembersLost { .. } => inside && trouble.silences(),
+                Poison::RegistrationBlocked { .. } => {
+                    affected
+                        && matches!(
+                            trouble,
+                            Trouble::RegistrationSlow(..) | Trouble::Killed(_) | Trouble::Stopped(..)
+                        )
+                }
+                Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
+                Poison::RetirementFailed { rank, .. } => {
+                    trouble == Trouble::DeregistrationFails && *rank == culprit
+                }
+                _ => false,
+            };
+            return if fits { Ok(()) } else { wrong(poison.to_string()) };
+        }
+        let Some(refusal) = said.refusal() else { return Ok(()) };
+        // Whoever has left one out meets the others of the next, at another point of its program.
+        if trouble == Trouble::Absent && affected {
+            return Ok(());
+        }
+        let fits = match refusal {
+            Refusal::SyncTimeout { missing, .. } => {
+                trouble.delays() && !missing.is_empty() && missing.iter().all(|it| members.contains(&it.rank))
+            }
+            Refusal::SegmentCountMismatch { .. }
+            | Refusal::SegmentShapeMismatch { .. }
+            | Refusal::AllocationDiverged { .. } => affected && trouble.parts_pools() || self.keeps_memory(),
+            Refusal::EpochMismatch { .. } => trouble.delays(),
+            Refusal::RetirementMismatch { .. } => parts,
+            Refusal::SegmentInUse { .. } => parts,
+            Refusal::SegmentPinned { graphs, .. } => {
+                (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || parts
+            }
+            Refusal::PeerPrepareFailed { rank, .. } => {
+                trouble == Trouble::PrepareFails && *rank == culprit || parts
+            }
+            Refusal::CommitDuringCapture { ranks } => trouble == Trouble::Capturing && *ranks == [culprit],
+            Refusal::CapabilityMismatch { values, .. } => {
+                matches!(trouble, Trouble::OtherRelease | Trouble::OtherEnvironment)
+                    && affected
+                    && values.sides.iter().any(|side| side.ranks == [culprit])
+            }
+            Refusal::AddressSpaceExhausted { rank, .. } => {
+                trouble == Trouble::AddressSpace && *rank == culprit
+            }
+            Refusal::CollectivesOutstanding { operations, .. } => {
+                trouble == Trouble::HalfEnqueued
+                    && operations.sides.iter().any(|side| side.ranks == [culprit])
+            }
+            Refusal::QuiesceFailed { rank, .. } => {
+                matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate) && *rank == culprit
+            }
+            _ => false,
+        };
+        if !fits {
+            return wrong(refusal.to_string());
+        }
+        self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
+    }
+
+    /// The first operation in which histories part is the one that is named, if one is.
+    fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
+        let Some(divergence) = refusal.divergence() else { return Ok(()) };
+        let Divergence::At { sequence, operations } = divergence else {
+            return Err(Violation(format!("the first allocation that differs was not found: {refusal}")));
+        };
+        let history = |ended: &&Ended| {
+            let mut history = self.ranks[ended.rank as usize].history();
+            history.truncate(ended.history);
+            history
+        };
+        let histories: Vec<_> = told.iter().map(history).collect();
+        let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
+        let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
+        let first = (0..longest).find(parts);
+        // A dead one has no history to look at.
+        let all = told.len() == refusal_ranks(operations);
+        if all && (first != Some(*sequence as usize) || operations.is_unanimous()) {
+            return Err(Violation(format!("histories part at {first:?}: {refusal}")));
+        }
+        Ok(())
+    }
+
+    /// Whether some ranks have kept memory that others could give back, on devices that have little: what is allocated
+    /// then fails on these alone.
+    fn keeps_memory(&self) -> bool {
+        self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
+    }
+
+    fn judge_uses(&self) -> Result<(), Violation> {
+        for ((group, site), uses) in &self.uses {
+            for one in uses {
+                let other = uses.iter().find(|it| it.identity == one.identity && it.window != one.window);
+                if let Some(other) = other {
+                    let what = format!(
+                        "group {group} uses a block by different ways at {site}: {one:?} and {other:?}"
+                    );
+                    return Err(Violation(what));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! A rank: its pool over its device, its groups, and what it is in the middle of.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use process_group::{group::GroupId, store::HashStore};
+
+use super::{
+    Violation,
+    device::Device,
+    library::{Extent, Life},
+    random::Random,
+    scenario::Action,
+    work::Work,
+};
+use crate::{
+    Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
+    agreement::{Enqueued, LogPoint, hash::chain},
+    pool::Memory,
+};
+
+/// What peers' memory is remembered for: a segment of the pool, or a persistent allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Home {
+    Segment(u32),
+    Persistent(u64),
+}
+
+/// An operation of a pool's history: its kind, its bytes, its place.
+type Entry = (u64, u64, Option<(u32, u64)>);
+
+/// A rank's side of a group.
+pub(super) struct Membership {
+    pub(super) id: GroupId,
+    pub(super) members: Vec<u32>,
+    /// How many commits it has begun, over all lives of the group.
+    pub(super) commits: u64,
+    pub(super) meetings: u64,
+    /// How often it has made the group under this name.
+    pub(super) life: u64,
+    pub(super) operations: u64,
+    /// What the communicator keeps.
+    pub(super) kept: Option<Arc<Memory>>,
+    /// Where peers' memory is mapped: since which rendezvous, and what lies there.
+    pub(super) homes: BTreeMap<Home, (u64, Vec<u64>)>,
+}
+
+/// A meeting in progress.
+pub(super) struct Task {
+    pub(super) work: Work,
+    pub(super) round: u64,
+    pub(super) epoch: u64,
+    pub(super) begun: u64,
+    pub(super) deadline: u64,
+    /// How many operations the pool had seen.
+    pub(super) history: usize,
+    pub(super) registered: bool,
+    /// Whether it waits for others at the store.
+    pub(super) waits: bool,
+    /// What it wanted last.
+    pub(super) at: u64,
+}
+
+pub(super) struct Rank {
+    pub(super) number: u32,
+    pub(super) program: VecDeque<Action>,
+    pub(super) device: Arc<Device>,
+    pub(super) pool: SymmetricPool,
+    /// Its blocks, with the identity of each: what the pool had been asked for when it was placed.
+    pub(super) blocks: Vec<(SymmetricBlock, u64)>,
+    pub(super) capture: Option<PoolCapture>,
+    pub(super) pins: Vec<GraphPin>,
+    pub(super) groups: BTreeMap<u64, Membership>,
+    pub(super) lengths: u64,
+    pub(super) retirements: u64,
+    pub(super) registrations: u32,
+    pub(super) task: Option<Task>,
+    pub(super) token: u64,
+    pub(super) clock: Duration,
+    pub(super) steps: u64,
+    pub(super) dead: bool,
+    pub(super) cut_off: bool,
+    /// Whether the store has failed it.
+    pub(super) lost: bool,
+    /// The rank that its watchdogs say is dead.
+    pub(super) heard: Option<u32>,
+    /// Whether it has done what only the culprit does, and once.
+    pub(super) odd: bool,
+    pub(super) stopped_until: u64,
+    /// A hash of all that the pool was asked for, which is not the pool's own.
+    identity: u64,
+    operations: u64,
+    /// The identity at the creation of each segment.
+    segments: Vec<u64>,
+}
+
+impl Rank {
+    pub(super) fn new(
+        number: u32,
+        world: u32,
+        program: Vec<Action>,
+        capacity: u64,
+        store: &Arc<HashStore>,
+        random: &mut Random,
+    ) -> Result<Self, Violation> {
+        // Every rank's memory lies elsewhere.
+        let device = Arc::new(Device::new(number, (1 + random.below(1 << 20)) << 21, capacity));
+        let domain = Domain::new(store.clone(), 1, number, 0..world).map_err(Violation::of)?;
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
+        let pool = SymmetricPool::with_source(&domain, device.clone(), geometry).map_err(Violation::of)?;
+        Ok(Self {
+            number,
+            program: program.into(),
+            device,
+            pool,
+            blocks: Vec::new(),
+            capture: None,
+            pins: Vec::new(),
+            groups: BTreeMap::new(),
+            lengths: 0,
+            retirements: 0,
+            registrations: 0,
+            task: None,
+            token: 0,
+            clock: Duration::from_micros(random.below(1 << 40)),
+            steps: 0,
+            dead: false,
+            cut_off: false,
+            lost: false,
+            heard: None,
+            odd: false,
+            stopped_until: 0,
+            identity: 0,
+            operations: 0,
+            segments: Vec::new(),
+        })
+    }
+
+    /// Looks at what the pool was asked for since the last time.
+    pub(super) fn observe(&mut self) {
+        let arena = self.pool.memory().arena();
+        for operation in arena.log().recent().skip(self.operations as usize) {
+            let place = operation.placement.map_or([u64::MAX; 2], |it| [it.ordinal.into(), it.offset]);
+            self.identity =
+                chain(self.identity, [operation.kind as u64, operation.bytes, place[0], place[1]]);
+            self.operations += 1;
+            let made = arena.segments().get(self.segments.len()).map(|segment| segment.log.length);
+            if made == Some(self.operations) {
+                self.segments.push(self.identity);
+            }
+        }
+    }
+
+    pub(super) fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// The life that the rank is in of a group of its.
+    pub(super) fn life(&self, id: GroupId) -> Life {
+        Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
+    }
+
+    pub(super) fn is_poisoned(&self, id: GroupId) -> bool {
+        self.pool.poison(id).is_some()
+    }
+
+    /// Whether it is known that a member of what the rank is in is dead.
+    pub(super) fn is_over(&self) -> bool {
+        let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
+        let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
+        match &task.work {
+            Work::Commit { group, .. } | Work::Meet { group, .. } => in_group(group),
+            Work::Retire { seats, .. } => seats.iter().any(|(group, _)| in_group(group)),
+            Work::Length { .. } => false,
+        }
+    }
+
+    /// What it is in, for a reader.
+    pub(super) fn doing(&self) -> String {
+        self.task.as_ref().map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.round))
+    }
+
+    /// What it is at, without numbers that grow.
+    pub(super) fn code(&self) -> u64 {
+        let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
+        let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));
+        let flags = [self.dead, self.lost, self.capture.is_some(), !self.pins.is_empty(), poisoned];
+        flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
+    }
+
+    /// What lies in a segment, and where.
+    pub(super) fn extent(&self, ordinal: u32) -> Option<Extent> {
+        let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
+        let identity = *self.segments.get(ordinal as usize)?;
+        Some(Extent { address: segment.memory.address, bytes: segment.bytes, identity })
+    }
+
+    /// The segments that are not retired.
+    pub(super) fn live_segments(&self) -> Vec<u32> {
+        let arena = self.pool.memory().arena();
+        arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
+    }
+
+    /// The log at the creation of a segment, and its length in bytes.
+    pub(super) fn made(&self, ordinal: u32) -> Option<(LogPoint, u64)> {
+        let arena = self.pool.memory().arena();
+        let segment = arena.segments().get(ordinal as usize)?;
+        let log = LogPoint { length: segment.log.length, hash: segment.log.hash };
+        Some((log, segment.bytes))
+    }
+
+    /// What the pool was asked for, one entry an operation.
+    pub(super) fn history(&self) -> Vec<Entry> {
+        let arena = self.pool.memory().arena();
+        let entry = |it: &caching_alloc::core::symmetric::Operation| {
+            (it.kind as u64, it.bytes, it.placement.map(|place| (place.ordinal, place.offset)))
+        };
+        arena.log().recent().map(entry).collect()
+    }
+
+    pub(super) fn enqueued(&self) -> Vec<Enqueued> {
+        let count = |it: &Membership| Enqueued { group: it.id, operations: it.operations };
+        let mut enqueued: Vec<Enqueued> = self.groups.values().map(count).collect();
+        enqueued.sort_by_key(|it| it.group);
+        enqueued
+    }
+
+    /// The time on the rank's own clock.
+    pub(super) fn time(&self, now: u64) -> Duration {
+        Duration::from_micros(now) + self.clock
+    }
+
+    /// A time on the rank's own clock, on the world's.
+    pub(super) fn world_time(&self, until: Duration) -> u64 {
+        until.saturating_sub(self.clock).as_micros() as u64
+    }
+
+    /// A block by a number that is taken modulo how many there are.
+    pub(super) fn block(&self, nth: u64) -> Option<&(SymmetricBlock, u64)> {
+        let count = self.blocks.len() as u64;
+        (count > 0).then(|| &self.blocks[(nth % count) as usize])
+    }
+}

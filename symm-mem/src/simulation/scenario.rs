@@ -1,0 +1,385 @@
+//! What a seed chooses: ranks and groups, what every rank does, and what goes wrong.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{Limits, random::Random, trouble::Trouble};
+use crate::agreement::Policy;
+
+/// What a meeting is given.
+pub(super) const DEADLINE: Duration = Duration::from_millis(800);
+/// What the last ones are given: enough for a rank that has waited for the absent in all its other meetings.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+const MIB: u64 = 1 << 20;
+
+/// What a rank does next.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Action {
+    Allocate {
+        bytes: u64,
+    },
+    /// Frees one of its blocks, by a number that is taken modulo how many there are.
+    Free {
+        nth: u64,
+    },
+    /// Allocates what all agree on.
+    AllocateAgreed {
+        bytes: u64,
+    },
+    Commit {
+        group: u64,
+        policy: Policy,
+        deadline: Duration,
+    },
+    /// In the order given, if the pool does not know better.
+    CommitAll {
+        groups: Vec<u64>,
+        policy: Policy,
+        deadline: Duration,
+    },
+    BeginCapture,
+    /// Looks a block up as captured work does, and as the group's collectives do.
+    Use {
+        group: u64,
+        nth: u64,
+        site: u64,
+    },
+    /// Ends the capture with a graph.
+    EndCapture,
+    DropGraphs,
+    /// Retires segments, by numbers taken modulo how many there are, when it has freed its blocks there.
+    Retire {
+        nth: u64,
+        count: u64,
+        deadline: Duration,
+    },
+    /// A rendezvous over a block, or over the persistent allocation of an id.
+    Meet {
+        group: u64,
+        what: Subject,
+        deadline: Duration,
+    },
+    /// Makes the group's communicator, or makes it anew: as the same group, or as its next epoch.
+    Make {
+        group: u64,
+        epoch: bool,
+    },
+    Pause {
+        us: u64,
+    },
+}
+
+/// What a rendezvous is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Subject {
+    Block { nth: u64 },
+    Persistent { id: u64 },
+}
+
+/// What a seed chooses.
+#[derive(Debug, Clone)]
+pub(super) struct Scenario {
+    pub(super) trouble: Trouble,
+    pub(super) culprit: u32,
+    pub(super) groups: BTreeMap<u64, Vec<u32>>,
+    pub(super) programs: Vec<Vec<Action>>,
+    /// The release of the library, as its version code.
+    pub(super) release: u32,
+    /// Bytes that a device has.
+    pub(super) capacity: u64,
+    /// Whether that is little.
+    pub(super) scarce: bool,
+    /// The longest time of a message, in µs.
+    pub(super) slowest: u64,
+    /// Whether requests to the store are repeated at times, as by a client that has lost the answer.
+    pub(super) repeats: bool,
+    /// How long after a death its groups' watchdogs know, in µs; `None`: never.
+    pub(super) noticed: Option<u64>,
+}
+
+/// Releases of the library: with windows and without, and one that has them wrong.
+pub(super) const RELEASES: [u32; 12] =
+    [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
+
+/// Whether a release has windows that can be used.
+pub(super) fn has_windows(release: u32) -> bool {
+    release >= 22700 && release != 22803
+}
+
+impl Scenario {
+    pub(super) fn draw(random: &mut Random, limits: &Limits) -> Self {
+        let drawn = 2 + random.below(5) as u32;
+        let world = limits.ranks.unwrap_or(drawn).max(2);
+        let trouble = Trouble::draw(random);
+        let culprit = random.below(world.into()) as u32;
+        let groups = groups(random, world, limits);
+        let phases = (2 + random.below(3)).min(limits.phases);
+        let bad = random.below(phases);
+        let release = match random.one_in(4) || matches!(trouble, Trouble::OtherEnvironment) {
+            true => 22809,
+            false => *random.pick(&RELEASES),
+        };
+        let mut writer = Writer {
+            random: Random(random.next()),
+            limits,
+            trouble,
+            culprit,
+            groups: &groups,
+            made: Vec::new(),
+            programs: vec![Vec::new(); world as usize],
+            site: 0,
+        };
+        for phase in 0..phases {
+            writer.phase(phase, phase == bad);
+        }
+        writer.last();
+        let programs = writer.programs;
+        let scarce = random.one_in(8);
+        Self {
+            trouble,
+            culprit,
+            groups,
+            programs,
+            release,
+            capacity: MIB * if scarce { 8 + random.below(64) } else { 1 << 14 },
+            scarce,
+            slowest: *random.pick(&[5, 50, 2000]),
+            repeats: random.one_in(3),
+            noticed: random.one_in(2).then(|| random.below(100_000)),
+        }
+    }
+
+    /// What `rank` has less of than others, or otherwise.
+    pub(super) fn is_culprit(&self, rank: u32) -> bool {
+        rank == self.culprit
+    }
+}
+
+fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec<u32>> {
+    let mut groups: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for _ in 0..2 + random.below(4) {
+        let mut members: Vec<u32> = (0..world).filter(|_| random.one_in(2)).collect();
+        if members.is_empty() {
+            members = (0..world).collect();
+        }
+        if random.one_in(2) {
+            members.reverse();
+        }
+        groups.insert(1 + random.below(100), members);
+    }
+    while groups.len() > limits.groups {
+        groups.pop_last();
+    }
+    groups
+}
+
+/// Writes what all ranks do, and what the culprit does otherwise.
+struct Writer<'a> {
+    random: Random,
+    limits: &'a Limits,
+    trouble: Trouble,
+    culprit: u32,
+    groups: &'a BTreeMap<u64, Vec<u32>>,
+    /// The groups that there are so far.
+    made: Vec<u64>,
+    programs: Vec<Vec<Action>>,
+    site: u64,
+}
+
+impl Writer<'_> {
+    fn all(&mut self, action: &Action) {
+        self.programs.iter_mut().for_each(|program| program.push(action.clone()));
+    }
+
+    fn culprit(&mut self, action: Action) {
+        self.programs[self.culprit as usize].push(action);
+    }
+
+    fn members(&mut self, group: u64, action: &Action) {
+        let members = &self.groups[&group];
+        members.iter().for_each(|rank| self.programs[*rank as usize].push(action.clone()));
+    }
+
+    fn others(&mut self, action: &Action) {
+        let culprit = self.culprit as usize;
+        let others = self.programs.iter_mut().enumerate().filter(|(rank, _)| *rank != culprit);
+        others.for_each(|(_, program)| program.push(action.clone()));
+    }
+
+    /// A phase of the program; in the bad one something goes wrong.
+    fn phase(&mut self, phase: u64, bad: bool) {
+        let late: Vec<u64> = self
+            .groups
+            .keys()
+            .copied()
+            .filter(|group| !self.made.contains(group))
+            .filter(|_| phase > 0 || !self.random.one_in(4))
+            .collect();
+        for group in late {
+            self.members(group, &Action::Make { group, epoch: false });
+            self.made.push(group);
+        }
+        self.made.sort_unstable();
+        self.requests(bad);
+        for rank in 0..self.programs.len() {
+            let us = self.random.below(1000);
+            self.programs[rank].push(Action::Pause { us });
+        }
+        if let (Trouble::Late(ms), true) = (self.trouble, bad) {
+            self.culprit(Action::Pause { us: 1000 * ms });
+        }
+        if self.random.one_in(4) {
+            for rank in 0..self.programs.len() {
+                let bytes = self.random.below(3 << 20);
+                self.programs[rank].push(Action::AllocateAgreed { bytes });
+            }
+        }
+        let capturing = bad && self.trouble == Trouble::Capturing;
+        if capturing {
+            self.culprit(Action::BeginCapture);
+        }
+        self.commits(bad);
+        self.uses();
+        if self.random.one_in(3) {
+            self.meet();
+        }
+        if capturing {
+            self.culprit(Action::EndCapture);
+            self.culprit(Action::DropGraphs);
+        }
+        let wanted = matches!(
+            self.trouble,
+            Trouble::KeepsGraphs
+                | Trouble::KeepsBlocks
+                | Trouble::RetiresOther
+                | Trouble::DeregistrationFails
+        );
+        if self.random.one_in(3)
+            || wanted
+            || matches!(self.trouble, Trouble::NeverAtRest | Trouble::RestsLate)
+        {
+            if self.random.one_in(2) || self.trouble == Trouble::KeepsGraphs {
+                self.capture();
+            }
+            self.retire(bad);
+        }
+        if self.random.one_in(6) && !self.trouble.silences() && !self.made.is_empty() {
+            let group = *self.random.pick(&self.made);
+            let epoch = self.random.one_in(2);
+            self.members(group, &Action::Make { group, epoch });
+        }
+    }
+
+    fn requests(&mut self, bad: bool) {
+        let mut wanted = Vec::new();
+        for _ in 0..self.random.below(24).min(self.limits.requests) {
+            wanted.push(match self.random.one_in(4) {
+                true => Action::Free { nth: self.random.next() },
+                false => Action::Allocate { bytes: 1 + self.random.below(3 << 19) },
+            });
+        }
+        let at = self.random.below(wanted.len() as u64 + 1) as usize;
+        let mut others = wanted.clone();
+        match self.trouble {
+            Trouble::ExtraSegment if bad => others.insert(at, Action::Allocate { bytes: 64 * MIB }),
+            Trouble::ExtraBlock if bad => others.insert(at, Action::Allocate { bytes: 7 }),
+            Trouble::OtherSize if bad => match others.get_mut(at) {
+                Some(Action::Allocate { bytes }) => *bytes += 16 * MIB,
+                _ => others.insert(at, Action::Allocate { bytes: 16 * MIB }),
+            },
+            _ => {}
+        }
+        for (rank, program) in (0..).zip(&mut self.programs) {
+            program.extend(if rank == self.culprit { &others } else { &wanted }.iter().cloned());
+        }
+    }
+
+    fn commits(&mut self, bad: bool) {
+        let swapped = bad && self.trouble == Trouble::Swapped;
+        let absent = bad && self.trouble == Trouble::Absent;
+        let together = self.random.one_in(2) && !swapped && !absent;
+        for rank in 0..self.programs.len() {
+            let mut groups = self.groups_of(rank as u32);
+            let (policy, deadline) = (Policy::Strict, DEADLINE);
+            if together {
+                for at in (1..groups.len()).rev() {
+                    groups.swap(at, self.random.below(at as u64 + 1) as usize);
+                }
+                self.programs[rank].push(Action::CommitAll { groups, policy, deadline });
+                continue;
+            }
+            if rank as u32 == self.culprit && swapped {
+                groups.reverse();
+            }
+            if rank as u32 == self.culprit && absent {
+                groups.pop();
+            }
+            let commit = |group| Action::Commit { group, policy, deadline };
+            self.programs[rank].extend(groups.into_iter().map(commit));
+        }
+    }
+
+    fn groups_of(&self, rank: u32) -> Vec<u64> {
+        self.made.iter().copied().filter(|group| self.groups[group].contains(&rank)).collect()
+    }
+
+    fn uses(&mut self) {
+        for group in self.made.clone() {
+            self.site += 1;
+            let action = Action::Use { group, nth: self.random.next(), site: self.site };
+            self.members(group, &action);
+        }
+    }
+
+    fn meet(&mut self) {
+        let Some(group) = (!self.made.is_empty()).then(|| *self.random.pick(&self.made)) else { return };
+        let what = match self.random.one_in(3) {
+            true => Subject::Persistent { id: self.random.below(2) },
+            false => Subject::Block { nth: self.random.next() },
+        };
+        // The second time what was mapped is there.
+        for _ in 0..1 + self.random.below(2) {
+            self.members(group, &Action::Meet { group, what, deadline: DEADLINE });
+        }
+    }
+
+    /// A graph that all ranks capture.
+    fn capture(&mut self) {
+        self.all(&Action::BeginCapture);
+        self.uses();
+        self.all(&Action::EndCapture);
+    }
+
+    fn retire(&mut self, bad: bool) {
+        let (nth, count) = (self.random.next(), 1 + self.random.below(2));
+        match bad && self.trouble == Trouble::KeepsGraphs {
+            true => self.others(&Action::DropGraphs),
+            false => self.all(&Action::DropGraphs),
+        }
+        let retire = |nth, count| Action::Retire { nth, count, deadline: DEADLINE };
+        if bad && self.trouble == Trouble::RetiresOther {
+            self.others(&retire(nth, count));
+            self.culprit(retire(nth + 1, 3 - count));
+        } else {
+            self.all(&retire(nth, count));
+        }
+    }
+
+    /// In the end all try what is still possible.
+    fn last(&mut self) {
+        let made = self.made.clone();
+        let dies = matches!(self.trouble, Trouble::Killed(_));
+        for rank in 0..self.programs.len() {
+            let groups = self.groups_of(rank as u32);
+            let possible = |group: &u64| !dies || !self.groups[group].contains(&self.culprit);
+            let groups = groups.into_iter().filter(possible).collect();
+            let action = Action::CommitAll { groups, policy: Policy::Prefix, deadline: PATIENCE };
+            self.programs[rank].push(action);
+        }
+        for group in made {
+            self.site += 1;
+            let action = Action::Use { group, nth: self.random.next(), site: self.site };
+            self.members(group, &action);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! The seeds of every run of the tests, and that the models of device and library see what they are there to see.
+
+use std::collections::BTreeSet;
+
+use caching_alloc::core::SegmentSource;
+use process_group::group::GroupId;
+
+use super::{
+    Limits,
+    device::Device,
+    explore,
+    library::{Extent, Library, Life},
+    run,
+};
+
+/// How many seeds to run: `SYMM_MEM_SEEDS`, or enough for every trouble many times over.
+fn seeds() -> u64 {
+    std::env::var("SYMM_MEM_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(2_000)
+}
+
+#[test]
+fn members_agree_whatever_happens() {
+    let summary = explore(0..seeds(), &Limits::default(), 2, |_| {});
+    let first = summary.violations.iter().next();
+    assert!(
+        first.is_none(),
+        "{} violations: {}",
+        summary.violations.len(),
+        first.map_or("", |(_, it)| &it.0)
+    );
+    println!("{} seeds, {} steps, {} states", summary.seeds, summary.steps, summary.states.len());
+    // The seeds reach every end that they are made for.
+    let ends: BTreeSet<&str> = summary.tally.keys().map(|(_, end)| *end).collect();
+    for end in [
+        "committed",
+        "prefix",
+        "without windows",
+        "retired",
+        "agreed length",
+        "mapped",
+        "store failed",
+        "SegmentCountMismatch",
+        "SegmentShapeMismatch",
+        "AllocationDiverged",
+        "CommitDuringCapture",
+        "PeerPrepareFailed",
+        "SyncTimeout",
+        "CapabilityMismatch",
+        "AddressSpaceExhausted",
+        "CollectivesOutstanding",
+        "RetirementMismatch",
+        "SegmentPinned",
+        "SegmentInUse",
+        "QuiesceFailed",
+        "RegistrationFailed",
+        "RegistrationBlocked",
+        "RetirementFailed",
+        "MembersLost",
+        "WindowsUnsupported",
+        "RendezvousTimeout",
+        "SharingFailed",
+        "SubjectMismatch",
+        "SizeMismatch",
+        "OffsetMismatch",
+    ] {
+        assert!(ends.contains(end), "{end} never happened: {ends:?}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_on_any_number_of_threads() {
+    let limits = Limits { ranks: Some(4), ..Limits::default() };
+    for seed in 0..50 {
+        assert_eq!(run(seed, &limits, true), run(seed, &limits, true));
+    }
+    let (one, three) = (explore(0..300, &limits, 1, |_| {}), explore(0..300, &limits, 3, |_| {}));
+    assert_eq!((one.seeds, one.steps, &one.tally), (three.seeds, three.steps, &three.tally));
+    assert_eq!(one.states, three.states);
+}
+
+const LIFE: Life = Life { group: GroupId { uid: 1, epoch: 0 }, number: 1 };
+
+fn pair() -> Library {
+    let mut library = Library::default();
+    [0, 1].into_iter().for_each(|rank| library.join(LIFE, &[0, 1], rank));
+    library
+}
+
+#[test]
+fn the_library_pairs_calls_by_their_order_and_says_what_that_pairs() {
+    let at = |address, identity| vec![Extent { address, bytes: 2 << 20, identity }];
+    let mut library = pair();
+    assert!(library.register(LIFE, 0, at(0x20_0000, 7), 1, false).is_ok_and(|met| met.is_empty()));
+    let met = library.register(LIFE, 1, at(0x80_0000, 7), 2, false).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(
+        met.iter().map(|met| (met.rank, met.serials.clone())).collect::<Vec<_>>(),
+        [(0, vec![0]), (1, vec![0])]
+    );
+    // Of another past, though of the same size; and what is registered already.
+    assert!(library.register(LIFE, 0, at(0x40_0000, 8), 3, false).is_ok());
+    assert!(library.register(LIFE, 1, at(0xa0_0000, 9), 4, false).is_err());
+    assert!(library.register(LIFE, 0, at(0x20_0000, 9), 5, false).is_err());
+    // Memory is reached until all have let go of it.
+    assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 0)));
+    assert!(library.deregister(LIFE, 0, 0).is_ok());
+    assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 1)));
+    assert!(library.deregister(LIFE, 0, 0).is_err());
+    assert!(library.deregister(LIFE, 1, 0).is_ok());
+    assert_eq!(library.reached(0, 0x20_0000, 1), None);
+}
+
+#[test]
+fn the_device_uses_addresses_again_and_takes_back_what_is_out() {
+    let device = Device::new(0, 0x40_0000, 6 << 20);
+    let allocate = |bytes| device.allocate(bytes).map(|memory| memory.address).ok();
+    assert_eq!(
+        (allocate(2 << 20), allocate(2 << 20), allocate(4 << 20)),
+        (Some(0x40_0000), Some(0x60_0000), None)
+    );
+    let first = caching_alloc::core::SegmentMemory { address: 0x40_0000, bytes: 2 << 20, token: 0 };
+    assert!(device.release(&first).is_ok());
+    assert_eq!((device.returned(), device.live(), device.wrong()), (vec![first], 2 << 20, None));
+    assert!(device.release(&first).is_err() && device.wrong().is_some());
+    assert_eq!(allocate(2 << 20), Some(0x40_0000));
+}

@@ -1,0 +1,142 @@
+//! What goes wrong.
+
+use super::random::Random;
+
+/// What goes wrong, on one rank if nothing else is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Trouble {
+    None,
+    ExtraSegment,
+    ExtraBlock,
+    OtherSize,
+    /// Its device has less memory.
+    Exhausted,
+    /// It captures while others commit.
+    Capturing,
+    PrepareFails,
+    /// It commits its groups in the opposite order, one by one.
+    Swapped,
+    /// It comes this much later, in ms.
+    Late(u64),
+    /// It leaves a commit out.
+    Absent,
+    /// Its registration of this number fails.
+    RegistrationFails(u32),
+    /// Its registration of this number takes that many ms.
+    RegistrationSlow(u32, u64),
+    /// No rank's library has windows, as all learn when they register.
+    WithoutWindows,
+    SomeWithoutWindows,
+    /// It has another release of the library.
+    OtherRelease,
+    /// Its environment forbids windows.
+    OtherEnvironment,
+    /// Its communicators' symmetric address space is nearly full.
+    AddressSpace,
+    /// It has enqueued an operation more than others.
+    HalfEnqueued,
+    /// It keeps its graphs.
+    KeepsGraphs,
+    /// It keeps a block.
+    KeepsBlocks,
+    /// It wants other segments retired.
+    RetiresOther,
+    /// Its device's work fails to end.
+    NeverAtRest,
+    /// Its device's work does not end in time.
+    RestsLate,
+    DeregistrationFails,
+    /// It comes to a rendezvous with something else.
+    MeetsOtherwise(usize),
+    CannotMap,
+    /// It dies after so many steps.
+    Killed(u64),
+    /// It stops after so many steps, for so many ms.
+    Stopped(u64, u64),
+    /// It cannot reach the store any more after so many steps.
+    CutOff(u64),
+    /// The store is gone after so many steps of it.
+    StoreDies(u64),
+}
+
+impl Trouble {
+    pub(super) fn draw(random: &mut Random) -> Self {
+        // Early and late ends are as likely: most programs are short.
+        let steps = |random: &mut Random| {
+            let scale = *random.pick(&[20, 100, 400]);
+            1 + random.below(scale)
+        };
+        match random.below(34) {
+            0 => Self::None,
+            1 => Self::ExtraSegment,
+            2 | 3 => Self::ExtraBlock,
+            4 => Self::OtherSize,
+            5 => Self::Exhausted,
+            6 => Self::Capturing,
+            7 => Self::PrepareFails,
+            8 => Self::Swapped,
+            9 => Self::Late(random.below(900)),
+            10 => Self::Absent,
+            11 => Self::RegistrationFails(1 + random.below(3) as u32),
+            12 => Self::RegistrationSlow(1 + random.below(3) as u32, random.below(300)),
+            13 => Self::WithoutWindows,
+            14 => Self::SomeWithoutWindows,
+            15 => Self::OtherRelease,
+            16 => Self::OtherEnvironment,
+            17 => Self::AddressSpace,
+            18 => Self::HalfEnqueued,
+            19 => Self::KeepsGraphs,
+            20 => Self::KeepsBlocks,
+            21 => Self::RetiresOther,
+            22 => Self::NeverAtRest,
+            23 => Self::RestsLate,
+            24 => Self::DeregistrationFails,
+            25 => Self::MeetsOtherwise(random.below(16) as usize),
+            26 => Self::CannotMap,
+            27..=29 => Self::Killed(steps(random)),
+            30 => Self::Stopped(steps(random), random.below(3000)),
+            31 => Self::CutOff(steps(random)),
+            32 => Self::StoreDies(steps(random) * 3),
+            _ => Self::None,
+        }
+    }
+
+    /// Its name without its numbers.
+    pub(super) fn name(self) -> String {
+        let name = format!("{self:?}");
+        name.split('(').next().unwrap_or_default().to_owned()
+    }
+
+    /// Whether ranks come to meetings late, or not at all, because of it.
+    pub(super) fn delays(self) -> bool {
+        matches!(
+            self,
+            Self::Swapped
+                | Self::Late(_)
+                | Self::Absent
+                | Self::RegistrationFails(_)
+                | Self::RegistrationSlow(..)
+                | Self::RestsLate
+                | Self::MeetsOtherwise(_)
+        ) || self.silences()
+    }
+
+    /// Whether a rank stops answering because of it.
+    pub(super) fn silences(self) -> bool {
+        matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(_) | Self::StoreDies(_))
+    }
+
+    /// Whether the culprit's pool becomes another one by it.
+    pub(super) fn parts_pools(self) -> bool {
+        matches!(
+            self,
+            Self::ExtraSegment
+                | Self::ExtraBlock
+                | Self::OtherSize
+                | Self::Exhausted
+                | Self::KeepsGraphs
+                | Self::KeepsBlocks
+                | Self::RetiresOther
+        )
+    }
+}

@@ -1,0 +1,195 @@
+//! What a rank is in the middle of: one machine of the four, behind one face.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use super::oracle::{Kind, Said};
+use crate::{
+    agreement::{
+        Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Release, Retire,
+        RetireInput, RetireOutput, Retired, Segment,
+    },
+    commit::Seated,
+    rendezvous::protocol::{self, Meeting, Record},
+};
+
+/// A machine, with what belongs to it.
+pub(super) enum Work {
+    Commit {
+        machine: Box<Commit>,
+        seated: Arc<Mutex<Seated>>,
+        group: u64,
+        segments: Vec<Segment>,
+        serials: Vec<u64>,
+    },
+    Retire {
+        machine: Retire,
+        ordinals: Vec<u32>,
+        seats: Vec<(u64, Arc<Mutex<Seated>>)>,
+    },
+    Length {
+        machine: Length,
+    },
+    Meet {
+        machine: Meeting,
+        group: u64,
+        home: super::rank::Home,
+        number: u64,
+        token: u64,
+        peers: Option<Vec<u64>>,
+    },
+}
+
+/// What a machine is answered.
+#[derive(Debug, Clone)]
+pub(super) enum Answer {
+    Store(Input),
+    Registered(Outcome, Vec<u64>),
+    Quiet(Release),
+    Deregistered(Release),
+    /// What this rank has mapped, by the identities that lie there.
+    Shared(protocol::Outcome, Option<Vec<u64>>),
+}
+
+/// What a machine wants next.
+#[derive(Debug)]
+pub(super) enum Want {
+    Store(Output),
+    Hashes(Vec<u64>),
+    Recall(u64),
+    Register { segments: usize, until: Duration, verdict_key: String },
+    Quiesce(Duration),
+    Deregister(Duration),
+    Share(Vec<Record>),
+    Done(End),
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(super) enum End {
+    Commit(Conclusion),
+    Retire(DomainMeeting<Retired>),
+    Length(DomainMeeting<u64>),
+    Meet(protocol::Conclusion),
+}
+
+impl Want {
+    /// Which of them it is, for counting states.
+    pub(super) fn code(&self) -> u64 {
+        match self {
+            Want::Store(Output::Set { .. }) => 1,
+            Want::Store(Output::Add { .. }) => 2,
+            Want::Store(Output::Fetch { .. }) => 3,
+            Want::Store(Output::Propose { .. }) => 4,
+            Want::Store(Output::Await { .. }) => 5,
+            Want::Store(_) => 6,
+            Want::Hashes(_) => 7,
+            Want::Recall(_) => 8,
+            Want::Register { .. } => 9,
+            Want::Quiesce(_) => 10,
+            Want::Deregister(_) => 11,
+            Want::Share(_) => 12,
+            Want::Done(_) => 13,
+        }
+    }
+}
+
+impl End {
+    pub(super) fn said(&self) -> Said {
+        match self {
+            End::Commit(end) => Said::Commit(end.result.clone()),
+            End::Retire(end) => Said::Retire(end.result.clone()),
+            End::Length(end) => Said::Length(end.result.clone()),
+            End::Meet(end) => Said::Meet(end.result.clone()),
+        }
+    }
+}
+
+impl Work {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Work::Commit { group, .. } => Kind::Commit(*group),
+            Work::Retire { .. } => Kind::Retire,
+            Work::Length { .. } => Kind::Length,
+            Work::Meet { group, .. } => Kind::Meet(*group),
+        }
+    }
+
+    /// Which of them it is, for counting states.
+    pub(super) fn code(&self) -> u64 {
+        match self {
+            Work::Commit { .. } => 1,
+            Work::Retire { .. } => 2,
+            Work::Length { .. } => 3,
+            Work::Meet { .. } => 4,
+        }
+    }
+
+    /// The machine's answer to an answer.
+    pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
+        match self {
+            Work::Commit { machine, serials, .. } => {
+                let input = match answer {
+                    Answer::Store(input) => input,
+                    Answer::Registered(outcome, made) => {
+                        *serials = made;
+                        Input::Registered(outcome)
+                    }
+                    // Nobody asked: the machine says so.
+                    _ => Input::Stored,
+                };
+                match machine.step(input, now) {
+                    Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
+                    Output::Hashes { lengths } => Want::Hashes(lengths),
+                    Output::Recall { sequence } => Want::Recall(sequence),
+                    Output::Register { segments, until, verdict_key } => {
+                        Want::Register { segments: segments as usize, until, verdict_key }
+                    }
+                    ask => Want::Store(ask),
+                }
+            }
+            Work::Retire { machine, .. } => {
+                let input = match answer {
+                    Answer::Store(input) => RetireInput::Answer(input),
+                    Answer::Quiet(release) => RetireInput::Quiet(release),
+                    Answer::Deregistered(release) => RetireInput::Deregistered(release),
+                    _ => RetireInput::Answer(Input::Stored),
+                };
+                match machine.step(input, now) {
+                    RetireOutput::Ask(ask) => Want::Store(ask),
+                    RetireOutput::Quiesce { until } => Want::Quiesce(until),
+                    RetireOutput::Deregister { until } => Want::Deregister(until),
+                    RetireOutput::Done(meeting) => Want::Done(End::Retire(meeting)),
+                }
+            }
+            Work::Length { machine } => {
+                let Answer::Store(input) = answer else {
+                    return Want::Store(Output::Fetch { keys: Vec::new() });
+                };
+                match machine.step(input, now) {
+                    Next::Ask(ask) => Want::Store(ask),
+                    Next::Done(meeting) => Want::Done(End::Length(meeting)),
+                }
+            }
+            Work::Meet { machine, peers, .. } => {
+                let input = match answer {
+                    Answer::Store(Input::Start) => protocol::Input::Start,
+                    Answer::Store(Input::StoreFailed) => protocol::Input::StoreFailed,
+                    Answer::Store(input) => protocol::Input::Store(input),
+                    Answer::Shared(outcome, mapped) => {
+                        *peers = mapped;
+                        protocol::Input::Shared(outcome)
+                    }
+                    _ => protocol::Input::Start,
+                };
+                match machine.step(input, now) {
+                    protocol::Output::Store(ask) => Want::Store(ask),
+                    protocol::Output::Share { records, .. } => Want::Share(records),
+                    protocol::Output::Done(conclusion) => Want::Done(End::Meet(conclusion)),
+                }
+            }
+        }
+    }
+}

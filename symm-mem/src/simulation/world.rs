@@ -1,0 +1,337 @@
+//! Ranks, a store and a library under one seeded scheduler.
+//!
+//! One thread and a clock of its own, in µs. Every request to the store and to the library takes a drawn time in each
+//! direction; events at the same moment happen in a drawn order. A rank sees the clock with an offset of its own.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
+
+use process_group::store::HashStore;
+
+use super::{
+    Limits, Violation,
+    library::{Extent, Library, Life},
+    oracle::{Ended, Used},
+    random::Random,
+    rank::Rank,
+    scenario::Scenario,
+    trouble::Trouble,
+    work::Answer,
+};
+use crate::{
+    agreement::{Input, Outcome, Output, Verdict},
+    rendezvous::protocol::Record,
+};
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The rank goes on with its program.
+    Resume(u32),
+    /// The store takes a request of a rank's meeting.
+    Request(u32, u64, Output),
+    /// An answer arrives at the rank.
+    Answer(u32, u64, Answer),
+    /// The rank looks for its peers' memory.
+    Share(u32, u64, Vec<Record>),
+    /// The rank's call of the library begins.
+    Enter(u32, u64, Life, Vec<Extent>),
+    /// The rank learns that this one is dead.
+    Noticed(u32, u32),
+}
+
+/// The store that ranks agree through.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    pub(super) values: HashMap<String, Vec<u8>>,
+    pub(super) counters: HashMap<String, u64>,
+    /// Who waits for which key.
+    waiting: Vec<(String, u32, u64)>,
+    served: u64,
+    dead: bool,
+}
+
+impl Store {
+    pub(super) fn remove(&mut self, key: &str) {
+        self.values.remove(key);
+        self.counters.remove(key);
+    }
+}
+
+pub(super) struct World {
+    pub(super) scenario: Scenario,
+    pub(super) random: Random,
+    pub(super) now: u64,
+    pub(super) ranks: Vec<Rank>,
+    pub(super) store: Store,
+    pub(super) library: Library,
+    /// Members that are in a registration, by where their verdict will stand.
+    pub(super) watched: Vec<(String, u32, u64)>,
+    /// What ranks offer to their peers, by token: the identity of what lies there.
+    pub(super) offers: HashMap<u64, (u32, u64)>,
+    pub(super) ended: Vec<Ended>,
+    pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
+    pub(super) steps: u64,
+    pub(super) record: u64,
+    pub(super) states: HashSet<u64>,
+    pub(super) trace: Option<Vec<String>>,
+    sequence: u64,
+    events: BinaryHeap<Reverse<(u64, u64, u64)>>,
+    pending: HashMap<u64, Event>,
+}
+
+/// Adds a line to the trace, if one is kept.
+macro_rules! tell {
+    ($world:expr, $($what:tt)*) => {
+        if $world.trace.is_some() {
+            let line = format!("{:>9} us  {}", $world.now, format_args!($($what)*));
+            $world.trace.as_mut().into_iter().for_each(|trace| trace.push(line.clone()));
+        }
+    };
+}
+pub(super) use tell;
+
+/// More steps than a run takes; then it does not end.
+const ENDLESS: u64 = 1_000_000;
+
+impl World {
+    pub(super) fn new(seed: u64, limits: &Limits, trace: bool) -> Result<Self, Violation> {
+        let mut random = Random(seed);
+        let mut scenario = Scenario::draw(&mut random, limits);
+        let size = scenario.programs.len() as u32;
+        let lives = Arc::new(HashStore::new());
+        let programs = std::mem::take(&mut scenario.programs);
+        let rank = |(number, program): (u32, _)| {
+            let small = scenario.trouble == Trouble::Exhausted && scenario.is_culprit(number);
+            let capacity = if small { (2 << 20) * random.below(12) } else { scenario.capacity };
+            Rank::new(number, size, program, capacity, &lives, &mut random)
+        };
+        let ranks = (0..).zip(programs).map(rank).collect::<Result<Vec<Rank>, Violation>>()?;
+        Ok(Self {
+            scenario,
+            random,
+            now: 0,
+            ranks,
+            store: Store::default(),
+            library: Library::default(),
+            watched: Vec::new(),
+            offers: HashMap::new(),
+            ended: Vec::new(),
+            uses: BTreeMap::new(),
+            steps: 0,
+            record: 0,
+            states: HashSet::new(),
+            trace: trace.then(Vec::new),
+            sequence: 0,
+            events: BinaryHeap::new(),
+            pending: HashMap::new(),
+        })
+    }
+
+    pub(super) fn rank(&mut self, rank: u32) -> &mut Rank {
+        &mut self.ranks[rank as usize]
+    }
+
+    /// Lets all ranks run to their end.
+    pub(super) fn run(&mut self) -> Result<(), Violation> {
+        for rank in 0..self.ranks.len() as u32 {
+            self.soon(Event::Resume(rank));
+        }
+        while let Some(Reverse((time, order, id))) = self.events.pop() {
+            self.now = time;
+            let Some(event) = self.pending.remove(&id) else { continue };
+            self.steps += 1;
+            if self.steps > ENDLESS {
+                return Err(Violation("the run does not end".into()));
+            }
+            self.record = Random(self.record ^ time ^ order).next() ^ id;
+            self.happen(event)?;
+            self.visit();
+        }
+        Ok(())
+    }
+
+    pub(super) fn at(&mut self, time: u64, event: Event) {
+        self.sequence += 1;
+        let order = self.random.next();
+        self.events.push(Reverse((time.max(self.now), order, self.sequence)));
+        self.pending.insert(self.sequence, event);
+    }
+
+    pub(super) fn delay(&mut self) -> u64 {
+        let slowest = self.scenario.slowest;
+        1 + self.random.below(slowest)
+    }
+
+    pub(super) fn soon(&mut self, event: Event) {
+        let time = self.now + self.delay();
+        self.at(time, event);
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+        let rank = match &event {
+            Event::Request(..) => None,
+            Event::Resume(rank)
+            | Event::Answer(rank, ..)
+            | Event::Share(rank, ..)
+            | Event::Enter(rank, ..)
+            | Event::Noticed(rank, _) => Some(*rank),
+        };
+        if let Some(rank) = rank {
+            if self.ranks[rank as usize].dead {
+                return Ok(());
+            }
+            if self.ranks[rank as usize].stopped_until > self.now {
+                let later = self.ranks[rank as usize].stopped_until;
+                self.at(later, event);
+                return Ok(());
+            }
+            // What comes too late for its meeting is no step of the rank.
+            let stale = matches!(&event, Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..)
+                if *token != self.ranks[rank as usize].token);
+            if stale || !self.strike(rank) {
+                return Ok(());
+            }
+        }
+        match event {
+            Event::Request(rank, token, request) => {
+                self.serve(rank, token, request);
+                Ok(())
+            }
+            Event::Resume(rank) => self.resume(rank),
+            Event::Answer(rank, token, answer) => self.answer(rank, token, answer),
+            Event::Share(rank, token, records) => {
+                self.share(rank, token, &records);
+                Ok(())
+            }
+            Event::Enter(rank, token, group, extents) => self.enter(rank, token, group, extents, false),
+            Event::Noticed(rank, lost) => self.noticed(rank, lost),
+        }
+    }
+
+    /// Counts a rank's step, and lets happen to it what is to happen then. Whether it goes on.
+    fn strike(&mut self, rank: u32) -> bool {
+        let now = self.now;
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let state = self.rank(rank);
+        state.steps += 1;
+        let steps = state.steps;
+        match trouble {
+            Trouble::Killed(at) if culprit && at == steps => {
+                state.dead = true;
+                self.store.waiting.retain(|(_, waiting, _)| *waiting != rank);
+                tell!(self, "rank {rank} dies");
+                if let Some(after) = self.scenario.noticed {
+                    for other in (0..self.ranks.len() as u32).filter(|other| *other != rank) {
+                        let late = after + self.delay();
+                        self.at(now + late, Event::Noticed(other, rank));
+                    }
+                }
+                false
+            }
+            Trouble::Stopped(at, ms) if culprit && at == steps => {
+                state.stopped_until = now + 1000 * ms;
+                tell!(self, "rank {rank} stops for {ms} ms");
+                true
+            }
+            Trouble::CutOff(at) if culprit && at == steps => {
+                state.cut_off = true;
+                tell!(self, "rank {rank} is cut off from the store");
+                true
+            }
+            _ => true,
+        }
+    }
+
+    /// The store serves a request.
+    fn serve(&mut self, rank: u32, token: u64, request: Output) {
+        self.store.served += 1;
+        if matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.store.served) {
+            self.store.dead = true;
+        }
+        let input = if self.store.dead || self.ranks[rank as usize].cut_off {
+            Input::StoreFailed
+        } else {
+            match request {
+                Output::Set { key, value } => {
+                    self.store.values.insert(key, value);
+                    Input::Stored
+                }
+                Output::Add { key } => {
+                    let count = self.store.counters.entry(key).or_default();
+                    *count += 1;
+                    Input::Count(*count)
+                }
+                Output::Fetch { keys } => {
+                    Input::Values(keys.iter().map(|key| self.store.values.get(key).cloned()).collect())
+                }
+                Output::Propose { key, value } => {
+                    let stands = self.store.values.entry(key.clone()).or_insert(value).clone();
+                    self.free_the_blocked(&key, &stands);
+                    let waiting = std::mem::take(&mut self.store.waiting);
+                    let (woken, waiting) = waiting.into_iter().partition(|(at, ..)| *at == key);
+                    self.store.waiting = waiting;
+                    let woken: Vec<(String, u32, u64)> = woken;
+                    for (_, rank, token) in woken {
+                        self.soon(Event::Answer(rank, token, Answer::Store(Input::Stands(stands.clone()))));
+                    }
+                    Input::Stands(stands)
+                }
+                Output::Await { key, .. } => match self.store.values.get(&key) {
+                    Some(stands) => Input::Stands(stands.clone()),
+                    None => return self.store.waiting.push((key, rank, token)),
+                },
+                _ => Input::StoreFailed,
+            }
+        };
+        self.soon(Event::Answer(rank, token, Answer::Store(input)));
+    }
+
+    /// A verdict of death frees those that are blocked in the registration, or not: that they are is no promise.
+    fn free_the_blocked(&mut self, key: &str, stands: &[u8]) {
+        let watching = std::mem::take(&mut self.watched);
+        let (freed, watching): (Vec<_>, Vec<_>) =
+            watching.into_iter().partition(|(watched, ..)| watched == key);
+        self.watched = watching;
+        if !matches!(Verdict::decode(stands), Ok(Verdict::Poison { .. })) {
+            return;
+        }
+        for (_, rank, token) in freed {
+            let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
+            if !self.random.one_in(4) {
+                self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
+            }
+        }
+    }
+
+    /// Sends a rank's request to the store: twice, if a client makes it again that has lost the first answer.
+    pub(super) fn ask(&mut self, rank: u32, token: u64, request: Output) {
+        if let Output::Await { until, .. } = &request {
+            let until = self.ranks[rank as usize].world_time(*until);
+            self.at(until, Event::Answer(rank, token, Answer::Store(Input::Expired)));
+        }
+        let writes = matches!(request, Output::Set { .. } | Output::Add { .. } | Output::Propose { .. });
+        if writes && self.scenario.repeats && self.random.one_in(6) {
+            let first = self.now + self.delay();
+            let second = first + self.delay();
+            self.at(first, Event::Request(rank, u64::MAX, request.clone()));
+            self.at(second, Event::Request(rank, token, request));
+            return;
+        }
+        self.soon(Event::Request(rank, token, request));
+    }
+
+    /// Notes the state: under which trouble, and for every rank, in any order, what it is in and what it wants there, and
+    /// whether it is dead, has lost the store, captures, holds a graph, or has a group that is dead.
+    fn visit(&mut self) {
+        let mut ranks: Vec<u64> = self.ranks.iter().map(Rank::code).collect();
+        ranks.sort_unstable();
+        let mut hasher = DefaultHasher::new();
+        std::mem::discriminant(&self.scenario.trouble).hash(&mut hasher);
+        ranks.hash(&mut hasher);
+        self.states.insert(hasher.finish());
+    }
+}
