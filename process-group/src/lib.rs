@@ -36,7 +36,7 @@ pub mod store;
 mod watch;
 
 use chain::chain;
-pub use group::ProcessGroup;
+pub use group::{Path, ProcessGroup};
 use rare::{Slim, rare};
 
 #[cfg(doctest)]

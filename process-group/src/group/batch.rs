@@ -36,7 +36,7 @@ impl<'a> Batch<'a> {
         let tasks = self.tasks.borrow();
         vigil.explain(match &tasks[..] {
             // SAFETY: the contract of the method that queued the task; it was checked there.
-            [task] => unsafe { Ok(group.launch_task(*task, operation, false, stream, site)?) },
+            [task] if !group.messages.are_on_path() => unsafe { Ok(group.launch_task(*task, operation, false, stream, site)?) },
             tasks => self.launch_all(tasks, operation),
         })
     }
@@ -44,7 +44,15 @@ impl<'a> Batch<'a> {
     fn launch_all(&self, tasks: &[Task], operation: &'static str) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
         group.examine(tasks, operation)?;
-        if !tasks.is_empty() {
+        let parted;
+        let (on_path, on_nccl) = match group.messages.are_on_path() {
+            true => {
+                parted = group.part(tasks)?;
+                (&*parted.0, &*parted.1)
+            }
+            false => (&[][..], tasks),
+        };
+        if !on_nccl.is_empty() {
             group.connected(operation, stream)?;
         }
         let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
@@ -56,14 +64,18 @@ impl<'a> Batch<'a> {
             let batch = tasks.chunk_by(are_one).count() > 1;
             let mut recording = Recording::new(&group.counter.track, site, batch);
             // SAFETY: the contract of the method that queued the task; it was checked there.
-            let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
-            let together = Group::begin(group.nccl())?;
-            let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
-                recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
-            });
-            let launched = together.finish();
-            queued?;
-            launched?;
+            unsafe { group.record_on_path(on_path, stream, &mut recording) }?;
+            if !on_nccl.is_empty() {
+                // SAFETY: as above.
+                let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
+                let together = Group::begin(group.nccl())?;
+                let queued = on_nccl.chunk_by(are_one).try_for_each(|tasks| {
+                    recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
+                });
+                let launched = together.finish();
+                queued?;
+                launched?;
+            }
             span = recording.end(operation);
         }
         // Members need not make equally many one-sided calls.

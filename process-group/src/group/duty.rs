@@ -9,7 +9,7 @@ use std::{
 use nccl_sys::ncclResult_t;
 
 use super::{
-    GroupError, Result,
+    GroupError, MessageDifference, Result,
     vigil::Vigil,
     work::{Outstanding, Work},
 };
@@ -97,6 +97,14 @@ impl Vigil {
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
         let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
         let trouble = Trouble::Failed { group, rank: self.rank(), reason };
+        self.bell.tell(trouble.clone());
+        self.trouble(trouble);
+    }
+
+    /// The two ends of a message have called different things, which ends the group on all members. Waits for nobody.
+    pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
+        let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
+        let trouble = Trouble::MessagesDiffer { group, difference };
         self.bell.tell(trouble.clone());
         self.trouble(trouble);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BufferError, Disagreement, Misplaced, ShrinkError, SplitError, TorchError};
+use super::{BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},
@@ -304,6 +304,53 @@ pub enum GroupError {
         group: String,
         /// Which buffer lies where.
         misplaced: Box<Misplaced>,
+    },
+
+    /// The two ends of a message have called different things, on a [path](crate::Path): the group is over on every
+    /// member, with the same reason. Neither end has taken what differs for right.
+    #[error("{group}: {difference}; the group was aborted")]
+    MessagesDiffer {
+        /// The group's name.
+        group: String,
+        /// Who, which message, and both values.
+        difference: Box<MessageDifference>,
+    },
+
+    /// Messages go on a path that is not there yet.
+    #[error(
+        "{operation} in {group}: its members agreed on P2pPolicy::Direct, and no path is installed; all members call \
+         {installer} first, or agree on another policy"
+    )]
+    NoPath {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// What installs one.
+        installer: &'static str,
+    },
+
+    /// A group takes no such path.
+    #[error("{group} takes no path {path}: {problem}")]
+    PathRefused {
+        /// The path's name.
+        path: &'static str,
+        /// The group's name.
+        group: String,
+        /// Why not.
+        problem: String,
+    },
+
+    /// The group's path did not launch messages; [`PathError::Refused`] has changed nothing, after any other the group is
+    /// over.
+    #[error("{operation} in {group}")]
+    Path {
+        /// The operation.
+        operation: &'static str,
+        /// The group's name.
+        group: String,
+        /// Why not.
+        source: Box<PathError>,
     },
 
     /// A member met what leaves the group useless: the group is over on every member, with the same reason.

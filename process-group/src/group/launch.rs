@@ -93,6 +93,10 @@ impl ProcessGroup {
         if task.operation.is_message() && task.rank == self.rank || self.checked.is_some() {
             self.examine(&[task], operation)?;
         }
+        if message && self.messages.are_on_path() && self.takes_path(&task)? {
+            // SAFETY: the caller's contract.
+            return unsafe { self.launch_on_path(task, stream, site) };
+        }
         let channel =
             if message { self.channel(task, stream)? } else { self.channel_of_all(operation, stream)? };
         let _range = profile::range(operation, &self.name, task.bytes());

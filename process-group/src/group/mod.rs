@@ -16,6 +16,7 @@
 //! | `work` | waiting for them |
 //! | `connect`, `form` | when communicators are made, and how by all of their ranks or by none |
 //! | [`p2p`] | on which of them messages go |
+//! | [`path`] | ways beside NCCL, that other crates implement |
 //! | `checked` | calls that are compared before they are launched |
 //! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
 //! | `sight` | whether buffers are memory of the group's device |
@@ -42,6 +43,7 @@ mod member;
 mod one_sided;
 pub mod p2p;
 mod parts;
+pub mod path;
 mod plan;
 mod process_group;
 mod registration;
@@ -62,7 +64,8 @@ pub use checked::{Misplaced, SymmetricPlaces};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
-pub use p2p::{Explanation, P2pPolicy, P2pReport, PeerChannel, lane};
+pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
+pub use path::{MessageDifference, Path, PathError};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{Enqueued, GroupId, ProcessGroup, Standing, enqueued_on};
 pub use registration::{NotRegistered, Stance};

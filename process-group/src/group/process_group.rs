@@ -327,6 +327,10 @@ impl ProcessGroup {
         let _range = profile::range("destroy", &self.name, 0);
         let Self { communicator, messages, rank, outstanding, counter, host, watch, .. } = self;
         counter.vigil.check()?;
+        // NCCL waits for its own.
+        if messages.are_on_path() {
+            outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))?;
+        }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.destroy(deadline)]).collect::<comm::Result<()>>();

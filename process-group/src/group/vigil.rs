@@ -12,7 +12,7 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Result, duty::Duty};
+use super::{GroupError, Path, Result, duty::Duty};
 use crate::{
     comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
     peers,
@@ -32,6 +32,8 @@ pub(crate) struct Vigil {
     place: usize,
     pub(super) store: PrefixStore,
     communicators: Mutex<Vec<AbortHandle>>,
+    /// What messages have beside them.
+    path: OnceLock<Weak<dyn Path>>,
     pub(super) recorder: Arc<Recorder>,
     /// Tells the other members.
     pub(super) bell: Arc<Bell>,
@@ -83,6 +85,7 @@ impl Vigil {
             place,
             store: store.clone(),
             communicators: Mutex::default(),
+            path: OnceLock::new(),
             recorder: recorder.clone(),
             bell: watch.bell().clone(),
             heartbeat,
@@ -169,13 +172,30 @@ impl Vigil {
         }
     }
 
+    /// Has the group's path end with it, which is held by the group itself.
+    pub(super) fn guard_path(&self, path: &Arc<dyn Path>) {
+        let _ = self.path.set(Arc::downgrade(path));
+        // As above.
+        if self.end.get().is_some() {
+            self.abort();
+        }
+    }
+
+    fn path(&self) -> Option<Arc<dyn Path>> {
+        self.path.get()?.upgrade()
+    }
+
     fn guarded(&self) -> MutexGuard<'_, Vec<AbortHandle>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Aborts all of the group's communicators: the first failure.
+    /// Aborts all of the group's communicators, and its path: the first failure.
     pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
-        AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect()
+        let aborted = AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect();
+        if let Some(path) = self.path() {
+            path.abort(deadline);
+        }
+        aborted
     }
 
     /// What went wrong in the background, in any of the communicators.
@@ -350,17 +370,21 @@ impl Vigil {
         let _ = thread::Builder::new().name("farewell".into()).spawn(farewell);
     }
 
-    /// Aborts the group's communicators, in the background.
+    /// Aborts the group's communicators and its path, in the background.
     fn abort(&self) {
-        let mut communicators = self.communicators();
+        let (mut communicators, path) = (self.communicators(), self.path());
         communicators.retain(|communicator| !communicator.has_ended());
-        if communicators.is_empty() {
+        if communicators.is_empty() && path.is_none() {
             return;
         }
         let beside = Arc::new(Beside::begin());
         let end = move || {
             // It ends when nothing of the communicators is held here any more.
             let (_beside, communicators) = (beside, communicators);
+            // Streams that wait there hold nobody up but the program: first.
+            if let Some(path) = path {
+                path.abort(Deadline::after(PATIENCE));
+            }
             let _ = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
         };
         // Who cannot have a thread aborts here: that the watch waits is better than that the group does.

@@ -8,6 +8,8 @@
 //! Who is another user, or does not know the word, gets nothing; who says something else, too much or nothing keeps
 //! nobody waiting. Every wait has a deadline. A process that is gone is told from one that is late.
 //!
+//! [`SharedMemory`] is what they hand each other to speak without a system call.
+//!
 //! The folder goes with the door. That of a process that was killed goes with the next door of the same user, or with
 //! [`sweep`].
 //!
@@ -38,6 +40,7 @@ mod door;
 mod exchange;
 mod folder;
 mod link;
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +56,7 @@ pub use self::{
     exchange::{Met, exchange},
     folder::sweep,
     link::Link,
+    memory::SharedMemory,
 };
 use crate::store::StoreError;
 

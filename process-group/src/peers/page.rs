@@ -10,22 +10,16 @@ use std::{
     io,
     marker::PhantomData,
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
-    mm::{MapFlags, ProtFlags, mmap, munmap},
-};
+use crate::local::SharedMemory;
 
 /// Changes with the layout; the size of a lock is part of it, since that is the C library's.
 const MAGIC: u64 = 0x7067_7065_6572_0001 ^ (size_of::<libc::pthread_mutex_t>() as u64) << 32;
-
-/// The memory cannot change its size any more: who maps it need not fear for what is mapped.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 #[repr(C, align(64))]
 struct Head {
@@ -41,15 +35,12 @@ struct Head {
 struct Slot(UnsafeCell<libc::pthread_mutex_t>);
 
 /// One process's locks, mapped by it or by a peer.
+///
+/// What is in the memory are atomics, constants, and locks that are made for several processes.
 pub(super) struct Page {
-    base: NonNull<Head>,
+    memory: SharedMemory,
     slots: usize,
 }
-
-// SAFETY: the memory is shared between processes: what is in it are atomics, constants, and locks that are made for that.
-unsafe impl Send for Page {}
-// SAFETY: as above.
-unsafe impl Sync for Page {}
 
 /// How a wait for a lock ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,13 +58,11 @@ impl Page {
 
     /// New locks, held by nobody, and what others map them by.
     pub(super) fn create(slots: usize) -> io::Result<(OwnedFd, Self)> {
-        let memory = memfd_create("process-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&memory, Self::bytes(slots) as u64)?;
-        fcntl_add_seals(&memory, SEALS)?;
-        let page = Self::map(memory.as_fd(), slots)?;
+        let (descriptor, memory) = SharedMemory::create(Self::bytes(slots))?;
+        let page = Self { memory, slots };
         // SAFETY: the mapping is that long, aligned to pages, and nobody else's yet.
         unsafe {
-            page.base.write(Head {
+            page.base().write(Head {
                 magic: MAGIC,
                 slots: slots as u64,
                 beats: AtomicU64::new(0),
@@ -81,7 +70,7 @@ impl Page {
             });
         }
         (0..slots).try_for_each(|slot| page.make(slot))?;
-        Ok((memory, page))
+        Ok((descriptor, page))
     }
 
     /// A peer's locks.
@@ -89,15 +78,7 @@ impl Page {
     /// # Errors
     /// What the descriptor is instead.
     pub(super) fn open(memory: BorrowedFd<'_>, slots: usize) -> Result<Self, String> {
-        let found = fstat(memory).map_err(|error| format!("its memory: {error}"))?;
-        let seals = fcntl_get_seals(memory).map_err(|error| format!("its memory is no memfd: {error}"))?;
-        if !seals.contains(SEALS) || found.st_size != Self::bytes(slots) as i64 {
-            let (size, wanted) = (found.st_size, Self::bytes(slots));
-            return Err(format!(
-                "its memory has {size} bytes, sealed as {seals:?}; expected {wanted} and {SEALS:?}"
-            ));
-        }
-        let page = Self::map(memory, slots).map_err(|error| format!("mapping its memory: {error}"))?;
+        let page = Self { memory: SharedMemory::open(memory, Self::bytes(slots))?, slots };
         let Head { magic, slots: has, .. } = page.head();
         if (*magic, *has) != (MAGIC, slots as u64) {
             return Err(format!("its memory begins with {magic:#x}, {has}; expected {MAGIC:#x}, {slots}"));
@@ -105,23 +86,19 @@ impl Page {
         Ok(page)
     }
 
-    fn map(memory: BorrowedFd<'_>, slots: usize) -> io::Result<Self> {
-        let (protection, bytes) = (ProtFlags::READ | ProtFlags::WRITE, Self::bytes(slots));
-        // SAFETY: a new mapping, of memory that has that length and keeps it.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, slots })
+    fn base(&self) -> NonNull<Head> {
+        self.memory.start().cast()
     }
 
     fn head(&self) -> &Head {
         // SAFETY: mapped as long as `self` is; zeros and what `create` writes are both valid.
-        unsafe { self.base.as_ref() }
+        unsafe { self.base().as_ref() }
     }
 
     fn lock(&self, slot: usize) -> *mut libc::pthread_mutex_t {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         // SAFETY: inside the mapping, by the assertion.
-        unsafe { UnsafeCell::raw_get(&raw const (*self.base.add(1).cast::<Slot>().add(slot).as_ptr()).0) }
+        unsafe { UnsafeCell::raw_get(&raw const (*self.base().add(1).cast::<Slot>().add(slot).as_ptr()).0) }
     }
 
     fn make(&self, slot: usize) -> io::Result<()> {
@@ -188,13 +165,6 @@ impl Page {
     /// How often the owner has said so.
     pub(super) fn beats(&self) -> u64 {
         self.head().beats.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, with that length; no reference into it outlives `self`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), Self::bytes(self.slots)) };
     }
 }
 
@@ -295,10 +265,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let wrong = Page::open(file.as_fd(), 2).err().unwrap();
         assert!(wrong.starts_with("its memory"), "{wrong}");
-        let blank = memfd_create("blank", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-        ftruncate(&blank, 192).unwrap();
-        assert!(Page::open(blank.as_fd(), 2).err().unwrap().contains("sealed as"), "can shrink");
-        fcntl_add_seals(&blank, SEALS).unwrap();
+        let (blank, _) = SharedMemory::create(192).unwrap();
         assert!(Page::open(blank.as_fd(), 2).err().unwrap().contains("begins with 0x0"));
     }
 }

@@ -175,6 +175,8 @@ pub(crate) struct Call {
     pub(super) send: u64,
     /// Elements written, or signals waited for.
     pub(super) receive: u64,
+    /// Whether it goes on a path beside NCCL.
+    pub(super) on_path: bool,
 }
 
 /// Whether two tasks that follow each other are recorded as one: messages that one collective is made of, which its
@@ -200,6 +202,11 @@ impl Call {
             [task] => Self::of_one(*task, size),
             _ => Self::of_list(tasks),
         }
+    }
+
+    /// On a path beside NCCL.
+    pub(crate) fn on_path(self) -> Self {
+        Self { on_path: true, ..self }
     }
 
     /// The same, of a task alone.
@@ -237,6 +244,7 @@ impl Call {
             peer: None,
             send: sum(Native::Send),
             receive: sum(Native::Recv),
+            on_path: false,
         }
     }
 
@@ -270,7 +278,7 @@ impl Call {
             ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => 6,
         };
         let peer = u32::try_from(rank).ok().filter(|_| names);
-        Self { operation, dtype: dtype as u8, reduction, peer, send, receive }
+        Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false }
     }
 
     /// The end of the batch that `name` is made of.
@@ -278,7 +286,7 @@ impl Call {
         let named =
             Operation::ALL.into_iter().find(|operation| operation.is_end() && operation.name() == name);
         let operation = named.unwrap_or(Operation::Batch);
-        Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0 }
+        Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0, on_path: false }
     }
 }
 

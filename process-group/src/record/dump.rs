@@ -77,6 +77,9 @@ pub struct Entry {
     pub is_batched: bool,
     /// Whether a graph captured it: then it says nothing of its runs.
     pub is_captured: bool,
+    /// Whether it went on a [path](crate::Path) beside NCCL, as [`P2pPolicy::Direct`](crate::group::P2pPolicy::Direct)
+    /// has it.
+    pub is_on_path: bool,
     /// The type of its elements; `None` for the end of a batch.
     pub dtype: Option<DataType>,
     /// What it reduces by.
@@ -271,6 +274,7 @@ impl Dump {
             ("peer", number(entry.peer.map(|peer| peer as u64))),
             ("reduction", entry.reduction.map_or(Value::None, Value::from)),
             ("captured", Value::Bool(entry.is_captured)),
+            ("path", if entry.is_on_path { "direct" } else { "nccl" }.into()),
         ])
     }
 }
@@ -279,7 +283,7 @@ impl Dump {
 fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Vec<Entry> {
     let mut done: HashMap<u64, u64> = HashMap::new();
     let entry = |record: &Record| {
-        let Call { operation, dtype, reduction, peer, send, receive } = record.call;
+        let Call { operation, dtype, reduction, peer, send, receive, on_path } = record.call;
         let place = &record.position;
         let mut completed = Some(record.completed).filter(|time| *time > 0);
         if record.stream != 0 && !record.captured {
@@ -299,6 +303,7 @@ fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Ve
             is_message: place.message,
             is_batched: place.batched,
             is_captured: record.captured,
+            is_on_path: on_path,
             dtype: dtype.filter(|_| !operation.is_end()),
             reduction: REDUCTIONS.get(usize::from(reduction)).copied().filter(|name| !name.is_empty()),
             peer: peer.map(|peer| peer as usize),

@@ -70,6 +70,7 @@ pub(super) struct Record {
 const BATCHED: u64 = 1;
 const MESSAGE: u64 = 2;
 const CAPTURED: u64 = 4;
+const ON_PATH: u64 = 8;
 const NO_PEER: u64 = u64::MAX;
 
 /// Aligned so that a call touches two cache lines, not three.
@@ -125,7 +126,7 @@ impl Ring {
         slot.stamp.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         let flag = |set: bool, flag: u64| if set { flag } else { 0 };
-        let flags = flag(position.batched, BATCHED) | flag(position.message, MESSAGE);
+        let flags = flag(position.batched, BATCHED) | flag(position.message, MESSAGE) | flag(call.on_path, ON_PATH);
         let what = (u64::from(call.operation as u8) << 56)
             | (u64::from(call.dtype) << 48)
             | (u64::from(call.reduction) << 40)
@@ -245,6 +246,7 @@ impl Ring {
             peer: u32::try_from(peer).ok(),
             send,
             receive,
+            on_path: u64::from(flags) & ON_PATH != 0,
         };
         let captured = u64::from(flags) & CAPTURED != 0;
         Some(Record { number, call, position, captured, stream, created, started, completed, elapsed, site })
@@ -262,7 +264,7 @@ mod tests {
 
     fn call(elements: u64) -> Call {
         let (send, receive) = (elements, elements);
-        Call { operation: Operation::AllReduce, dtype: 0, reduction: 0, peer: None, send, receive }
+        Call { operation: Operation::AllReduce, dtype: 0, reduction: 0, peer: None, send, receive, on_path: false }
     }
 
     #[derive(Debug, Clone)]

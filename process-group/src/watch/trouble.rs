@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::evidence::Divergence;
 use crate::{
-    group::GroupError,
+    group::{GroupError, MessageDifference},
     peers::Loss,
     record::{Progress, plain},
 };
@@ -30,6 +30,8 @@ pub(crate) enum Trouble {
     Suspect { group: String, number: u64, ranks: [usize; 2] },
     /// Members called different things.
     Diverged { group: String, divergence: Divergence },
+    /// The two ends of a message did.
+    MessagesDiffer { group: String, difference: MessageDifference },
 }
 
 /// The next field, as a number or whatever else it should be.
@@ -45,7 +47,8 @@ impl Trouble {
             Self::Failed { group, .. }
             | Self::Overdue { group, .. }
             | Self::Suspect { group, .. }
-            | Self::Diverged { group, .. } => Some(group),
+            | Self::Diverged { group, .. }
+            | Self::MessagesDiffer { group, .. } => Some(group),
         }
     }
 
@@ -53,7 +56,8 @@ impl Trouble {
     pub(crate) fn culprit(&self) -> Option<usize> {
         match self {
             Self::Lost { rank, .. } | Self::Failed { rank, .. } | Self::Overdue { rank, .. } => Some(*rank),
-            Self::Suspect { .. } => None,
+            // One of the two, and nobody knows which.
+            Self::Suspect { .. } | Self::MessagesDiffer { .. } => None,
             Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
         }
     }
@@ -70,6 +74,9 @@ impl Trouble {
             }
             Self::Diverged { divergence, .. } => {
                 GroupError::CollectiveDiverged { group, divergence: Box::new(divergence) }
+            }
+            Self::MessagesDiffer { difference, .. } => {
+                GroupError::MessagesDiffer { group, difference: Box::new(difference) }
             }
             Self::Suspect { ranks: [rank, other], number, .. } => {
                 let reason = format!("its calls up to collective {number} differ from those of rank {other}");
@@ -109,6 +116,11 @@ impl Trouble {
             Self::Diverged { group, divergence } => {
                 format!("diverged\t{}\n{}", plain(group), divergence.encode())
             }
+            Self::MessagesDiffer { group, difference } => {
+                let MessageDifference { from, to, number, sent, received } = difference;
+                let (group, sent, received) = (plain(group), plain(sent), plain(received));
+                format!("message\t{group}\t{from}\t{to}\t{number}\t{sent}\t{received}")
+            }
         }
     }
 
@@ -139,6 +151,16 @@ impl Trouble {
                 ranks: [parse(fields)?, parse(fields)?],
             },
             "diverged" => Self::Diverged { group: parse(fields)?, divergence: Divergence::decode(rest)? },
+            "message" => Self::MessagesDiffer {
+                group: parse(fields)?,
+                difference: MessageDifference {
+                    from: parse(fields)?,
+                    to: parse(fields)?,
+                    number: parse(fields)?,
+                    sent: parse(fields)?,
+                    received: parse(fields)?,
+                },
+            },
             _ => return None,
         })
     }
@@ -205,6 +227,12 @@ mod tests {
                 ranks
             }),
             (word(), divergence).prop_map(|(group, divergence)| Trouble::Diverged { group, divergence }),
+            (word(), any::<[usize; 2]>(), any::<u64>(), word(), word()).prop_map(
+                |(group, [from, to], number, sent, received)| Trouble::MessagesDiffer {
+                    group,
+                    difference: MessageDifference { from, to, number, sent, received },
+                }
+            ),
         ]
     }
 
@@ -215,8 +243,8 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_trouble_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0usize..6) {
-            let kinds = ["died", "silent", "failed", "overdue", "suspect", "diverged"];
+        fn what_is_no_trouble_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0usize..7) {
+            let kinds = ["died", "silent", "failed", "overdue", "suspect", "diverged", "message"];
             Trouble::decode(&bytes);
             Trouble::decode(&[kinds[kind].as_bytes(), b"\t", &bytes].concat());
         }

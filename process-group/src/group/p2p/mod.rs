@@ -47,13 +47,14 @@
 //! none. They end with the group, by whatever end.
 
 mod choice;
+mod direct;
 mod lane;
 mod pairs;
 mod policy;
 mod report;
 
 use std::sync::{
-    Mutex, OnceLock,
+    Arc, Mutex, OnceLock,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -64,10 +65,10 @@ use self::policy::Plan;
 pub use self::{
     lane::{colours, lane},
     policy::P2pPolicy,
-    report::{Explanation, P2pReport, PeerChannel},
+    report::{Explanation, P2pReport, PathReport, PeerChannel},
 };
 use super::{
-    GroupError, Member, ProcessGroup, Result,
+    GroupError, Member, Path, ProcessGroup, Result,
     connect::Turn,
     form::{Formation, announce},
     member,
@@ -88,6 +89,9 @@ pub(super) struct Messages {
     config: Config,
     /// Made with the group's communicator.
     lanes: OnceLock<Vec<Communicator>>,
+    /// What messages go on beside NCCL, once it is installed.
+    path: OnceLock<Arc<dyn Path>>,
+    installing: Mutex<bool>,
     /// By member.
     peers: Box<[Peer]>,
     /// One for each communicator that messages may take, made when it is asked for.
@@ -160,12 +164,15 @@ impl Messages {
             Plan::Group => 1,
             Plan::Lanes(lanes) => lanes,
             Plan::Pairs | Plan::Choose => size,
+            Plan::Path => 2 * size,
         };
         Self {
             settings,
             plan,
             config,
             lanes: OnceLock::new(),
+            path: OnceLock::new(),
+            installing: Mutex::default(),
             peers: (0..size).map(|_| Peer::default()).collect(),
             streams: (0..streams).map(|_| OnceLock::new()).collect(),
             used: AtomicBool::new(false),
@@ -176,6 +183,17 @@ impl Messages {
     /// For a group that is split off, with a communicator of its own settings.
     pub(super) fn of_subgroup(&self, lazy: bool, size: usize, config: &Config) -> Self {
         Self::new(self.settings.clone(), lazy, size, config)
+    }
+
+    /// Whether messages go on a path.
+    #[inline]
+    pub(super) fn are_on_path(&self) -> bool {
+        self.plan == Plan::Path
+    }
+
+    /// What the path is called.
+    fn path_name(&self) -> &'static str {
+        self.path.get().map_or("direct", |path| path.name())
     }
 
     /// Takes the lanes, once.
@@ -215,7 +233,8 @@ impl ProcessGroup {
         }
         let (call, peer) = (message.call, message.rank);
         match self.messages.plan {
-            Plan::Group => {}
+            // On a path goes what it takes, before this is asked.
+            Plan::Group | Plan::Path => {}
             Plan::Lanes(count) => {
                 self.connected(call, stream)?;
                 let lane = self.lane_of(peer, message.operation == Operation::Send, count);
@@ -259,6 +278,7 @@ impl ProcessGroup {
         self.other(peer)?;
         match self.messages.plan {
             Plan::Group | Plan::Lanes(_) => self.connect(deadline),
+            Plan::Path => self.path("connect_to").map(drop),
             Plan::Pairs | Plan::Choose => self.route(peer, deadline).map(drop),
         }
     }
@@ -293,6 +313,7 @@ impl ProcessGroup {
             Plan::Group => 0,
             Plan::Lanes(lanes) => self.lane_of(peer, out, lanes),
             Plan::Pairs | Plan::Choose => peer,
+            Plan::Path => 2 * peer + usize::from(!out),
         };
         let place = &self.messages.streams[at];
         if let Some(stream) = place.get() {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// On which communicator messages that are not in a batch go: agreed by all members when they join.
+/// On which communicator messages that are not in a batch go, or what all messages go on in its place: agreed by all members when they join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum P2pPolicy {
@@ -15,6 +15,11 @@ pub enum P2pPolicy {
     /// On a communicator of the two ends, which they make at their first message. Different peers' messages run at once,
     /// both directions of one pair do not. The memory is a communicator's for every peer that is ever used.
     PerPair,
+    /// On no communicator: on a [path](crate::Path) that another crate installs, as `symm_mem::direct::install` of
+    /// lockstep-symm-mem does, through symmetric memory and copy engines. All messages go there, those in batches too, and
+    /// different peers' and both directions of one pair run at once. The memory is what the path says. What collectives are
+    /// made of stays with NCCL.
+    Direct,
     /// [`Shared`](Self::Shared) in a group that is connected when it is made. In a [lazy](crate::group::Builder::lazy)
     /// one the two ends choose at their first message, for good: `Shared` if the group was connected then on both, as it
     /// is by the first collective; else `PerPair`.
@@ -43,6 +48,7 @@ impl fmt::Display for P2pPolicy {
             Self::Shared => f.write_str("shared"),
             Self::Lanes(lanes) => write!(f, "lanes({lanes})"),
             Self::PerPair => f.write_str("per-pair"),
+            Self::Direct => f.write_str("direct"),
             Self::Auto => f.write_str("auto"),
         }
     }
@@ -54,6 +60,8 @@ pub(super) enum Plan {
     Group,
     Lanes(usize),
     Pairs,
+    /// None for messages.
+    Path,
     /// Each pair chooses.
     Choose,
 }
@@ -64,6 +72,7 @@ impl Plan {
             P2pPolicy::Shared => Self::Group,
             P2pPolicy::Lanes(lanes) => Self::Lanes(lanes as usize),
             P2pPolicy::PerPair => Self::Pairs,
+            P2pPolicy::Direct => Self::Path,
             P2pPolicy::Auto if lazy => Self::Choose,
             P2pPolicy::Auto => Self::Group,
         }
@@ -72,7 +81,7 @@ impl Plan {
     /// Communicators of one member, of `size`, that may be in flight at once.
     pub(super) fn communicators(self, size: usize) -> usize {
         match self {
-            Self::Group => 1,
+            Self::Group | Self::Path => 1,
             Self::Lanes(lanes) => lanes + 1,
             Self::Pairs | Self::Choose => size.max(1),
         }

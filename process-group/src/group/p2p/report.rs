@@ -2,12 +2,12 @@
 
 use std::{
     fmt,
-    sync::{PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 use super::{P2pPolicy, Plan, Route, colours};
 use crate::{
-    group::{NotRegistered, ProcessGroup},
+    group::{NotRegistered, Path, ProcessGroup, path::Operation},
     profile,
 };
 
@@ -28,6 +28,8 @@ pub enum PeerChannel {
     },
     /// A communicator of the two.
     Pair,
+    /// A [path](crate::Path) beside NCCL.
+    Path,
     /// There was no message yet, and the two ends make or choose a communicator at the first.
     Undecided,
 }
@@ -47,6 +49,8 @@ pub enum Explanation {
     },
     /// Communicators of pairs are made.
     CommunicatorsOfPairs,
+    /// Messages go on a path: no communicator for them, and device memory for each peer.
+    OnPath,
 }
 
 impl fmt::Display for Explanation {
@@ -55,6 +59,10 @@ impl fmt::Display for Explanation {
             Self::Serialised => f.write_str(
                 "messages go on the group's communicator, where NCCL runs them one after the other, on whatever \
                  streams they are: batch those that are to run at once, or choose P2pPolicy::Lanes",
+            ),
+            Self::OnPath => f.write_str(
+                "messages go on a path beside NCCL, as all members agreed by P2pPolicy::Direct: no communicator for them, \
+                 and device memory for each peer, which ProcessGroup::p2p states",
             ),
             Self::SharedLanes { lanes, wanted } => write!(
                 f,
@@ -78,6 +86,8 @@ pub struct P2pReport {
     pub policy: P2pPolicy,
     /// What messages with each member go on.
     pub peers: Vec<PeerChannel>,
+    /// The path that they go on, where they go on one.
+    pub path: Option<PathReport>,
     /// How many communicators this rank has made for messages, beyond the group's.
     pub communicators: usize,
     /// Thread blocks that a launch of each may use, at least and at most, where that is set.
@@ -87,6 +97,18 @@ pub struct P2pReport {
     pub not_registered: Vec<(usize, NotRegistered)>,
     /// What the choices cost, as far as they had to be made.
     pub explanations: Vec<Explanation>,
+}
+
+/// A [path](crate::Path), as it describes itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PathReport {
+    /// In one word.
+    pub name: &'static str,
+    /// In one line.
+    pub description: String,
+    /// What it takes of this rank's device, in bytes.
+    pub device_bytes: u64,
 }
 
 impl ProcessGroup {
@@ -104,19 +126,30 @@ impl ProcessGroup {
             });
         P2pReport {
             policy: messages.settings.policy,
+            path: messages.path.get().map(|path| PathReport {
+                name: path.name(),
+                description: path.describe(),
+                device_bytes: path.device_bytes(),
+            }),
             communicators: pairs + messages.lanes.get().map_or(0, Vec::len),
             peers,
-            ctas: (messages.plan != Plan::Group).then_some(messages.config.ctas).flatten(),
+            ctas: (!matches!(messages.plan, Plan::Group | Plan::Path)).then_some(messages.config.ctas).flatten(),
             not_registered: not_registered.collect(),
             explanations: messages.explained.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
     fn peer_channel(&self, peer: usize) -> PeerChannel {
-        if peer == self.rank {
-            return PeerChannel::Oneself;
-        }
+        let takes = |path: &Arc<dyn Path>| {
+            path.plan(Operation::Message { from: self.rank, to: peer }).is_ok()
+        };
         match self.messages.plan {
+            Plan::Path => match self.messages.path.get() {
+                Some(path) if takes(path) => PeerChannel::Path,
+                Some(_) => PeerChannel::Group,
+                None => PeerChannel::Undecided,
+            },
+            _ if peer == self.rank => PeerChannel::Oneself,
             Plan::Group => PeerChannel::Group,
             Plan::Lanes(lanes) => PeerChannel::Lane {
                 send: self.lane_of(peer, true, lanes),
@@ -136,6 +169,7 @@ impl ProcessGroup {
         self.messages.used.store(true, Ordering::Relaxed);
         match self.messages.plan {
             Plan::Group => self.explain_once(Explanation::Serialised),
+            Plan::Path => self.explain_once(Explanation::OnPath),
             Plan::Lanes(lanes) if lanes < colours(self.size()) => {
                 self.explain_once(Explanation::SharedLanes { lanes, wanted: colours(self.size()) });
             }

@@ -1,0 +1,177 @@
+//! Messages on a path beside NCCL, which another crate has installed.
+
+use std::{
+    panic::Location,
+    sync::{Arc, PoisonError},
+};
+
+use cuda_driver::Stream;
+
+use super::Plan;
+use crate::{
+    Slim,
+    comm::{Operation, Task},
+    group::{
+        Buffer, GroupError, ProcessGroup, Result, Work,
+        path::{self, Message, Path, PathError, Way},
+    },
+    profile,
+    record::{Call, Recording},
+};
+
+/// Who has a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
+const INSTALLER: &str = "lockstep-symm-mem's symm_mem::direct::install";
+
+impl ProcessGroup {
+    /// Has messages go on `path` from now on, in a group whose members agreed on
+    /// [`P2pPolicy::Direct`](super::P2pPolicy::Direct). For crates that implement one: programs call theirs, which all
+    /// members do together. Local; done once, before the group's first message.
+    ///
+    /// # Errors
+    /// [`GroupError::PathRefused`]: the group has another policy, or a path already; what has ended the group.
+    pub fn install(&self, path: Arc<dyn Path>) -> Result<()> {
+        let vigil = &self.counter.vigil;
+        vigil.check()?;
+        let refused = |problem: String| {
+            let (path, group) = (path.name(), self.name.to_string());
+            Err(GroupError::PathRefused { path, group, problem })
+        };
+        if self.messages.plan != Plan::Path {
+            let policy = self.messages.settings.policy;
+            return refused(format!("its members agreed on messages by {policy}; build it with P2pPolicy::Direct"));
+        }
+        let mut installed = self.messages.installing.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *installed, true) {
+            return refused("it has one already".to_owned());
+        }
+        // Before any message is on it: an end that comes now finds it.
+        vigil.guard_path(&path);
+        let _ = self.messages.path.set(path);
+        Ok(())
+    }
+
+    /// The path of the group's messages, where they have one.
+    ///
+    /// # Errors
+    /// [`GroupError::NoPath`].
+    pub(in crate::group) fn path(&self, operation: &'static str) -> Result<&dyn Path> {
+        match self.messages.path.get() {
+            Some(path) => Ok(&**path),
+            None => {
+                let (group, installer) = (self.name.to_string(), INSTALLER);
+                Err(GroupError::NoPath { operation, group, installer })
+            }
+        }
+    }
+
+    /// Whether a task, which was checked, is a message that goes on the group's path.
+    ///
+    /// # Errors
+    /// [`GroupError::NoPath`].
+    pub(in crate::group) fn takes_path(&self, task: &Task) -> Result<bool> {
+        // What a collective is made of has its name, and stays with it.
+        if self.messages.plan != Plan::Path || task.call != task.operation.name() {
+            return Ok(false);
+        }
+        let (from, to) = match task.operation {
+            Operation::Send => (self.rank, task.rank),
+            Operation::Recv => (task.rank, self.rank),
+            _ => return Ok(false),
+        };
+        Ok(self.path(task.call)?.plan(path::Operation::Message { from, to }).is_ok())
+    }
+
+    /// Tasks that go on the group's path, and those that go to NCCL.
+    ///
+    /// # Errors
+    /// [`GroupError::NoPath`].
+    pub(in crate::group) fn part(&self, tasks: &[Task]) -> Result<(Vec<Task>, Vec<Task>)> {
+        let (mut on_path, mut on_nccl) = (Vec::new(), Vec::new());
+        for task in tasks {
+            if self.takes_path(task)? { on_path.push(*task) } else { on_nccl.push(*task) }
+        }
+        Ok((on_path, on_nccl))
+    }
+
+    /// Launches a message by itself on the group's path.
+    ///
+    /// # Safety
+    /// As for the task's operation.
+    #[inline(never)]
+    pub(in crate::group) unsafe fn launch_on_path(
+        &self,
+        task: Task,
+        stream: &Stream,
+        site: &'static Location<'static>,
+    ) -> Slim<Work, GroupError> {
+        let operation = task.call;
+        let _range = profile::range(operation, &self.name, task.bytes());
+        let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
+        blank.start(stream)?;
+        let mut recording = Recording::new(&self.counter.track, site, false);
+        // SAFETY: the caller's contract.
+        unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
+        let span = recording.end(operation);
+        self.mark(blank, operation, stream, span, true)
+    }
+
+    /// Records messages, of which there is one at least, and launches them on the group's path.
+    ///
+    /// # Safety
+    /// As for the tasks' operations.
+    pub(in crate::group) unsafe fn record_on_path(
+        &self,
+        tasks: &[Task],
+        stream: &Stream,
+        recording: &mut Recording<'_>,
+    ) -> Result<()> {
+        let Some((first, others)) = tasks.split_first() else { return Ok(()) };
+        if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
+            self.first_message();
+        }
+        let messages: Vec<_> = tasks.iter().map(message).collect();
+        let call = |task: &Task| Call::of_one(*task, self.size()).on_path();
+        let path = self.path(first.call)?;
+        recording.call(&call(first), || {
+            // SAFETY: the caller's contract.
+            let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
+            launched.map_err(|error| self.off_path(first.call, error))
+        })?;
+        // Launched with the first.
+        others.iter().try_for_each(|task| recording.call(&call(task), || Ok(())))
+    }
+
+    /// The error of messages that were not launched: other ends may wait for them, so that the group is over unless they
+    /// were told nothing.
+    #[cold]
+    fn off_path(&self, operation: &'static str, error: PathError) -> GroupError {
+        let vigil = &self.counter.vigil;
+        let group = self.name.to_string();
+        match error {
+            PathError::Differ(difference) => {
+                let job = |rank: usize| self.ranks.get(rank).copied().unwrap_or(rank);
+                let (from, to) = (job(difference.from), job(difference.to));
+                let difference = path::MessageDifference { from, to, ..difference };
+                vigil.differ(difference.clone());
+                GroupError::MessagesDiffer { group, difference: Box::new(difference) }
+            }
+            PathError::Refused(_) => GroupError::Path { operation, group, source: Box::new(error) },
+            // What ended it is known, or about to be.
+            PathError::Aborted if vigil.is_over() => {
+                vigil.reason(GroupError::Path { operation, group, source: Box::new(error) })
+            }
+            error => {
+                vigil.fail(format!("{operation} on the {} path: {error}", self.messages.path_name()));
+                GroupError::Path { operation, group, source: Box::new(error) }
+            }
+        }
+    }
+}
+
+fn message(task: &Task) -> Message {
+    let (way, ptr) = match task.operation {
+        Operation::Send => (Way::Send, task.send),
+        _ => (Way::Receive, task.receive),
+    };
+    Message { way, peer: task.rank, buffer: Buffer::new(ptr, task.count, task.dtype) }
+}

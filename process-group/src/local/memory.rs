@@ -1,0 +1,118 @@
+//! Memory that processes of a host share, named by a descriptor.
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// The memory cannot change its size any more: who maps it need not fear for what is mapped.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Memory that processes of a host share: begins at a page, all zeros when it is made, and goes with its last mapping.
+/// Others write to it at any time, so whoever looks into it does so through atomics, and believes nothing.
+pub struct SharedMemory {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: an address and a length; what is done with the bytes takes `unsafe` of whoever does it.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Makes `bytes` bytes; with the descriptor that others [open](Self::open) them by.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn create(bytes: usize) -> io::Result<(OwnedFd, Self)> {
+        let memory = memfd_create("process-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memory, bytes as u64)?;
+        fcntl_add_seals(&memory, SEALS)?;
+        let mapped = Self::map(memory.as_fd(), bytes)?;
+        Ok((memory, mapped))
+    }
+
+    /// Maps what another process has made.
+    ///
+    /// # Errors
+    /// What the descriptor is instead of so many bytes that keep their size.
+    pub fn open(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
+        let found = fstat(memory).map_err(|error| format!("its memory: {error}"))?;
+        let seals = fcntl_get_seals(memory).map_err(|error| format!("its memory is no memfd: {error}"))?;
+        if !seals.contains(SEALS) || usize::try_from(found.st_size) != Ok(bytes) {
+            let size = found.st_size;
+            return Err(format!(
+                "its memory has {size} bytes, sealed as {seals:?}; expected {bytes} and {SEALS:?}"
+            ));
+        }
+        Self::map(memory, bytes).map_err(|error| format!("mapping its memory: {error}"))
+    }
+
+    fn map(memory: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, of memory that has that length and keeps it.
+        let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
+    }
+
+    /// Where it is mapped here, for as long as this value.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, with that length; who uses the address keeps this value.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "SharedMemory({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_other_reads() {
+        let (descriptor, one) = SharedMemory::create(64).unwrap();
+        let other = SharedMemory::open(descriptor.as_fd(), 64).unwrap();
+        // SAFETY: both mappings are that long, and nobody else has them.
+        let read = unsafe {
+            one.start().write(7);
+            other.start().read()
+        };
+        assert_eq!((read, other.bytes()), (7, 64));
+    }
+
+    #[test]
+    fn what_could_shrink_or_has_another_size_is_refused() {
+        let (descriptor, _memory) = SharedMemory::create(64).unwrap();
+        let wrong = SharedMemory::open(descriptor.as_fd(), 128).unwrap_err();
+        assert!(wrong.contains("64 bytes") && wrong.contains("expected 128"), "{wrong}");
+        let blank = memfd_create("blank", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&blank, 64).unwrap();
+        assert!(SharedMemory::open(blank.as_fd(), 64).unwrap_err().contains("sealed as"));
+        let file = tempfile::tempfile().unwrap();
+        assert!(SharedMemory::open(file.as_fd(), 64).unwrap_err().starts_with("its memory"));
+    }
+}
