@@ -35,6 +35,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
+//! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks |
 //! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
@@ -61,6 +62,7 @@
 
 pub mod agreement;
 mod commit;
+pub mod direct;
 mod domain;
 mod error;
 pub mod exchange;

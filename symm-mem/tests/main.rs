@@ -2,6 +2,7 @@
 
 mod commits;
 mod convert;
+mod direct;
 mod embedded;
 mod exchange;
 mod hazards;

@@ -36,7 +36,9 @@ impl<'a> Batch<'a> {
         let tasks = self.tasks.borrow();
         vigil.explain(match &tasks[..] {
             // SAFETY: the contract of the method that queued the task; it was checked there.
-            [task] if !group.messages.are_on_path() => unsafe { Ok(group.launch_task(*task, operation, false, stream, site)?) },
+            [task] if !group.messages.are_on_path() => unsafe {
+                Ok(group.launch_task(*task, operation, false, stream, site)?)
+            },
             tasks => self.launch_all(tasks, operation),
         })
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError};
+use super::{
+    BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError,
+};
 use crate::{
     comm::{ArgumentError, CommError, DataType},
     peers::{Loss, PeerError},

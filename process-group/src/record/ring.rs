@@ -126,7 +126,8 @@ impl Ring {
         slot.stamp.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         let flag = |set: bool, flag: u64| if set { flag } else { 0 };
-        let flags = flag(position.batched, BATCHED) | flag(position.message, MESSAGE) | flag(call.on_path, ON_PATH);
+        let flags =
+            flag(position.batched, BATCHED) | flag(position.message, MESSAGE) | flag(call.on_path, ON_PATH);
         let what = (u64::from(call.operation as u8) << 56)
             | (u64::from(call.dtype) << 48)
             | (u64::from(call.reduction) << 40)
@@ -264,7 +265,15 @@ mod tests {
 
     fn call(elements: u64) -> Call {
         let (send, receive) = (elements, elements);
-        Call { operation: Operation::AllReduce, dtype: 0, reduction: 0, peer: None, send, receive, on_path: false }
+        Call {
+            operation: Operation::AllReduce,
+            dtype: 0,
+            reduction: 0,
+            peer: None,
+            send,
+            receive,
+            on_path: false,
+        }
     }
 
     #[derive(Debug, Clone)]

@@ -69,6 +69,7 @@ pub use self::{
 pub(crate) use self::{
     allocation::{fresh_number, mapped},
     buffers::Homes,
+    share::process,
 };
 use self::{
     buffers::Seat,
@@ -381,7 +382,7 @@ fn identity(info: &GroupInfo, context: &Context) -> Result<Identity, RendezvousE
         }
     }
     let device = device.uuid()?.into();
-    let (host, process) = (local::host(), share::process());
+    let (host, process) = (local::host(), process());
     Ok(Identity { host, process, device, unreachable, life: life.unsigned_abs() })
 }
 

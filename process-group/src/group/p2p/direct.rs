@@ -38,7 +38,9 @@ impl ProcessGroup {
         };
         if self.messages.plan != Plan::Path {
             let policy = self.messages.settings.policy;
-            return refused(format!("its members agreed on messages by {policy}; build it with P2pPolicy::Direct"));
+            return refused(format!(
+                "its members agreed on messages by {policy}; build it with P2pPolicy::Direct"
+            ));
         }
         let mut installed = self.messages.installing.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *installed, true) {

@@ -133,16 +133,17 @@ impl ProcessGroup {
             }),
             communicators: pairs + messages.lanes.get().map_or(0, Vec::len),
             peers,
-            ctas: (!matches!(messages.plan, Plan::Group | Plan::Path)).then_some(messages.config.ctas).flatten(),
+            ctas: (!matches!(messages.plan, Plan::Group | Plan::Path))
+                .then_some(messages.config.ctas)
+                .flatten(),
             not_registered: not_registered.collect(),
             explanations: messages.explained.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
     fn peer_channel(&self, peer: usize) -> PeerChannel {
-        let takes = |path: &Arc<dyn Path>| {
-            path.plan(Operation::Message { from: self.rank, to: peer }).is_ok()
-        };
+        let takes =
+            |path: &Arc<dyn Path>| path.plan(Operation::Message { from: self.rank, to: peer }).is_ok();
         match self.messages.plan {
             Plan::Path => match self.messages.path.get() {
                 Some(path) if takes(path) => PeerChannel::Path,

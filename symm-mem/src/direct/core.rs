@@ -1,0 +1,340 @@
+//! The path itself: rings in the receivers' memory, and how messages go through them.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::{
+    Context, DevicePtr, Event, EventFlags, Stream,
+    graph::{CaptureInfo, CaptureStatus},
+};
+use process_group::{
+    group::path::{Message, PathError, Way},
+    store::Deadline,
+};
+
+use super::{
+    board::{AHEAD, Board, Word},
+    half::Half,
+    lane::{Chunk, Conveyor, Lane, Ring, State, compare},
+};
+use crate::rendezvous::SymmetricMemory;
+
+/// How long what was launched is given to end when nobody waits for it any more.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Rings, boards and lanes. Whoever lets go of it last has seen it [idle](Self::is_idle).
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    pub(super) ring: Ring,
+    context: Context,
+    /// Two for each member: to it, and from it.
+    lanes: Box<[Lane]>,
+    /// Events for places from which lanes begin together.
+    forks: Mutex<Vec<Event>>,
+    is_aborted: AtomicBool,
+    /// Threads that are enqueueing.
+    inside: AtomicUsize,
+    /// Whether a graph has captured a message: when it runs cannot be known.
+    has_captured: AtomicBool,
+    /// By rank.
+    boards: Vec<Arc<Board>>,
+    /// Every rank's rings.
+    memory: SymmetricMemory,
+}
+
+/// A thread that is enqueueing.
+struct Inside<'a>(&'a Core);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A lane's part of what is called together.
+struct Part<'a> {
+    lane: &'a Lane,
+    state: MutexGuard<'a, State>,
+    chunks: Vec<Chunk>,
+}
+
+/// Where rank `to` has its ring from rank `from`, as a number: none for itself.
+pub(super) fn ring_of(from: usize, to: usize) -> usize {
+    if from < to { from } else { from - 1 }
+}
+
+impl Core {
+    pub(super) fn new(
+        context: &Context,
+        rank: usize,
+        ring: Ring,
+        boards: Vec<Arc<Board>>,
+        memory: SymmetricMemory,
+    ) -> cuda_driver::Result<Self> {
+        let world = boards.len();
+        let lane = |at: usize| Lane::new(context, [Way::Send, Way::Receive][at % 2], at / 2);
+        Ok(Self {
+            rank,
+            world,
+            ring,
+            context: context.clone(),
+            lanes: (0..2 * world).map(lane).collect::<cuda_driver::Result<_>>()?,
+            forks: Mutex::default(),
+            is_aborted: AtomicBool::new(false),
+            inside: AtomicUsize::new(0),
+            has_captured: AtomicBool::new(false),
+            boards,
+            memory,
+        })
+    }
+
+    /// What the rings of this rank take of its device.
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.memory.bytes() as u64
+    }
+
+    fn enter(&self) -> Result<Inside<'_>, PathError> {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        if self.is_aborted.load(Ordering::SeqCst) { Err(PathError::Aborted) } else { Ok(inside) }
+    }
+
+    /// # Safety
+    /// As [`Path::launch`](process_group::Path::launch).
+    pub(super) unsafe fn launch(
+        &self,
+        messages: &[Message],
+        stream: &Stream,
+        deadline: Deadline,
+    ) -> Result<(), PathError> {
+        let _inside = self.enter()?;
+        let capture = self.capture(stream)?;
+        let lane_of = |message: &Message| 2 * message.peer + usize::from(message.way == Way::Receive);
+        let mut wanted: Vec<_> =
+            messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
+        // In one order, since others take them too; and those that send come first.
+        wanted.sort_unstable_by_key(|lane| (lane % 2, *lane));
+        wanted.dedup();
+        let part = |at: &usize| {
+            let lane = &self.lanes[*at];
+            Part {
+                lane,
+                state: lane.state.lock().unwrap_or_else(PoisonError::into_inner),
+                chunks: Vec::new(),
+            }
+        };
+        let mut parts: Vec<_> = wanted.iter().map(part).collect();
+        // All are compared before anything is enqueued.
+        for message in messages.iter().filter(|message| message.peer != self.rank) {
+            self.call(message, capture.is_some(), deadline)?;
+        }
+        for message in messages {
+            let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
+            if let Ok(place) = wanted.binary_search_by_key(&order(lane_of(message)), |lane| order(*lane)) {
+                let Part { state, chunks, .. } = &mut parts[place];
+                state.cut(self.ring, at, bytes, capture.is_some(), chunks);
+            }
+        }
+        parts.retain(|part| !part.chunks.is_empty());
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.to_oneself(messages, stream)?;
+            self.enqueue(parts, stream, capture)
+        }
+    }
+
+    /// The capture that `stream` is in.
+    fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
+        let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
+        match stream.capture_info()? {
+            CaptureInfo { status: CaptureStatus::None, .. } => Ok(None),
+            CaptureInfo { id: Some(_), .. } if self.ring.slots[1] == 0 => refused(
+                "the stream captures, and the path has no slots for graphs: install it with DirectOptions::graph_slots",
+            ),
+            CaptureInfo { id: Some(id), .. } => {
+                self.has_captured.store(true, Ordering::Relaxed);
+                Ok(Some(id))
+            }
+            _ => refused("the stream's capture was ruined by another call"),
+        }
+    }
+
+    /// Says what this rank calls, and compares it with what the peer has called, if it was first.
+    fn call(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<(), PathError> {
+        let Message { way, peer, buffer } = message;
+        let opposite = match way {
+            Way::Send => Way::Receive,
+            Way::Receive => Way::Send,
+        };
+        let own = self.boards[self.rank].log(*peer, *way);
+        let other = self.boards[*peer].log(self.rank, opposite);
+        let mut pause = Duration::from_micros(20);
+        while own.count().saturating_sub(other.count()) >= AHEAD {
+            if self.is_aborted.load(Ordering::Acquire) {
+                return Err(PathError::Aborted);
+            }
+            if deadline.expired() {
+                return Err(PathError::Ahead { peer: *peer, messages: AHEAD, waited: deadline.waited() });
+            }
+            thread::sleep(pause.min(deadline.remaining()));
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        Ok(compare((self.rank, *peer), *way, Half::of(buffer, captured), own, other)?)
+    }
+
+    /// Copies what this rank sends itself. Its halves come in pairs.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn to_oneself(&self, messages: &[Message], stream: &Stream) -> cuda_driver::Result<()> {
+        let own = |way: Way| {
+            let own = move |message: &&Message| message.peer == self.rank && message.way == way;
+            messages.iter().filter(own).map(|message| message.buffer)
+        };
+        for (from, to) in own(Way::Send).zip(own(Way::Receive)) {
+            if from.ptr != to.ptr && from.bytes() > 0 {
+                // SAFETY: the caller's contract; both are as long.
+                unsafe { stream.copy(to.ptr, from.ptr, from.bytes()) }?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the lanes' chunks, each lane's on a stream of its own where it can be.
+    ///
+    /// They are enqueued in rounds: of every lane that sends one chunk, then one of every lane that receives. So they come
+    /// to their end even where streams share a hardware queue, or all are one: a chunk is sent when its slot is empty,
+    /// which an earlier round of the peer does, and received when it was sent, in the same round, before.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn enqueue(
+        &self,
+        mut parts: Vec<Part<'_>>,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> Result<(), PathError> {
+        let mut streams = vec![stream; parts.len()];
+        if parts.len() > 1 {
+            let fork = self.fork()?;
+            stream.record(&fork)?;
+            for (part, own) in parts.iter().zip(&mut streams).skip(1) {
+                if let Some(apart) = part.lane.stream(&self.context, capture)? {
+                    apart.wait(&fork)?;
+                    *own = apart;
+                }
+            }
+            // Who waits for it waits for what was recorded then.
+            self.forks.lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+        }
+        let (joined, rank) = (parts.len() == 1, self.rank);
+        let words: Vec<_> = parts
+            .iter()
+            .map(|part| {
+                let (own, peer, other) = (&self.boards[rank], part.lane.peer, &self.boards[part.lane.peer]);
+                let (awaited, told) = match part.lane.way {
+                    Way::Send => (Word::Empty, Word::Full),
+                    Way::Receive => (Word::Full, Word::Empty),
+                };
+                move |slot: usize| (own.at(peer, awaited, slot), other.at(rank, told, slot))
+            })
+            .collect();
+        let mut conveyors = Vec::new();
+        for ((part, stream), words) in parts.iter().zip(&streams).zip(&words) {
+            part.lane.follow(&part.state, stream, capture)?;
+            let Lane { way, peer, .. } = *part.lane;
+            let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
+            conveyors.push(Conveyor { stream, ring, slot_bytes, way, words, joined, told: None });
+        }
+        let rounds = parts.iter().map(|part| part.chunks.len()).max().unwrap_or(0);
+        for round in 0..rounds {
+            for (part, conveyor) in parts.iter().zip(&mut conveyors) {
+                if let Some(chunk) = part.chunks.get(round) {
+                    // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
+                    unsafe { conveyor.carry(*chunk) }?;
+                }
+            }
+        }
+        for conveyor in &mut conveyors {
+            // SAFETY: as above.
+            unsafe { conveyor.finish() }?;
+        }
+        for (part, own) in parts.iter_mut().zip(&streams) {
+            let end = part.lane.mark(&mut part.state, own, capture)?;
+            if own.raw() != stream.raw() {
+                stream.wait(end)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fork(&self) -> cuda_driver::Result<Event> {
+        let kept = self.forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
+    }
+
+    /// The slots that messages to or from a peer go through.
+    fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
+        let (from, to) = match way {
+            Way::Send => (self.rank, peer),
+            Way::Receive => (peer, self.rank),
+        };
+        let bytes = self.ring.slots() * self.ring.slot_bytes;
+        self.memory.buffers().addresses()[to] + self.memory.offset() + ring_of(from, to) * bytes
+    }
+
+    /// Whether nothing runs any more, as far as it was not captured.
+    fn is_idle(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
+    }
+
+    /// Refuses what comes later, and ends the waits of what was launched, again and again, until nothing runs any more;
+    /// whether that was before the deadline.
+    pub(super) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
+        let first = !self.is_aborted.swap(true, Ordering::SeqCst);
+        if first && self.has_captured.load(Ordering::Relaxed) {
+            // Nobody knows when a graph runs: those that were launched by now come to their end here.
+            let core = self.clone();
+            let linger = move || {
+                let until = Deadline::after(PATIENCE);
+                while !until.expired() {
+                    core.boards[core.rank].release();
+                    thread::sleep(Duration::from_millis(1));
+                }
+            };
+            // Without a thread there are the rounds below.
+            let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
+        }
+        loop {
+            self.boards[self.rank].release();
+            if self.is_idle() {
+                return true;
+            }
+            if deadline.expired() {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(200).min(deadline.remaining()));
+        }
+    }
+
+    /// The group goes: waits for what was launched, which the group's end has seen to, or ends it.
+    pub(super) fn end(self: Arc<Self>) {
+        if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
+            // The device still writes there: better lost than given to somebody else.
+            std::mem::forget(self);
+        }
+    }
+}
+
+/// Lanes in the order in which they are taken.
+fn order(lane: usize) -> (usize, usize) {
+    (lane % 2, lane)
+}

@@ -1,0 +1,64 @@
+//! A message as one end calls for it: what both must say alike.
+
+use std::fmt;
+
+use process_group::{comm::DataType, group::Buffer};
+
+/// One end of a message, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Half(pub(super) u64);
+
+/// Below are the type and whether a graph captures it.
+const ELEMENTS: u32 = 8;
+
+impl Half {
+    /// What differs only above 2^56 elements is the same: no device holds them.
+    pub(super) fn of(buffer: &Buffer, captured: bool) -> Self {
+        Self((buffer.elements as u64) << ELEMENTS | (buffer.dtype as u64) << 1 | u64::from(captured))
+    }
+}
+
+impl fmt::Display for Half {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} ", self.0 >> ELEMENTS)?;
+        let code = (self.0 & ((1 << ELEMENTS) - 1)) >> 1;
+        match DataType::ALL.into_iter().find(|dtype| *dtype as u64 == code) {
+            Some(dtype) => write!(out, "{dtype}")?,
+            None => write!(out, "of type {code}, which there is not,")?,
+        }
+        if self.0 & 1 == 1 { out.write_str(", in a graph") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_driver::DevicePtr;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn half(elements: usize, dtype: usize, captured: bool) -> Half {
+        Half::of(&Buffer::new(DevicePtr(8), elements, DataType::ALL[dtype % 13]), captured)
+    }
+
+    proptest! {
+        #[test]
+        fn halves_are_equal_if_all_of_them_is(
+            one in (0usize..3, 0usize..13, any::<bool>()), other in (0usize..3, 0usize..13, any::<bool>()),
+        ) {
+            let halves = [one, other].map(|(elements, dtype, captured)| half(elements, dtype, captured));
+            prop_assert_eq!(halves[0] == halves[1], one == other);
+        }
+
+        #[test]
+        fn whatever_stands_there_can_be_said(word: u64) {
+            let _ = Half(word).to_string();
+        }
+    }
+
+    #[test]
+    fn it_says_how_many_of_what() {
+        assert_eq!(half(1 << 40, 7, false).to_string(), "1099511627776 f32");
+        assert_eq!(half(3, 0, true).to_string(), "3 i8, in a graph");
+    }
+}

@@ -1,0 +1,280 @@
+//! The messages of one direction between this rank and a peer: their order, and their chunks.
+
+use std::sync::{
+    Mutex, OnceLock,
+    atomic::{Ordering, fence},
+};
+
+use cuda_driver::{
+    Context, DevicePtr, Event, EventFlags, MemoryOp, Stream, StreamFlags, WaitCondition,
+    graph::{CaptureStatus, RelaxedCapture},
+};
+use process_group::group::path::{MessageDifference, Way};
+
+use super::{board::Log, half::Half};
+
+/// One direction between this rank and a peer.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) way: Way,
+    pub(super) peer: usize,
+    /// For what is called together with other lanes' messages, made when it is needed.
+    stream: OnceLock<Stream>,
+    /// After the last chunk that runs by itself.
+    end: Event,
+    pub(super) state: Mutex<State>,
+}
+
+/// How far a lane is.
+#[derive(Debug)]
+pub(super) struct State {
+    /// The slots of the next chunks: of those that run by themselves, and of those that graphs capture.
+    next: [usize; 2],
+    /// The stream of the last chunk, kept, so that no other has its number.
+    last: Option<Stream>,
+    /// The capture of the last chunk that was captured, and the place after it.
+    captured: Option<u64>,
+    captured_end: Event,
+}
+
+/// A chunk of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) at: DevicePtr,
+    pub(super) bytes: usize,
+    pub(super) slot: usize,
+}
+
+/// How a rank's slots are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub(super) slot_bytes: usize,
+    /// For what runs by itself, and for graphs; the latter lie behind the former.
+    pub(super) slots: [usize; 2],
+}
+
+impl Ring {
+    pub(super) fn slots(self) -> usize {
+        self.slots[0] + self.slots[1]
+    }
+
+    /// Adds the chunks of `bytes` bytes at `at`, the first of them in slot `next`.
+    fn cut(
+        self,
+        at: DevicePtr,
+        bytes: usize,
+        captured: bool,
+        next: &mut [usize; 2],
+        chunks: &mut Vec<Chunk>,
+    ) {
+        let kind = usize::from(captured);
+        for offset in (0..bytes).step_by(self.slot_bytes) {
+            let slot = next[kind] + if captured { self.slots[0] } else { 0 };
+            next[kind] = (next[kind] + 1) % self.slots[kind];
+            chunks.push(Chunk { at: at + offset, bytes: (bytes - offset).min(self.slot_bytes), slot });
+        }
+    }
+}
+
+impl State {
+    /// Adds a message's chunks, which come next in the lane.
+    pub(super) fn cut(
+        &mut self,
+        ring: Ring,
+        at: DevicePtr,
+        bytes: usize,
+        captured: bool,
+        chunks: &mut Vec<Chunk>,
+    ) {
+        ring.cut(at, bytes, captured, &mut self.next, chunks);
+    }
+}
+
+impl Lane {
+    pub(super) fn new(context: &Context, way: Way, peer: usize) -> cuda_driver::Result<Self> {
+        let event = || Event::new(context, EventFlags::DISABLE_TIMING);
+        let state = State { next: [0, 0], last: None, captured: None, captured_end: event()? };
+        Ok(Self { way, peer, stream: OnceLock::new(), end: event()?, state: Mutex::new(state) })
+    }
+
+    /// A stream of its own, unless a capture that is open elsewhere has it.
+    pub(super) fn stream(
+        &self,
+        context: &Context,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<Option<&Stream>> {
+        let stream = match self.stream.get() {
+            Some(stream) => stream,
+            None => {
+                // Who comes second lets go of its own.
+                let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+                self.stream.get_or_init(|| stream)
+            }
+        };
+        let info = stream.capture_info()?;
+        Ok((info.status == CaptureStatus::None || info.id == capture).then_some(stream))
+    }
+
+    /// Has `stream` come after what the lane has carried.
+    pub(super) fn follow(
+        &self,
+        state: &State,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<()> {
+        match (capture, &state.last) {
+            // What another graph captured, the program orders.
+            (Some(capture), _) if state.captured == Some(capture) => stream.wait(&state.captured_end),
+            (None, Some(last)) if last.raw() != stream.raw() => stream.wait(&self.end),
+            _ => Ok(()),
+        }
+    }
+
+    /// Marks the place after what `stream` carries of the lane; the mark.
+    pub(super) fn mark<'a>(
+        &'a self,
+        state: &'a mut State,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<&'a Event> {
+        if capture.is_some() {
+            stream.record(&state.captured_end)?;
+            state.captured = capture;
+            return Ok(&state.captured_end);
+        }
+        stream.record(&self.end)?;
+        if state.last.as_ref().is_none_or(|last| last.raw() != stream.raw()) {
+            state.last = Some(stream.clone());
+        }
+        Ok(&self.end)
+    }
+
+    /// Whether nothing of the lane runs any more, as far as it was enqueued and not captured.
+    pub(super) fn is_idle(&self) -> bool {
+        // Another thread may be capturing in global mode, whose capture a query would end.
+        let _relaxed = RelaxedCapture::enter(self.end.context().driver());
+        // A context that is broken runs nothing any more.
+        self.end.query().unwrap_or(true)
+    }
+}
+
+/// Puts a half into this rank's log and looks at the other end's, if that was there first.
+///
+/// Each end writes before it reads, so one of two that come at the same time sees the other's.
+pub(super) fn compare(
+    (rank, peer): (usize, usize),
+    way: Way,
+    half: Half,
+    own: Log<'_>,
+    other: Log<'_>,
+) -> Result<(), MessageDifference> {
+    let number = own.count();
+    own.put(half.0);
+    fence(Ordering::SeqCst);
+    if other.count() <= number {
+        return Ok(());
+    }
+    let theirs = Half(other.get(number));
+    if theirs == half {
+        return Ok(());
+    }
+    let (from, to, sent, received) = match way {
+        Way::Send => (rank, peer, half, theirs),
+        Way::Receive => (peer, rank, theirs, half),
+    };
+    let (sent, received) = (sent.to_string(), received.to_string());
+    Err(MessageDifference { from, to, number: number + 1, sent, received })
+}
+
+/// The chunks of one lane, as they are enqueued.
+pub(super) struct Conveyor<'a> {
+    pub(super) stream: &'a Stream,
+    /// Where the peer's ring, or this rank's, has its slots.
+    pub(super) ring: DevicePtr,
+    pub(super) slot_bytes: usize,
+    pub(super) way: Way,
+    /// By slot: what this rank waits for, and what it tells the peer.
+    pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
+    /// Whether the last chunk's word may go with the next one's wait, since nothing is enqueued between them.
+    pub(super) joined: bool,
+    pub(super) told: Option<MemoryOp>,
+}
+
+impl Conveyor<'_> {
+    /// Waits for a slot, moves a chunk through it, and tells the peer.
+    ///
+    /// # Safety
+    /// The words, the ring and the chunk's memory are valid until the stream has passed it.
+    pub(super) unsafe fn carry(&mut self, chunk: Chunk) -> cuda_driver::Result<()> {
+        let (wait, tell) = (self.words)(chunk.slot);
+        let slot = self.ring + chunk.slot * self.slot_bytes;
+        let (to, from) = match self.way {
+            Way::Send => (slot, chunk.at),
+            Way::Receive => (chunk.at, slot),
+        };
+        let condition = WaitCondition::GreaterOrEqual;
+        let wait_and_reset =
+            [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
+        // SAFETY: the caller's contract. The word is this rank's to reset once it was set: the peer sets it again when it
+        // has seen what is told below.
+        unsafe {
+            match self.told.take() {
+                Some(told) => self.stream.batch(&[told, wait_and_reset[0], wait_and_reset[1]])?,
+                None => self.stream.batch(&wait_and_reset)?,
+            }
+            self.stream.copy(to, from, chunk.bytes)?;
+        }
+        self.told = Some(MemoryOp::Write32 { at: tell, value: 1 });
+        // SAFETY: as above.
+        if self.joined { Ok(()) } else { unsafe { self.finish() } }
+    }
+
+    /// Tells of the last chunk.
+    ///
+    /// # Safety
+    /// As for [`carry`](Self::carry).
+    pub(super) unsafe fn finish(&mut self) -> cuda_driver::Result<()> {
+        match self.told.take() {
+            // SAFETY: the caller's contract.
+            Some(MemoryOp::Write32 { at, value }) => unsafe { self.stream.write_value32(at, value) },
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Both ends cut alike wherever their buffers lie; chunks are all of a message, and slots come in turn, those of
+        /// graphs apart from the others.
+        #[test]
+        fn a_message_is_its_chunks(
+            slot_bytes in 1usize..20, slots in prop::array::uniform2(1usize..4),
+            messages in prop::collection::vec((0usize..70, any::<bool>()), 0..12),
+        ) {
+            let ring = Ring { slot_bytes, slots };
+            let (mut next, mut other) = ([0, 0], [0, 0]);
+            let mut turn = [0, 0];
+            for (bytes, captured) in messages {
+                let (mut chunks, mut others) = (Vec::new(), Vec::new());
+                ring.cut(DevicePtr(1000), bytes, captured, &mut next, &mut chunks);
+                ring.cut(DevicePtr(5000), bytes, captured, &mut other, &mut others);
+                let mut at = 1000;
+                for (chunk, theirs) in chunks.iter().zip(&others) {
+                    prop_assert_eq!((chunk.at, theirs.at), (DevicePtr(at), DevicePtr(at + 4000)));
+                    prop_assert_eq!((chunk.slot, chunk.bytes), (theirs.slot, theirs.bytes));
+                    prop_assert!(chunk.bytes > 0 && chunk.bytes <= slot_bytes);
+                    let kind = usize::from(captured);
+                    prop_assert_eq!(chunk.slot, turn[kind] + kind * slots[0]);
+                    turn[kind] = (turn[kind] + 1) % slots[kind];
+                    at += chunk.bytes as u64;
+                }
+                prop_assert_eq!((at as usize, others.len()), (1000 + bytes, chunks.len()));
+            }
+        }
+    }
+}

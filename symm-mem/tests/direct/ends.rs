@@ -1,0 +1,194 @@
+//! What ends a group ends every wait of its messages, and says why; the context goes on.
+
+use std::{thread, time::Duration};
+
+use cuda_driver::Stream;
+use process_group::{
+    ProcessGroup,
+    comm::CommError,
+    group::{Buffer, GroupError, Work},
+};
+
+use super::rig::{Machine, Rank, buffer, bytes, far, small};
+
+/// What the other ranks never answer: a receive, a send that does not fit the ring, and both together.
+fn unanswered(rank: &Rank, group: &ProcessGroup, at: Buffer, streams: &[Stream; 3]) -> Vec<Work> {
+    let peer = (rank.rank + 1) % rank.size;
+    // SAFETY: the memory lives until the streams are done.
+    unsafe {
+        vec![
+            group.send(at, peer, &streams[0]).unwrap(),
+            group.recv(at, peer, &streams[1]).unwrap(),
+            group
+                .batch(&streams[2], |batch| {
+                    batch.recv(at, peer)?;
+                    batch.send(at, peer)
+                })
+                .unwrap(),
+        ]
+    }
+}
+
+/// Runs what is not answered until `end` ends it with an error that is as expected.
+fn ends(
+    group: impl Fn(&Rank) -> ProcessGroup + Sync,
+    end: impl Fn(&ProcessGroup) + Sync,
+    is_it: fn(&GroupError) -> bool,
+) {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = group(&rank);
+        let memory = rank.memory(&[7; 1000]);
+        let streams = [rank.stream(), rank.stream(), rank.stream()];
+        // Rank 1 calls nothing.
+        let works =
+            if rank.rank == 0 { unanswered(&rank, &group, buffer(&memory), &streams) } else { Vec::new() };
+        end(&group);
+        for work in &works {
+            let error = work.wait_timeout(far()).unwrap_err();
+            assert!(is_it(&error), "{error}");
+        }
+        streams.iter().try_for_each(Stream::synchronize).unwrap();
+        // SAFETY: refused.
+        let refused = unsafe { group.send(buffer(&memory), 1 - rank.rank, &streams[0]) }.unwrap_err();
+        if rank.rank == 0 {
+            assert!(is_it(&refused), "{refused}");
+        }
+        group.abort(far()).unwrap();
+        // The context is as good as before.
+        memory.copy_from_host(0, &[4; 1000]).unwrap();
+        assert_eq!(bytes(&memory), [4; 1000]);
+    });
+    machine.finish();
+}
+
+#[test]
+fn an_abort_ends_every_wait() {
+    for lazy in [true, false] {
+        let group = |rank: &Rank| {
+            let builder = if lazy { rank.builder() } else { rank.eager() };
+            rank.installed(builder, small())
+        };
+        let abort = |group: &ProcessGroup| group.abort_handle().abort(far()).unwrap();
+        ends(group, abort, |error| matches!(error, GroupError::Comm(CommError::Closed { .. })));
+    }
+}
+
+#[test]
+fn work_that_is_late_ends_the_group() {
+    let group = |rank: &Rank| {
+        let builder =
+            rank.builder().work_timeout(Duration::from_millis(300)).heartbeat(Duration::from_millis(100));
+        rank.installed(builder, small())
+    };
+    let wait = |group: &ProcessGroup| {
+        while group.standing().is_ok() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    ends(group, wait, |error| matches!(error, GroupError::Overdue { .. }));
+}
+
+/// A wait that is over leaves the group as it was.
+#[test]
+fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as u8; 300]));
+        let soon = process_group::store::Deadline::after(Duration::from_millis(100));
+        // SAFETY: the memory lives until the stream is done.
+        unsafe {
+            if rank.rank == 0 {
+                let work = group.recv(buffer(&memory), 1, &stream).unwrap();
+                let error = work.wait_timeout(soon).unwrap_err();
+                assert!(matches!(error, GroupError::WorkTimeout { operation: "recv", .. }), "{error}");
+                group.barrier(far()).unwrap();
+                work.wait_timeout(far()).unwrap();
+            } else {
+                group.barrier(far()).unwrap();
+                group.send(buffer(&memory), 0, &stream).unwrap();
+            }
+        }
+        stream.synchronize().unwrap();
+        assert_eq!(bytes(&memory), [1; 300]);
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// Whoever comes second finds it, whether that is who sends or who receives; all are told.
+#[test]
+fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
+    for first in [0, 1] {
+        let machine = Machine::start(3);
+        let errors = machine.ranks(3, |rank| {
+            let group = rank.group(small());
+            let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as u8; 400]));
+            let at = |elements| Buffer { elements, ..buffer(&memory) };
+            let message = |elements| {
+                // SAFETY: the memory lives until the stream is done.
+                unsafe {
+                    if rank.rank == 0 {
+                        group.send(at(elements), 1, &stream)
+                    } else {
+                        group.recv(at(elements), 0, &stream)
+                    }
+                }
+            };
+            let mut works = Vec::new();
+            if rank.rank < 2 {
+                works.push(message(300));
+                works[0].as_ref().unwrap().wait_timeout(far()).unwrap();
+            }
+            group.barrier(far()).unwrap();
+            if rank.rank == first {
+                works.push(message(200 + rank.rank));
+            }
+            group.barrier(far()).unwrap();
+            if rank.rank == 1 - first {
+                works.push(message(200 + rank.rank));
+            }
+            let last = works.pop().map(|work| work.and_then(|work| work.wait_timeout(far())));
+            let error = match last {
+                Some(ended) => ended.unwrap_err(),
+                None => loop {
+                    if let Err(error) = group.check() {
+                        break error;
+                    }
+                    thread::yield_now();
+                },
+            };
+            stream.synchronize().unwrap();
+            if rank.rank == 1 {
+                // Of the first message.
+                assert_eq!(bytes(&memory)[200..], [vec![0; 100], vec![1; 100]].concat());
+            }
+            group.abort(far()).unwrap();
+            error.to_string()
+        });
+        for error in &errors {
+            assert!(
+                error.contains("message 2 of rank 0 to rank 1: 200 u8 were sent, but 201 u8 received"),
+                "{error}"
+            );
+        }
+        machine.finish();
+    }
+}
+
+/// A group that is dropped with messages that nobody answers.
+#[test]
+fn a_group_that_is_dropped_leaves_nothing() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&[0; 1000]));
+        // SAFETY: the memory lives until the stream is done.
+        let work = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
+        drop(group);
+        stream.synchronize().unwrap();
+        drop(work);
+    });
+    machine.finish();
+}

@@ -1,0 +1,93 @@
+//! Every driver call fails in turn: while a path is made, and while messages are launched.
+
+use cuda_driver::sys::CUresult;
+use gpu_sim::{Action, Injection};
+use process_group::group::GroupError;
+use symm_mem::direct;
+
+use super::rig::{Machine, buffer, bytes, far, pattern, small};
+
+/// What a path is made by.
+const MAKING: [&str; 6] = [
+    "cuMemCreate",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemHostRegister_v2",
+    "cuMemHostGetDevicePointer_v2",
+    "cuEventCreate",
+];
+
+/// What a message is launched by.
+const LAUNCHING: [&str; 5] = [
+    "cuStreamGetCaptureInfo_v2",
+    "cuStreamBatchMemOp_v2",
+    "cuMemcpyAsync",
+    "cuStreamWriteValue32_v2",
+    "cuEventRecord",
+];
+
+fn failure() -> Action {
+    Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0)
+}
+
+#[test]
+fn a_path_that_one_cannot_make_none_has_and_all_may_try_again() {
+    for call in MAKING {
+        let machine = Machine::start(2);
+        let made = machine.ranks(2, |rank| {
+            let group = rank.builder().build().unwrap();
+            group.barrier(far()).unwrap();
+            if rank.rank == 0 {
+                machine.world.faults().inject(Injection::new(call, failure()).nth(1));
+            }
+            group.barrier(far()).unwrap();
+            let made = direct::install(&group, small());
+            let told = made.as_ref().err().map(ToString::to_string);
+            group.barrier(far()).unwrap();
+            if made.is_err() && call != "cuEventCreate" {
+                direct::install(&group, small()).unwrap();
+                assert_eq!(group.p2p().communicators, 0);
+            }
+            group.abort(far()).unwrap();
+            told
+        });
+        assert!(made.iter().any(Option::is_some), "{call} was not called");
+        // Events are made last, by each for itself.
+        assert!(call == "cuEventCreate" || made.iter().all(Option::is_some), "{call}: {made:?}");
+        machine.finish();
+    }
+}
+
+#[test]
+fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
+    for call in LAUNCHING {
+        let machine = Machine::start(2);
+        machine.ranks(2, |rank| {
+            let group = rank.group(small());
+            let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
+            if rank.rank == 1 {
+                group.barrier(far()).unwrap();
+                // SAFETY: the memory lives until the stream is done.
+                let work = unsafe { group.recv(buffer(&memory), 0, &stream) };
+                let error = work.and_then(|work| work.wait_timeout(far())).unwrap_err();
+                let GroupError::MemberFailed { rank: 0, reason, .. } = &error else {
+                    panic!("{call}: {error}")
+                };
+                assert!(reason.contains("direct path"), "{reason}");
+            } else {
+                machine.world.faults().inject(Injection::new(call, failure()).nth(1));
+                // SAFETY: as above.
+                let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
+                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call}: {error}");
+                let _ = group.store();
+                // It says so to who comes to it as well: the other end comes after this.
+                group.barrier(far()).unwrap_err();
+            }
+            stream.synchronize().unwrap();
+            let found = bytes(&memory);
+            assert!(rank.rank == 1 || found == pattern(0, 1000));
+            group.abort(far()).unwrap();
+        });
+        machine.finish();
+    }
+}

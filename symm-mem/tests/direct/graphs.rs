@@ -1,0 +1,127 @@
+//! Captured messages: right in every run, or refused before anything is captured.
+
+use cuda_driver::graph::CaptureMode;
+use process_group::group::{GroupError, PathError};
+
+use super::rig::{Machine, buffer, bytes, far, pattern, small};
+
+const LENGTH: usize = 500;
+
+/// Runs of a graph, with other messages between them, bring each what was sent in it.
+#[test]
+fn a_graph_is_right_in_every_run() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (me, peer, stream) = (rank.rank, 1 - rank.rank, rank.stream());
+        let (from, to) = (rank.memory(&[0; LENGTH]), rank.memory(&[0; LENGTH]));
+        let eager = rank.memory(&[0; 70]);
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // SAFETY: the memory lives until the stream is done with the graph's last run.
+        let works = unsafe {
+            [
+                group.batch(&stream, |batch| {
+                    batch.send(buffer(&from), peer)?;
+                    batch.recv(buffer(&to), peer)
+                }),
+                // And one after the other.
+                if me == 0 {
+                    group.send(buffer(&from), 1, &stream)
+                } else {
+                    group.recv(buffer(&to), 0, &stream)
+                },
+            ]
+        };
+        for work in works {
+            let error = work.unwrap().wait_timeout(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Captured { .. }), "{error}");
+        }
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        for run in 0..5 {
+            from.copy_from_host(0, &pattern(10 * run + me, LENGTH)).unwrap();
+            stream.launch(&graph).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(bytes(&to), pattern(10 * run + peer, LENGTH), "run {run}");
+            // SAFETY: as above.
+            let work = unsafe {
+                if me == 0 {
+                    eager.copy_from_host(0, &pattern(run, 70)).unwrap();
+                    group.send(buffer(&eager), 1, &stream)
+                } else {
+                    group.recv(buffer(&eager), 0, &stream)
+                }
+            };
+            work.unwrap().wait_timeout(far()).unwrap();
+            assert_eq!(bytes(&eager), pattern(run, 70));
+        }
+        drop(graph);
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+#[test]
+fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small().graph_slots(0));
+        let (peer, stream) = (1 - rank.rank, rank.stream());
+        let memory = rank.memory(&pattern(rank.rank * 5, 100));
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // SAFETY: nothing is enqueued.
+        let error = unsafe { group.send(buffer(&memory), peer, &stream) }.unwrap_err();
+        let GroupError::Path { source, .. } = &error else { panic!("{error}") };
+        assert!(
+            matches!(&**source, PathError::Refused(problem) if problem.contains("graph_slots")),
+            "{source}"
+        );
+        drop(capture.end().unwrap());
+        assert_eq!((group.sequence(), group.dump().entries.len()), (0, 0));
+        // SAFETY: the memory lives until the work is done.
+        let work = unsafe {
+            if rank.rank == 0 {
+                group.send(buffer(&memory), 1, &stream)
+            } else {
+                group.recv(buffer(&memory), 0, &stream)
+            }
+        };
+        work.unwrap().wait_timeout(far()).unwrap();
+        assert_eq!(bytes(&memory), pattern(0, 100));
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// One end captures what the other runs: that would be right once.
+#[test]
+fn a_message_that_one_end_alone_captures_is_a_difference() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&[3; 10]));
+        let error = if rank.rank == 0 {
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            // SAFETY: the graph never runs.
+            let sent = unsafe { group.send(buffer(&memory), 1, &stream) };
+            drop(capture.end());
+            sent.err().unwrap_or_else(|| {
+                loop {
+                    if let Err(error) = group.check() {
+                        break error;
+                    }
+                    std::thread::yield_now();
+                }
+            })
+        } else {
+            // SAFETY: the memory lives until the stream is done.
+            let received = unsafe { group.recv(buffer(&memory), 0, &stream) };
+            received.and_then(|work| work.wait_timeout(far())).unwrap_err()
+        };
+        let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
+        assert_eq!((&*difference.sent, &*difference.received), ("10 u8, in a graph", "10 u8"));
+        stream.synchronize().unwrap();
+        assert_eq!(bytes(&memory), [3; 10]);
+        group.abort(far()).unwrap();
+    });
+    machine.finish();
+}

@@ -1,0 +1,152 @@
+//! On the machine's own GPUs: needs two, and NCCL, and says so where they are not.
+
+use std::sync::MutexGuard;
+
+use cuda_driver::{Driver, graph::CaptureMode, memory::DeviceMemory};
+use process_group::{
+    comm::{CommError, Nccl},
+    group::GroupError,
+};
+use symm_mem::direct::DirectOptions;
+
+use super::rig::{Rank, buffer, bytes, far, pattern, ranks, small};
+use crate::end_to_end::turn;
+
+/// The machine's driver, how many of its devices are used, and NCCL; or why not.
+fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, Nccl, usize)> {
+    let turn = turn();
+    let skip = |why: String| {
+        println!("skipped: {why}");
+        None
+    };
+    let found =
+        Driver::load().and_then(|driver| driver.device_count().map(|devices| (driver, devices as usize)));
+    let (driver, devices) = match found {
+        Ok((_, devices @ (0 | 1))) => return skip(format!("{devices} device(s), two are needed")),
+        Ok((driver, devices)) => (driver, devices.min(4)),
+        Err(error) => return skip(error.to_string()),
+    };
+    match Nccl::load() {
+        Ok(nccl) => Some((turn, driver, nccl, devices)),
+        Err(error) => skip(error.to_string()),
+    }
+}
+
+/// All to all in one batch, then each pair by itself, of lengths around chunks and rings.
+fn all_to_all(rank: &Rank, options: DirectOptions, lengths: &[usize]) {
+    let group = rank.group(options);
+    let (me, size, stream) = (rank.rank, rank.size, rank.stream());
+    for length in lengths {
+        let sent: Vec<DeviceMemory> =
+            (0..size).map(|peer| rank.memory(&pattern(me * size + peer, *length))).collect();
+        let received: Vec<DeviceMemory> = (0..size).map(|_| rank.memory(&vec![0; *length])).collect();
+        let work = group.batch(&stream, |batch| {
+            (0..size).try_for_each(|peer| {
+                // SAFETY: the memory lives until the work is done.
+                unsafe {
+                    batch.recv(buffer(&received[peer]), peer)?;
+                    batch.send(buffer(&sent[peer]), peer)
+                }
+            })
+        });
+        work.unwrap().wait_timeout(far()).unwrap();
+        for (peer, memory) in received.iter().enumerate() {
+            assert!(
+                bytes(memory) == pattern(peer * size + me, *length),
+                "{length} bytes of rank {peer} at {me}"
+            );
+        }
+        // In a circle, each message by itself, on the streams that the group gives.
+        let (next, before) = ((me + 1) % size, (me + size - 1) % size);
+        // SAFETY: as above.
+        let works = unsafe {
+            [
+                group.recv(buffer(&received[before]), before, group.recv_stream(before).unwrap()),
+                group.send(buffer(&sent[me]), next, group.send_stream(next).unwrap()),
+            ]
+        };
+        works.into_iter().for_each(|work| work.unwrap().wait_timeout(far()).unwrap());
+        assert!(
+            bytes(&received[before]) == pattern(before * size + before, *length),
+            "{length} bytes by itself"
+        );
+    }
+    group.destroy(far()).unwrap();
+}
+
+#[test]
+fn hardware_messages_arrive() {
+    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
+    for size in [2, devices] {
+        ranks(&driver, &nccl, size, devices, |rank| {
+            all_to_all(&rank, small(), &[1, 64, 65, 1000]);
+            all_to_all(&rank, DirectOptions::default(), &[3, 64 << 10, (8 << 20) + 1, 100 << 20]);
+        });
+        println!("{size} ranks: what was sent is what was received");
+    }
+}
+
+#[test]
+fn hardware_graphs_run_again() {
+    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
+    ranks(&driver, &nccl, 2, devices, |rank| {
+        let group = rank.group(small());
+        let (me, peer, stream) = (rank.rank, 1 - rank.rank, rank.stream());
+        let (from, to) = (rank.memory(&[0; 500]), rank.memory(&[0; 500]));
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        let work = group.batch(&stream, |batch| {
+            // SAFETY: the memory lives until the graph's last run is done.
+            unsafe {
+                batch.send(buffer(&from), peer)?;
+                batch.recv(buffer(&to), peer)
+            }
+        });
+        work.unwrap();
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        for run in 0..20 {
+            from.copy_from_host(0, &pattern(10 * run + me, 500)).unwrap();
+            stream.launch(&graph).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(bytes(&to), pattern(10 * run + peer, 500), "run {run}");
+        }
+        drop(graph);
+        group.destroy(far()).unwrap();
+    });
+}
+
+/// Waits that nobody answers, on more streams than the device has queues for.
+#[test]
+fn hardware_an_abort_ends_every_wait() {
+    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
+    ranks(&driver, &nccl, 2, devices, |rank| {
+        let group = rank.group(small());
+        let memory = rank.memory(&[7; 1000]);
+        let streams: Vec<_> = (0..40).map(|_| rank.stream()).collect();
+        let works: Vec<_> = streams
+            .iter()
+            .enumerate()
+            // SAFETY: the memory lives until the streams are done.
+            .map(|(at, stream)| unsafe {
+                let peer = 1 - rank.rank;
+                if at % 2 == rank.rank {
+                    group.recv(buffer(&memory), peer, stream).unwrap()
+                } else {
+                    group.batch(stream, |batch| batch.recv(buffer(&memory), peer)).unwrap()
+                }
+            })
+            .collect();
+        let began = std::time::Instant::now();
+        group.abort_handle().abort(far()).unwrap();
+        for work in &works {
+            let error = work.wait_timeout(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+        }
+        for stream in &streams {
+            stream.synchronize().unwrap();
+        }
+        println!("rank {}: 40 streams came to their end after {:?}", rank.rank, began.elapsed());
+        group.abort(far()).unwrap();
+        memory.copy_from_host(0, &[4; 1000]).unwrap();
+        assert_eq!(bytes(&memory), [4; 1000]);
+    });
+}

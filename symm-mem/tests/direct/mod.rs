@@ -1,0 +1,10 @@
+//! Messages without a communicator, on the embedded device and on the machine's own GPUs.
+
+mod ends;
+mod faults;
+mod graphs;
+mod hardware;
+mod messages;
+mod policy;
+mod processes;
+mod rig;

@@ -1,0 +1,156 @@
+//! What a group says of its path, and who may have one.
+
+use process_group::group::{Explanation, GroupError, P2pPolicy, PeerChannel, Request};
+use symm_mem::direct::{self, DirectError, DirectOptions};
+
+use super::rig::{Machine, buffer, bytes, far, pattern, small};
+
+#[test]
+fn without_a_path_a_message_says_what_installs_one() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.builder().build().unwrap();
+        let (peer, stream, memory) = (1 - rank.rank, rank.stream(), rank.memory(&[1; 8]));
+        assert_eq!(group.p2p().peers, [PeerChannel::Undecided; 2]);
+        // SAFETY: nothing is enqueued.
+        let refused = unsafe {
+            [
+                group.send(buffer(&memory), peer, &stream),
+                group.recv(buffer(&memory), peer, &stream),
+                group.batch(&stream, |batch| batch.send(buffer(&memory), peer)),
+            ]
+        };
+        for error in
+            refused.into_iter().map(Result::unwrap_err).chain([group.connect_to(peer, far()).unwrap_err()])
+        {
+            assert!(matches!(error, GroupError::NoPath { .. }), "{error}");
+            assert!(error.to_string().contains("symm_mem::direct::install"), "{error}");
+        }
+        assert_eq!((group.sequence(), group.dump().entries.len()), (0, 0));
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+#[test]
+fn a_group_tells_its_path_and_the_recorder_what_went_there() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (me, peer, stream) = (rank.rank, 1 - rank.rank, rank.stream());
+        let (from, to) = (rank.memory(&pattern(me, 90)), rank.memory(&[0; 90]));
+        let own = rank.memory(&[0; 90]);
+        let work = group.batch(&stream, |batch| {
+            // SAFETY: the memory lives until the work is done.
+            unsafe {
+                batch.send(buffer(&from), peer)?;
+                batch.recv(buffer(&to), peer)?;
+                batch.send(buffer(&from), me)?;
+                batch.recv(buffer(&own), me)
+            }
+        });
+        work.unwrap().wait_timeout(far()).unwrap();
+        assert_eq!((bytes(&to), bytes(&own)), (pattern(peer, 90), pattern(me, 90)));
+
+        let report = group.p2p();
+        assert_eq!((report.policy, report.communicators, report.ctas), (P2pPolicy::Direct, 0, None));
+        assert_eq!(report.peers, [PeerChannel::Path; 2]);
+        assert_eq!(report.explanations, [Explanation::OnPath]);
+        let path = report.path.unwrap();
+        assert_eq!((path.name, path.device_bytes), ("direct", small().device_bytes(2).unwrap() as u64));
+        assert!(path.description.contains("3 slots of 64 bytes, and 2 for graphs"), "{}", path.description);
+
+        let dump = group.dump();
+        let messages: Vec<_> = dump.entries.iter().filter(|entry| !entry.operation.is_end()).collect();
+        assert_eq!(messages.len(), 4);
+        assert!(messages.iter().all(|entry| entry.is_on_path && entry.is_batched));
+        assert!(
+            dump.to_json().contains(r#""path": "direct""#) || dump.to_json().contains(r#""path":"direct""#)
+        );
+        assert_ne!(group.send_stream(peer).unwrap().raw(), group.recv_stream(peer).unwrap().raw());
+        group.connect_to(peer, far()).unwrap();
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+#[test]
+fn a_path_is_for_groups_that_agreed_on_it_once() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let other = rank.builder().name("other").p2p(P2pPolicy::PerPair).build().unwrap();
+        let refused = direct::install(&other, small()).unwrap_err();
+        assert!(refused.to_string().contains("agreed on messages by per-pair"), "{refused}");
+        other.destroy(far()).unwrap();
+
+        let group = rank.group(small());
+        let refused = direct::install(&group, small()).unwrap_err();
+        assert!(matches!(refused, DirectError::Group(GroupError::PathRefused { .. })), "{refused}");
+        for options in
+            [small().slot_bytes(0), small().slot_bytes(40), small().slots(0), small().slots(usize::MAX)]
+        {
+            let refused = direct::install(&group, options).unwrap_err();
+            assert!(matches!(refused, DirectError::Options { .. }), "{refused}");
+        }
+        // A subgroup has its own, or none.
+        let pair = group.split("pair", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
+        let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank * 3, 1000)));
+        // SAFETY: nothing is enqueued.
+        let error = unsafe { pair.send(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
+        assert!(matches!(error, GroupError::NoPath { .. }), "{error}");
+        direct::install(&pair, small()).unwrap();
+        // SAFETY: the memory lives until the work is done.
+        let work = unsafe {
+            if rank.rank == 0 {
+                pair.send(buffer(&memory), 1, &stream)
+            } else {
+                pair.recv(buffer(&memory), 0, &stream)
+            }
+        };
+        work.unwrap().wait_timeout(far()).unwrap();
+        assert_eq!(bytes(&memory), pattern(0, 1000));
+        pair.destroy(far()).unwrap();
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// Also such that take as much memory.
+#[test]
+fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
+    let machine = Machine::start(3);
+    machine.ranks(3, |rank| {
+        let group = rank.builder().build().unwrap();
+        let told = |odd| if rank.rank == 2 { odd } else { small() };
+        for odd in [small().slots(2).graph_slots(3), small().slots(1 << 10)] {
+            let error = direct::install(&group, told(odd)).unwrap_err();
+            let named = matches!(&error, DirectError::Different { rank: other, .. } if (*other == 2) == (rank.rank != 2));
+            assert!(named || matches!(error, DirectError::Rendezvous(_)), "{error}");
+        }
+        direct::install(&group, small()).unwrap();
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// Two ranks may have one device: nothing of a message holds a multiprocessor.
+#[test]
+fn ranks_may_share_a_device() {
+    let machine = Machine::start(1);
+    machine.ranks(2, |rank| {
+        let group = rank.group(DirectOptions::default().slot_bytes(1 << 10));
+        let (me, peer, stream) = (rank.rank, 1 - rank.rank, rank.stream());
+        let (from, to) = (rank.memory(&pattern(me, 9000)), rank.memory(&[0; 9000]));
+        let work = group.batch(&stream, |batch| {
+            // SAFETY: the memory lives until the work is done.
+            unsafe {
+                batch.send(buffer(&from), peer)?;
+                batch.recv(buffer(&to), peer)
+            }
+        });
+        work.unwrap().wait_timeout(far()).unwrap();
+        assert_eq!(bytes(&to), pattern(peer, 9000));
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}

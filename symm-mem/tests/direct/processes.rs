@@ -1,0 +1,118 @@
+//! Ranks as processes: messages through each other's memory, and what becomes of the others when one is killed.
+
+use std::{
+    env,
+    path::Path,
+    process::{Child, Command},
+    sync::Arc,
+};
+
+use cuda_driver::Driver;
+use gpu_sim::World;
+use process_group::{
+    comm::{Nccl, wait_for_dropped},
+    group::GroupError,
+    peers::Loss,
+    store::{Store, TcpStore, barrier},
+};
+
+use super::rig::{Rank, buffer, bytes, far, pattern, small};
+
+const RANKS: usize = 3;
+
+/// The rank that dies where one does.
+const VICTIM: usize = 1;
+
+/// Starts a rank of `one_rank`; doors lie in `folder`.
+fn start(case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
+    let (_, module) = module_path!().split_once("::").unwrap();
+    Command::new(env::current_exe().unwrap())
+        .args(["--exact", &format!("{module}::one_rank"), "--nocapture"])
+        .env("DIRECT_TEST_CASE", case)
+        .env("DIRECT_TEST_RANK", rank.to_string())
+        .env("DIRECT_TEST_STORE", store.address())
+        .env("XDG_RUNTIME_DIR", folder)
+        .spawn()
+        .unwrap()
+}
+
+fn run(case: &str) -> Vec<bool> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = TcpStore::host(0).unwrap();
+    let ranks: Vec<Child> = (0..RANKS).map(|rank| start(case, rank, &store, folder.path())).collect();
+    ranks.into_iter().map(|mut rank| rank.wait().unwrap().success()).collect()
+}
+
+#[test]
+fn processes_send_each_other_what_is_larger_than_a_ring() {
+    assert_eq!(run("well"), [true; RANKS]);
+}
+
+#[test]
+fn the_death_of_a_rank_ends_the_waits_of_the_others() {
+    let ended = run("kill");
+    for (rank, well) in ended.into_iter().enumerate() {
+        assert_eq!(well, rank != VICTIM, "rank {rank}");
+    }
+}
+
+/// The body of a rank, when it is started by one of the tests above.
+#[test]
+fn one_rank() {
+    let Ok(case) = env::var("DIRECT_TEST_CASE") else { return };
+    let rank: usize = env::var("DIRECT_TEST_RANK").unwrap().parse().unwrap();
+    let address = env::var("DIRECT_TEST_STORE").unwrap();
+    let world = World::builder().devices(RANKS).capacity(256 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let (cuda, nccl) = unsafe {
+        (
+            cuda_driver::sys::Api::from_parts(world.cuda()).unwrap(),
+            nccl_sys::Api::from_parts(world.nccl()).unwrap(),
+        )
+    };
+    let (driver, nccl) = (Driver::new(cuda).unwrap(), Nccl::new(nccl));
+    let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
+    let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&address, far()).unwrap());
+    let rank = Rank { rank, size: RANKS, context, nccl, store };
+    body(&case, &rank);
+    let Rank { context, nccl, .. } = rank;
+    wait_for_dropped(far());
+    drop((context, nccl, driver));
+    world.finish().unwrap();
+}
+
+fn body(case: &str, rank: &Rank) {
+    let group = rank.group(small());
+    let (me, stream) = (rank.rank, rank.stream());
+    let (next, before) = ((me + 1) % RANKS, (me + RANKS - 1) % RANKS);
+    let (from, to) = (rank.memory(&pattern(me, 2000)), rank.memory(&[0; 2000]));
+    let exchange = || {
+        group.batch(&stream, |batch| {
+            // SAFETY: the memory lives until the stream is done.
+            unsafe {
+                batch.recv(buffer(&to), before)?;
+                batch.send(buffer(&from), next)
+            }
+        })
+    };
+    exchange().unwrap().wait_timeout(far()).unwrap();
+    assert_eq!(bytes(&to), pattern(before, 2000));
+    if case == "well" {
+        return group.destroy(far()).unwrap();
+    }
+    if me == VICTIM {
+        // The others wait by then.
+        barrier(&*rank.store, "launched", me, RANKS, far()).unwrap();
+        std::process::abort();
+    }
+    let work = exchange().unwrap();
+    barrier(&*rank.store, "launched", me, RANKS, far()).unwrap();
+    let error = work.wait_timeout(far()).unwrap_err();
+    let named = matches!(&error, GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. });
+    assert!(named, "{error}");
+    stream.synchronize().unwrap();
+    group.abort(far()).unwrap();
+    // The context is as good as before.
+    to.copy_from_host(0, &[4; 2000]).unwrap();
+    assert_eq!(bytes(&to), [4; 2000]);
+}

@@ -1,0 +1,154 @@
+//! Ranks as threads with a group whose messages go directly, and memory that can be looked at.
+
+use std::{
+    sync::{Arc, MutexGuard},
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory};
+use gpu_sim::World;
+use process_group::{
+    ProcessGroup,
+    comm::{DataType, Nccl, wait_for_dropped},
+    group::{Buffer, Builder, P2pPolicy},
+    store::{Deadline, HashStore, Store},
+};
+use symm_mem::direct::{self, DirectOptions};
+
+use crate::end_to_end::turn;
+
+/// How long anything may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) fn far() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+/// Rings that a few bytes fill.
+pub(super) fn small() -> DirectOptions {
+    DirectOptions::default().slot_bytes(64).slots(3).graph_slots(2)
+}
+
+/// An embedded machine, as the crates see it.
+pub(super) struct Machine {
+    pub(super) world: World,
+    driver: Driver,
+    nccl: Nccl,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Machine {
+    pub(super) fn start(devices: usize) -> Self {
+        let turn = turn();
+        let world = World::builder().devices(devices).capacity(256 << 20).start().unwrap();
+        // SAFETY: the world's functions behave as the driver's and NCCL's, and it outlives what is made of them.
+        let (cuda, nccl) = unsafe {
+            (
+                cuda_driver::sys::Api::from_parts(world.cuda()).unwrap(),
+                nccl_sys::Api::from_parts(world.nccl()).unwrap(),
+            )
+        };
+        Self { world, driver: Driver::new(cuda).unwrap(), nccl: Nccl::new(nccl), _turn: turn }
+    }
+
+    /// Runs `body` on a thread for each rank; what it returns in their order.
+    pub(super) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+        ranks(&self.driver, &self.nccl, size, self.driver.device_count().unwrap() as usize, body)
+    }
+
+    /// Nothing is left behind.
+    pub(super) fn finish(self) {
+        let Self { world, driver, nccl, _turn } = self;
+        wait_for_dropped(far());
+        drop((driver, nccl));
+        world.finish().unwrap();
+    }
+}
+
+/// Runs `body` on a thread for each rank, on the devices in turn.
+pub(super) fn ranks<T: Send>(
+    driver: &Driver,
+    nccl: &Nccl,
+    size: usize,
+    devices: usize,
+    body: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    thread::scope(|scope| {
+        let (body, store) = (&body, &store);
+        let spawn = |rank: usize| {
+            scope.spawn(move || {
+                let context = driver.device((rank % devices) as u32).unwrap().retain_primary().unwrap();
+                body(Rank { rank, size, context, nccl: nccl.clone(), store: store.clone() })
+            })
+        };
+        let threads: Vec<_> = (0..size).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// One rank.
+pub(super) struct Rank {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) context: Context,
+    pub(super) nccl: Nccl,
+    pub(super) store: Arc<dyn Store>,
+}
+
+impl Rank {
+    /// Begins a group that makes no communicator before it needs one.
+    pub(super) fn builder(&self) -> Builder {
+        self.eager().lazy()
+    }
+
+    pub(super) fn eager(&self) -> Builder {
+        ProcessGroup::builder()
+            .store(self.store.clone())
+            .rank(self.rank)
+            .world_size(self.size)
+            .context(&self.context)
+            .nccl(&self.nccl)
+            .timeout(PATIENCE)
+            .p2p(P2pPolicy::Direct)
+    }
+
+    /// A group whose messages go directly.
+    pub(super) fn group(&self, options: DirectOptions) -> ProcessGroup {
+        self.installed(self.builder(), options)
+    }
+
+    pub(super) fn installed(&self, builder: Builder, options: DirectOptions) -> ProcessGroup {
+        let group = builder.build().unwrap();
+        direct::install(&group, options).unwrap();
+        group
+    }
+
+    pub(super) fn stream(&self) -> Stream {
+        Stream::new(&self.context, StreamFlags::NON_BLOCKING).unwrap()
+    }
+
+    /// Memory with these bytes.
+    pub(super) fn memory(&self, bytes: &[u8]) -> DeviceMemory {
+        let memory = DeviceMemory::new(&self.context, bytes.len().max(1)).unwrap();
+        memory.copy_from_host(0, bytes).unwrap();
+        memory
+    }
+}
+
+/// All of `memory` as bytes.
+pub(super) fn buffer(memory: &DeviceMemory) -> Buffer {
+    Buffer::new(memory.ptr(), memory.bytes(), DataType::U8)
+}
+
+pub(super) fn bytes(memory: &DeviceMemory) -> Vec<u8> {
+    let mut found = vec![0; memory.bytes()];
+    memory.copy_to_host(0, &mut found).unwrap();
+    found
+}
+
+/// What message `number` holds.
+pub(super) fn pattern(number: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| (number * 37 + at * 11 + at / 251) as u8 | 1).collect()
+}
