@@ -12,6 +12,7 @@
 //! | [`peers`] | which processes of this host are still there |
 //! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
+//! | [`Path`] | ways beside NCCL, which crates above this one implement |
 //! | `profile` | what profilers are told (features `nvtx`, `tracing`) |
 //!
 //! Each may be used without the next.

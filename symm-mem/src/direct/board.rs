@@ -137,15 +137,18 @@ impl Board {
         unsafe { self.memory.start().add(self.layout.word(peer, word, slot)).cast::<AtomicU32>().as_ref() }
     }
 
-    /// Ends the waits for this rank's words that streams are in now.
-    pub(super) fn release(&self) {
+    /// Ends the waits for this rank's words that streams are in now; whether any word was not set, so that a stream has
+    /// come through since the last time.
+    pub(super) fn release(&self) -> bool {
+        let mut moved = false;
         for peer in 0..self.layout.world {
             for slot in 0..self.layout.slots {
                 for word in [Word::Full, Word::Empty] {
-                    self.word(peer, word, slot).store(1, Ordering::Release);
+                    moved |= self.word(peer, word, slot).swap(1, Ordering::AcqRel) != 1;
                 }
             }
         }
+        moved
     }
 
     /// The halves that this rank has called for with `peer`.

@@ -302,11 +302,12 @@ impl Core {
         let first = !self.is_aborted.swap(true, Ordering::SeqCst);
         if first && self.has_captured.load(Ordering::Relaxed) {
             // Nobody knows when a graph runs: those that were launched by now come to their end here.
-            let core = self.clone();
+            let core = Arc::downgrade(self);
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
-                while !until.expired() {
+                while let Some(core) = core.upgrade().filter(|_| !until.expired()) {
                     core.boards[core.rank].release();
+                    drop(core);
                     thread::sleep(Duration::from_millis(1));
                 }
             };
@@ -330,6 +331,18 @@ impl Core {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device still writes there: better lost than given to somebody else.
             std::mem::forget(self);
+        } else if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
+            self.settle();
+        }
+    }
+
+    /// Waits until nothing has come through a wait for a while: runs of graphs.
+    fn settle(&self) {
+        const QUIET: u32 = 50;
+        let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
+        while quiet < QUIET && !until.expired() {
+            quiet = if self.boards[self.rank].release() { 0 } else { quiet + 1 };
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

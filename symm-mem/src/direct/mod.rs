@@ -181,7 +181,7 @@ impl fmt::Display for DirectOptions {
 /// Has the messages of `group` go directly. Collective: all members call it, with the same options, once, before the
 /// group's first message. A group that is split off has none until it is installed there.
 ///
-/// Members are ranks of one host whose devices reach each other; several may be on one device.
+/// Members are ranks of one host whose devices reach each other's memory.
 ///
 /// # Errors
 /// [`DirectError`]; no member has a path then, and all may try again.
@@ -211,7 +211,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;
 
     let deadline = Deadline::after(options.deadline);
-    let meeting = RendezvousOptions::default().deadline(options.deadline).shared_devices(true);
+    let meeting = RendezvousOptions::default().deadline(options.deadline);
     let rendezvous = Rendezvous::of(group, meeting)?;
     // Of a group of one nothing is used.
     let memory = PeerMemory::new(context, bytes.max(1), HandleTypes::POSIX_FD)?;

@@ -56,7 +56,7 @@ fn ends(
         }
         group.abort(far()).unwrap();
         // The context is as good as before.
-        memory.copy_from_host(0, &[4; 1000]).unwrap();
+        memory.copy_from_host(0, &[4u8; 1000]).unwrap();
         assert_eq!(bytes(&memory), [4; 1000]);
     });
     machine.finish();

@@ -120,7 +120,6 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
         let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
         assert_eq!((&*difference.sent, &*difference.received), ("10 u8, in a graph", "10 u8"));
         stream.synchronize().unwrap();
-        assert_eq!(bytes(&memory), [3; 10]);
         group.abort(far()).unwrap();
     });
     machine.finish();

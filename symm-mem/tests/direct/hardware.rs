@@ -78,7 +78,7 @@ fn all_to_all(rank: &Rank, options: DirectOptions, lengths: &[usize]) {
 fn hardware_messages_arrive() {
     let Some((_turn, driver, nccl, devices)) = gpus() else { return };
     for size in [2, devices] {
-        ranks(&driver, &nccl, size, devices, |rank| {
+        ranks(&driver, &nccl, size, |rank| {
             all_to_all(&rank, small(), &[1, 64, 65, 1000]);
             all_to_all(&rank, DirectOptions::default(), &[3, 64 << 10, (8 << 20) + 1, 100 << 20]);
         });
@@ -88,8 +88,8 @@ fn hardware_messages_arrive() {
 
 #[test]
 fn hardware_graphs_run_again() {
-    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
-    ranks(&driver, &nccl, 2, devices, |rank| {
+    let Some((_turn, driver, nccl, _)) = gpus() else { return };
+    ranks(&driver, &nccl, 2, |rank| {
         let group = rank.group(small());
         let (me, peer, stream) = (rank.rank, 1 - rank.rank, rank.stream());
         let (from, to) = (rank.memory(&[0; 500]), rank.memory(&[0; 500]));
@@ -117,8 +117,8 @@ fn hardware_graphs_run_again() {
 /// Waits that nobody answers, on more streams than the device has queues for.
 #[test]
 fn hardware_an_abort_ends_every_wait() {
-    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
-    ranks(&driver, &nccl, 2, devices, |rank| {
+    let Some((_turn, driver, nccl, _)) = gpus() else { return };
+    ranks(&driver, &nccl, 2, |rank| {
         let group = rank.group(small());
         let memory = rank.memory(&[7; 1000]);
         let streams: Vec<_> = (0..40).map(|_| rank.stream()).collect();
@@ -146,7 +146,7 @@ fn hardware_an_abort_ends_every_wait() {
         }
         println!("rank {}: 40 streams came to their end after {:?}", rank.rank, began.elapsed());
         group.abort(far()).unwrap();
-        memory.copy_from_host(0, &[4; 1000]).unwrap();
+        memory.copy_from_host(0, &[4u8; 1000]).unwrap();
         assert_eq!(bytes(&memory), [4; 1000]);
     });
 }

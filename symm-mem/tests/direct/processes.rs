@@ -113,6 +113,6 @@ fn body(case: &str, rank: &Rank) {
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();
     // The context is as good as before.
-    to.copy_from_host(0, &[4; 2000]).unwrap();
+    to.copy_from_host(0, &[4u8; 2000]).unwrap();
     assert_eq!(bytes(&to), [4; 2000]);
 }

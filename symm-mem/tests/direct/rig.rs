@@ -54,7 +54,7 @@ impl Machine {
 
     /// Runs `body` on a thread for each rank; what it returns in their order.
     pub(super) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-        ranks(&self.driver, &self.nccl, size, self.driver.device_count().unwrap() as usize, body)
+        ranks(&self.driver, &self.nccl, size, body)
     }
 
     /// Nothing is left behind.
@@ -66,12 +66,11 @@ impl Machine {
     }
 }
 
-/// Runs `body` on a thread for each rank, on the devices in turn.
+/// Runs `body` on a thread for each rank, a device each.
 pub(super) fn ranks<T: Send>(
     driver: &Driver,
     nccl: &Nccl,
     size: usize,
-    devices: usize,
     body: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -79,7 +78,7 @@ pub(super) fn ranks<T: Send>(
         let (body, store) = (&body, &store);
         let spawn = |rank: usize| {
             scope.spawn(move || {
-                let context = driver.device((rank % devices) as u32).unwrap().retain_primary().unwrap();
+                let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
                 body(Rank { rank, size, context, nccl: nccl.clone(), store: store.clone() })
             })
         };

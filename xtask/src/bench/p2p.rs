@@ -1,4 +1,4 @@
-//! `cargo xtask bench p2p`: runs process-group's benchmark of messages, and compares the policies.
+//! `cargo xtask bench p2p`: runs the benchmark of messages, and compares the policies.
 
 use anyhow::{Context, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
@@ -31,7 +31,7 @@ struct Report {
     skipped: Vec<Skipped>,
 }
 
-/// What a policy's communicators take of a rank's device, beyond the group's.
+/// What a policy takes of a rank's device, beyond the group's communicator.
 #[derive(Debug, PartialEq, Serialize)]
 struct Memory {
     policy: String,
@@ -47,9 +47,9 @@ struct Skipped {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
-    let mut ours = ours("process-group", "messages", &[&options.ranks.to_string()])?;
+    let mut ours = ours("symm-mem", "messages", &[&options.ranks.to_string()])?;
     let mut lines = String::new();
-    while ours.round(&mut lines).context("process-group's benchmark of messages")? {}
+    while ours.round(&mut lines).context("the benchmark of messages")? {}
     let report = Report::of(&lines)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     const LINES: &str = "machine\t2 x H200\nskipped\tfan\t4 ranks are needed\nmemory\tShared\t0\n\
-                         memory\tPerPair\t1048576\nmemory of a group\tShared\t2097152\n\
+                         memory\tPerPair\t1048576\nmemory\tDirect\t524288\nmemory of a group\tShared\t2097152\n\
                          both\tShared\t2000\nboth\tPerPair\t1000\nboth\tShared\t4000\nboth\tShared\t3000\n";
 
     #[test]
@@ -129,7 +129,8 @@ mod tests {
         assert_eq!((report.machine.as_str(), report.group_bytes), ("2 x H200", 2_097_152.0));
         let skipped = Skipped { case: "fan".into(), why: "4 ranks are needed".into() };
         assert_eq!(report.skipped, [skipped]);
-        assert_eq!(report.memory[1], Memory { policy: "PerPair".into(), bytes: 1_048_576.0 });
+        let memory = |policy: &str, bytes| Memory { policy: policy.into(), bytes };
+        assert_eq!(report.memory[1..], [memory("PerPair", 1_048_576.0), memory("Direct", 524_288.0)]);
         let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(1.0 / 3.0)]);
     }

@@ -1,8 +1,9 @@
-//! Point to point: on which communicator a message goes, and what that costs.
+//! Point to point: on which communicator a message goes, or on what else, and what that costs.
 //!
 //! For: [`send`](crate::ProcessGroup::send) and [`recv`](crate::ProcessGroup::recv) that are called by themselves. Not
 //! for messages in a [batch](crate::ProcessGroup::batch), nor for collectives that are made of messages: those always go
-//! on the group's communicator, all in one launch. So a message that is batched on one end is batched on the other.
+//! on the group's communicator, all in one launch. So a message that is batched on one end is batched on the other. With
+//! [`Direct`](P2pPolicy::Direct) messages in a batch go where those by themselves go, and either end may batch them or not.
 //!
 //! NCCL runs the operations of one communicator one after the other, whatever streams they are on; those of different
 //! communicators run at once. An operation runs on the stream that the caller gives, here as everywhere. So what is to
@@ -15,6 +16,7 @@
 //! | [`Shared`](P2pPolicy::Shared) | none | what is in one batch |
 //! | [`Lanes(k)`](P2pPolicy::Lanes) | k | messages in different lanes; with k = [`colours`] all peers, with twice as many also both directions |
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
+//! | [`Direct`](P2pPolicy::Direct) | none, nor the group's: a [path](crate::Path) that is installed | messages with different peers, and both directions |
 //!
 //! Measured on 2 H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three runs of `cargo xtask bench p2p`), with two streams:
 //!
@@ -26,8 +28,8 @@
 //! | `Lanes(2)` | 808 to 823 | 22.7 to 24.2 | 396 MiB |
 //! | `PerPair` | 1542 to 1552 | 23.1 to 23.3 | 198 MiB |
 //!
-//! A policy for messages through symmetric memory and copy engines, without a communicator, belongs here once there is
-//! one: [`P2pPolicy`] is open for it.
+//! `Direct` takes 48 MiB of a rank's device for each other member, unless it is told otherwise; lockstep-symm-mem has it,
+//! in `symm_mem::direct`.
 //!
 //! # What different communicators ask of a program
 //! Kernels of two communicators that run at once wait for their peers on the multiprocessors that they hold. So that
@@ -44,7 +46,8 @@
 //! # Invariants
 //! Both ends of a message take the same communicator: it follows from what all members agreed on when they joined, and
 //! where it depends on more, from what the two ends said in one meeting. Communicators are made by all their ranks or by
-//! none. They end with the group, by whatever end.
+//! none. They end with the group, by whatever end. So does a path, which also compares both ends of each message before it
+//! is launched, as [checked mode](crate::group::Builder::checked) does for the others.
 
 mod choice;
 mod direct;

@@ -1,12 +1,12 @@
 //! What each policy for messages costs: time where messages could run at once, and device memory.
 //!
-//! `cargo bench -p lockstep-process-group --bench messages [-- RANKS]`, on ranks as threads of one process. It prints the
+//! `cargo bench -p lockstep-symm-mem --bench messages [-- RANKS]`, on ranks as threads of one process. It prints the
 //! machine, then lines with tabs between: case, policy, ns, a line for each round; and once for each policy `memory` with
 //! bytes that a rank's device has less for it, beyond what the first policy takes. `cargo xtask bench p2p` makes a table
 //! of them.
 
 mod cases;
-#[path = "../support/mod.rs"]
+#[path = "../../../process-group/benches/support/mod.rs"]
 mod support;
 
 use std::sync::{Arc, Barrier};
@@ -18,28 +18,33 @@ use process_group::{
     store::HashStore,
 };
 
+use symm_mem::direct::{self, DirectOptions};
+
 use cases::{CASES, Messages};
 use support::{Machine, Result, far};
 
 /// Rounds of every case.
 const ROUNDS: usize = 9;
 
-/// The policies: what each is called, and what it is. The last is [`P2pPolicy::Shared`] in batches.
-fn policies(ranks: usize) -> Vec<(String, P2pPolicy)> {
+/// The policies: what each is called, what it is, and whether messages are in batches.
+fn policies(ranks: usize) -> Vec<(String, P2pPolicy, bool)> {
     let peers = colours(ranks) as u32;
-    let mut policies = vec![("Shared".to_owned(), P2pPolicy::Shared)];
+    let mut policies = vec![("Shared".to_owned(), P2pPolicy::Shared, false)];
     policies.extend(
         [1, peers, 2 * peers]
             .into_iter()
             .collect::<std::collections::BTreeSet<_>>()
             .into_iter()
-            .map(|lanes| (format!("Lanes({lanes})"), P2pPolicy::Lanes(lanes))),
+            .map(|lanes| (format!("Lanes({lanes})"), P2pPolicy::Lanes(lanes), false)),
     );
-    policies.extend([("PerPair".to_owned(), P2pPolicy::PerPair), (BATCHED.to_owned(), P2pPolicy::Shared)]);
+    policies.extend([
+        ("PerPair".to_owned(), P2pPolicy::PerPair, false),
+        ("Direct".to_owned(), P2pPolicy::Direct, false),
+        ("in a batch".to_owned(), P2pPolicy::Shared, true),
+        ("Direct, in a batch".to_owned(), P2pPolicy::Direct, true),
+    ]);
     policies
 }
-
-const BATCHED: &str = "in a batch";
 
 /// One rank of the job.
 struct Rank<'a> {
@@ -76,7 +81,11 @@ impl Rank<'_> {
         let builder =
             ProcessGroup::builder().name(name).store(self.store.clone()).rank(self.rank).p2p(policy);
         let builder = builder.world_size(self.machine.ranks).context(self.context).nccl(&self.machine.nccl);
-        Ok(builder.build()?)
+        let group = builder.build()?;
+        if policy == P2pPolicy::Direct {
+            direct::install(&group, DirectOptions::default())?;
+        }
+        Ok(group)
     }
 
     /// The device's memory that is left, when all ranks have come here.
@@ -96,10 +105,9 @@ impl Rank<'_> {
         messages.warm(self, &first, false)?;
         let mut groups = Vec::new();
         let mut shared = 0;
-        for (name, policy) in policies(self.machine.ranks) {
+        for (name, policy, batched) in policies(self.machine.ranks) {
             let before = self.left()?;
             let group = self.group(&name, policy)?;
-            let batched = name == BATCHED;
             messages.warm(self, &group, batched)?;
             let taken = before.saturating_sub(self.left()?);
             if groups.is_empty() {
