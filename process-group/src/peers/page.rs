@@ -192,7 +192,7 @@ fn check(code: libc::c_int) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{mem, sync::mpsc, thread};
+    use std::{mem, os::fd::AsFd, sync::mpsc, thread};
 
     use super::*;
 

@@ -33,7 +33,7 @@ pub enum DirectError {
     Group(#[from] GroupError),
     /// The ranks' memory cannot be shared, or they gave different sizes; the same on all members.
     #[error("the rings of a direct path")]
-    Rendezvous(#[from] RendezvousError),
+    Rendezvous(#[source] Box<RendezvousError>),
     /// This rank's memory cannot be made.
     #[error("the rings of a direct path")]
     Allocation(#[from] AllocationError),
@@ -73,4 +73,10 @@ pub enum DirectError {
     /// The driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
+}
+
+impl From<RendezvousError> for DirectError {
+    fn from(error: RendezvousError) -> Self {
+        Self::Rendezvous(Box::new(error))
+    }
 }

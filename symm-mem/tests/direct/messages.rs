@@ -94,8 +94,8 @@ impl<'a> Part<'a> {
             number += step.messages.len();
             if step.batched {
                 let stream = &self.streams[number % STREAMS];
-                // SAFETY: the memory lives until the streams are done.
                 let queue = |batch: &Batch<'_>| -> Result<()> {
+                    // SAFETY: the memory lives until the streams are done.
                     numbered.iter().try_for_each(|(message, number)| unsafe {
                         if let Some(from) = self.buffer(*number, 0, message) {
                             batch.send(from, message.to)?;
