@@ -1,8 +1,10 @@
 //! Every driver call fails in turn: while a path is made, and while messages are launched.
 
+use std::thread;
+
 use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection};
-use process_group::group::GroupError;
+use process_group::{ProcessGroup, group::GroupError};
 use symm_mem::direct;
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
@@ -25,6 +27,16 @@ const LAUNCHING: [&str; 5] = [
     "cuStreamWriteValue32_v2",
     "cuEventRecord",
 ];
+
+/// What ends the group, once it has.
+fn over(group: &ProcessGroup) -> GroupError {
+    loop {
+        if let Err(error) = group.standing() {
+            return error;
+        }
+        thread::yield_now();
+    }
+}
 
 fn failure() -> Action {
     Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0)
@@ -70,7 +82,14 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 // SAFETY: the memory lives until the stream is done.
                 let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
                 group.barrier(far()).unwrap();
-                let error = work.wait_timeout(far()).unwrap_err();
+                let error = match work.wait_timeout(far()) {
+                    // What fails comes after the message, which is whole.
+                    Ok(()) => {
+                        assert_eq!((call, bytes(&memory)), ("cuEventRecord", pattern(0, 1000)));
+                        over(&group)
+                    }
+                    Err(error) => error,
+                };
                 let GroupError::MemberFailed { rank: 0, reason, .. } = &error else {
                     panic!("{call}: {error}")
                 };
