@@ -96,8 +96,22 @@ sanitize() {
     sanitized memcheck tests/cuda-driver hardware
     # What another process has written is unwritten to initcheck.
     sanitized initcheck tests/cuda-driver hardware --skip shares_with_another_process
-    sanitized memcheck tests/symm-mem hardware_brief
-    sanitized racecheck tests/symm-mem hardware_brief
+    sanitized_ranks memcheck
+    sanitized_ranks racecheck
+}
+
+# symm-mem's kernels under a tool, a process a rank: within a process it lets one kernel run at a time, and these wait for
+# each other: sanitized_ranks CHECK
+sanitized_ranks() {
+    local output
+    if output=$(./xtask launch -n 2 -- "$tool" --tool "$1" --error-exitcode 1 --report-api-errors no \
+        examples/symm-mem/collectives 2>&1); then
+        grep -E '(========= (ERROR|RACECHECK) SUMMARY|were right)' <<<"$output" | sed "s|^|collectives, $1: |"
+    else
+        failed=1
+        echo "collectives, $1:"
+        echo "$output"
+    fi
 }
 
 # Runs a test binary under a tool: sanitized CHECK BINARY FILTER...
@@ -139,6 +153,8 @@ if [ "$what" = all ] || [ "$what" = examples ]; then
     ./xtask launch -n 2 -- $examples/symmetric_memory || failed=1
     echo "== $examples/user_kernel"
     ./xtask launch -n "${ranks:-2}" -- $examples/user_kernel || failed=1
+    echo "== $examples/collectives"
+    ./xtask launch -n "${ranks:-2}" -- $examples/collectives || failed=1
     echo "== $examples/misordered_windows"
     $examples/misordered_windows "${ranks:-2}" || failed=1
 fi

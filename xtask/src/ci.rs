@@ -120,7 +120,9 @@ fn symmetric_examples(root: &Path) -> Result<()> {
     let build = ["build", "--quiet", "--package", &package, "--features", &twins, "--examples"];
     shell::run(&mut shell::cargo(root, &build))?;
     let program = |name: &str| shell::target(root).join("debug/examples").join(name);
-    for (name, ranks) in [("symmetric_memory", "2"), ("user_kernel", "2"), ("user_kernel", "3")] {
+    for (name, ranks) in
+        [("symmetric_memory", "2"), ("user_kernel", "2"), ("user_kernel", "3"), ("collectives", "3")]
+    {
         let launch = ["xtask", "launch", "-n", ranks, "--"];
         shell::run(shell::cargo(root, &launch).arg(program(name)).arg("--embedded"))?;
     }

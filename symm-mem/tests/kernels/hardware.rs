@@ -35,17 +35,6 @@ fn hardware_signals() {
     signals::graphs_meet_as_often_as_they_are_launched(&driver, devices);
 }
 
-/// Each kernel once or a few times, which takes seconds under a sanitizer too.
-#[test]
-fn hardware_brief() {
-    let Some((_turn, driver, devices)) = gpus() else { return };
-    signals::a_signal_brings_what_was_written_before(&driver, devices, 2);
-    let ranks = collectives::ranks(&driver, devices, 2, 1 << 16);
-    let cases = collectives::everything(&ranks, &[519]);
-    println!("2 ranks on {} devices: {cases} collectives were right", devices.min(2));
-    collectives::graphs(&driver, devices, 2);
-}
-
 #[test]
 fn hardware_collectives() {
     let Some((_turn, driver, devices)) = gpus() else { return };

@@ -1,0 +1,189 @@
+//! Every collective kernel over memory of a rendezvous: all-reduce (one-shot and two-shot), reduce-scatter, all-gather and
+//! all-to-all, of several lengths and at an odd address, eagerly and from a graph, every element checked. Each rank is a
+//! process:
+//!
+//! ```text
+//! cargo build -p lockstep-symm-mem --features twins --example collectives
+//! cargo xtask launch -n 2 -- target/debug/examples/collectives
+//! cargo xtask launch -n 3 -- target/debug/examples/collectives --embedded
+//! ```
+//!
+//! With `--embedded` it needs no GPU: the kernels' twins run on the embedded device.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::process::ExitCode;
+
+use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType, ReduceOp},
+};
+use symm_mem::{
+    kernels::{Algorithm, AllGather, AllReduce, AllToAll, Kernels, ReduceScatter, Target, twins},
+    rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
+};
+
+use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
+
+/// Elements of each rank, or for each.
+const LENGTHS: [usize; 5] = [1, 7, 1000, 1 << 16, (1 << 20) + 3];
+
+/// Bytes of a rank's buffer: the input lies in one half, the outcome in the other.
+const BYTES: usize = 128 << 20;
+
+/// Where both halves' data begins: nothing is aligned to more than an element there.
+const ODD: usize = 4;
+
+const INT: usize = size_of::<u32>();
+
+fn main() -> ExitCode {
+    exit_code(embedded().and_then(|embedded| {
+        let machine = |builder: gpu_sim::Builder| {
+            let machine = builder.start()?;
+            twins::register(&machine);
+            Ok(machine)
+        };
+        as_rank(embedded, machine, |builder| run(builder.build()?))
+    }))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Collective {
+    AllReduce(Algorithm),
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+}
+
+const COLLECTIVES: [Collective; 5] = [
+    Collective::AllReduce(Algorithm::OneShot),
+    Collective::AllReduce(Algorithm::TwoShot),
+    Collective::ReduceScatter,
+    Collective::AllGather,
+    Collective::AllToAll,
+];
+
+/// What `rank` brings at `index`.
+fn input(rank: usize, index: usize) -> u32 {
+    (index as u32).wrapping_mul(2_654_435_761).wrapping_add(rank as u32 * 40_503)
+}
+
+impl Collective {
+    /// Elements of the input and of the outcome.
+    fn sizes(self, world: usize, length: usize) -> (usize, usize) {
+        match self {
+            Self::AllReduce(_) => (length, length),
+            Self::ReduceScatter => (length * world, length),
+            Self::AllGather => (length, length * world),
+            Self::AllToAll => (length * world, length * world),
+        }
+    }
+
+    /// What `rank` finds at `index`.
+    fn outcome(self, rank: usize, world: usize, length: usize, index: usize) -> u32 {
+        let sum = |index| (0..world).fold(0, |sum: u32, peer| sum.wrapping_add(input(peer, index)));
+        let (from, within) = (index / length, index % length);
+        match self {
+            Self::AllReduce(_) => sum(index),
+            Self::ReduceScatter => sum(rank * length + index),
+            Self::AllGather => input(from, within),
+            Self::AllToAll => input(from, rank * length + within),
+        }
+    }
+
+    /// Launches it: the input begins at `from` in all buffers, the outcome at `to`.
+    ///
+    /// # Safety
+    /// Both lie in all ranks' buffers, which stay until the stream is done.
+    unsafe fn launch(
+        self,
+        kernels: &Kernels,
+        (memory, stream): (&SymmetricMemory, &Stream),
+        (from, to): (usize, usize),
+        length: usize,
+    ) -> Result<()> {
+        let ranks = memory.ranks(PATIENCE);
+        let (dtype, op, target) = (DataType::U32, ReduceOp::Sum, Target::Offset(to as u64));
+        let (input, elements) = (from as u64, length as u64);
+        let bytes = elements * INT as u64;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::AllReduce(algorithm) => {
+                    let call = AllReduce { input, target, elements, dtype, op, algorithm };
+                    kernels.all_reduce(stream, &ranks, &call)?;
+                }
+                Self::ReduceScatter => {
+                    let call = ReduceScatter { input, target, elements, dtype, op };
+                    kernels.reduce_scatter(stream, &ranks, &call)?;
+                }
+                Self::AllGather => kernels.all_gather(stream, &ranks, &AllGather { input, target, bytes })?,
+                Self::AllToAll => kernels.all_to_all(stream, &ranks, &AllToAll { input, target, bytes })?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(world: ProcessGroup) -> Result<()> {
+    let rendezvous = Rendezvous::of(&world, RendezvousOptions::default().deadline(PATIENCE))?;
+    let buffer = CudaAllocator::new(world.context())?.allocate(BYTES)?;
+    let memory = rendezvous.rendezvous(&buffer)?;
+    let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
+    let kernels = Kernels::load(world.context())?;
+    kernels.prepare(DataType::U32)?;
+    let (rank, size) = (memory.rank(), memory.world_size());
+    let (from, to) = (memory.offset() + ODD, memory.offset() + BYTES / 2 + ODD);
+    let mut right = 0;
+    for collective in COLLECTIVES {
+        for length in LENGTHS {
+            let (inputs, outcomes) = collective.sizes(size, length);
+            if inputs.max(outcomes) * INT + ODD > BYTES / 2 {
+                continue;
+            }
+            let values: Vec<u32> = (0..inputs).map(|index| input(rank, index)).collect();
+            let mut found = vec![0_u32; outcomes];
+            for captured in [false, true] {
+                // SAFETY: all of it lies in the buffers; between the two barriers of the host nobody but the kernels touches
+                // them, and the graph is launched once, while they are there.
+                unsafe {
+                    world.context().copy_from_host(buffer.ptr() + ODD as u64, &values)?;
+                    stream.fill_u32(buffer.ptr() + (BYTES / 2 + ODD) as u64, 0, outcomes)?;
+                    stream.synchronize()?;
+                    world.context().synchronize()?;
+                    world.barrier(soon())?;
+                    let launch = || collective.launch(&kernels, (&memory, &stream), (from, to), length);
+                    let graph;
+                    if captured {
+                        let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
+                        launch()?;
+                        graph = capture.end()?.instantiate()?;
+                        stream.launch(&graph)?;
+                    } else {
+                        launch()?;
+                    }
+                    stream.synchronize()?;
+                    memory.check()?;
+                    world.context().copy_to_host(&mut found, buffer.ptr() + (BYTES / 2 + ODD) as u64)?;
+                    world.barrier(soon())?;
+                }
+                for (index, found) in found.iter().enumerate() {
+                    let wanted = collective.outcome(rank, size, length, index);
+                    if *found != wanted {
+                        let call = format!("{collective:?} of {length}, captured: {captured}");
+                        return Err(
+                            format!("{call}: rank {rank} found {found} at {index}, not {wanted}").into()
+                        );
+                    }
+                }
+                right += 1;
+            }
+        }
+    }
+    println!("rank {rank} of {size}: {right} collectives were right");
+    drop((memory, buffer, rendezvous, stream));
+    world.destroy(soon())?;
+    Ok(())
+}
