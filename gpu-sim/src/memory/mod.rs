@@ -112,18 +112,21 @@ pub(crate) fn round_up(value: u64, unit: u64) -> Option<u64> {
     value.checked_next_multiple_of(unit)
 }
 
-/// Maps memory at fresh addresses, for all devices.
-pub(crate) fn map_for_all(
-    machine: &Machine,
-    handle: u64,
-    physical: &Arc<Physical>,
-) -> Result<u64, MemoryError> {
-    let bytes = physical.size();
+/// Maps segments, by their handles, one after the other at fresh addresses, for all devices.
+pub(crate) fn map_for_all(machine: &Machine, segments: &[(u64, Arc<Physical>)]) -> Result<u64, MemoryError> {
+    let bytes = segments.iter().map(|(_, physical)| physical.size()).sum();
     let mut space = machine.memory.space();
     let base = space.reserve(machine.memory.region(), bytes, 0, 0)?;
-    if let Err(error) = space.map(base, bytes, 0, handle, physical) {
-        space.unreserve(base, bytes)?;
-        return Err(error);
+    let mut end = base;
+    for (handle, physical) in segments {
+        if let Err(error) = space.map(end, physical.size(), 0, *handle, physical) {
+            if end > base {
+                space.unmap(base, end - base)?;
+            }
+            space.unreserve(base, bytes)?;
+            return Err(error);
+        }
+        end += physical.size();
     }
     let everybody: Vec<_> = (0..machine.devices.len()).map(|device| (device, Access::all())).collect();
     space.set_access(base, bytes, &everybody)?;

@@ -18,6 +18,8 @@ pub(crate) enum Call {
     WindowEnd,
     /// The first one-sided operation of a rank.
     OneSided,
+    /// A further physical segment of a window.
+    WindowMore,
 }
 
 impl Call {
@@ -29,6 +31,7 @@ impl Call {
             4 => "ncclCommWindowRegister, failing",
             5 => "the end of ncclCommWindowRegister",
             6 => "its first one-sided operation",
+            7 => "ncclCommWindowRegister of a further segment",
             _ => "an unknown call",
         }
     }

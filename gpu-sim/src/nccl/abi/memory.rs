@@ -34,7 +34,7 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: us
             .ok_or_else(|| Failure::argument(format!("{size} bytes are more than memory has")))?;
         let physical = machine.devices[device].arena.allocate(bytes, true).map_err(memory)?;
         let handle = machine.memory.handles().add(physical.clone());
-        let mapped = map_for_all(machine, handle, &physical);
+        let mapped = map_for_all(machine, &[(handle, physical.clone())]);
         // The mapping keeps the memory.
         machine.memory.handles().release(handle).map_err(memory)?;
         let base = mapped.map_err(memory)?;

@@ -31,8 +31,8 @@ pub(crate) struct Window {
     pub(crate) base: u64,
     pub(crate) size: u64,
     pub(crate) flags: i32,
-    /// Where the ranks have it.
-    places: Vec<Place>,
+    /// Where the ranks have it: the physical segments, one after the other.
+    places: Vec<Vec<Place>>,
     /// What was mapped of other ranks'.
     peers: BTreeMap<usize, peers::Peer>,
     /// The memory, kept as real NCCL keeps it by its handle.
@@ -93,7 +93,7 @@ impl Windows {
             let text = format!("{bytes} bytes at {offset:#x} of a window of {} bytes", window.size);
             return Err(Failure::usage(text));
         }
-        let place = window.places.get(rank).copied();
+        let place = window.places.get(rank).and_then(|segments| segments.first()).copied();
         place.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))
     }
 

@@ -21,17 +21,23 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    fn map(machine: &Arc<Machine>, place: Place) -> std::result::Result<Self, MemoryError> {
-        let path = format!("/proc/{}/fd/{}", place.process, place.file);
-        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let file = file.map_err(|source| MemoryError::Host { what: "opening a peer's memory", source })?;
-        let physical = Physical::import(file, Some((place.offset, place.size)))?;
-        let handle = machine.memory.handles().add(physical.clone());
-        let mapped = map_for_all(machine, handle, &physical);
+    fn map(machine: &Arc<Machine>, places: &[Place]) -> std::result::Result<Self, MemoryError> {
+        let segments = places.iter().map(open).collect::<std::result::Result<Vec<_>, _>>()?;
+        let bytes = segments.iter().map(|physical| physical.size()).sum();
+        let add = |physical: Arc<Physical>| (machine.memory.handles().add(physical.clone()), physical);
+        let segments: Vec<(u64, Arc<Physical>)> = segments.into_iter().map(add).collect();
+        let mapped = map_for_all(machine, &segments);
         // The mapping keeps the memory.
-        machine.memory.handles().release(handle)?;
-        Ok(Self { machine: Arc::downgrade(machine), base: mapped?, bytes: physical.size() })
+        segments.iter().try_for_each(|(handle, _)| machine.memory.handles().release(*handle))?;
+        Ok(Self { machine: Arc::downgrade(machine), base: mapped?, bytes })
     }
+}
+
+fn open(place: &Place) -> std::result::Result<Arc<Physical>, MemoryError> {
+    let path = format!("/proc/{}/fd/{}", place.process, place.file);
+    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let file = file.map_err(|source| MemoryError::Host { what: "opening a peer's memory", source })?;
+    Physical::import(file, Some((place.offset, place.size)))
 }
 
 impl Drop for Peer {
@@ -61,17 +67,17 @@ impl Windows {
         if offset >= window.size {
             return Err(Failure::argument(format!("{offset:#x} in a window of {} bytes", window.size)));
         }
-        let place = window.places.get(rank).copied();
-        let place = place.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))?;
+        let places = window.places.get(rank).filter(|segments| !segments.is_empty());
+        let places = places.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))?;
         if rank == own {
             return Ok(window.base + offset);
         }
         let peer = match window.peers.entry(rank) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
-                unknown.insert(Peer::map(machine, place).map_err(|error| group::cuda(error.into()))?)
+                unknown.insert(Peer::map(machine, places).map_err(|error| group::cuda(error.into()))?)
             }
         };
-        Ok(peer.base + place.start + offset)
+        Ok(peer.base + places[0].start + offset)
     }
 }

@@ -106,7 +106,7 @@ impl Registration {
             return Ok(Outcome::Handle(self.insert(comm, memory, slot, Vec::new())));
         }
         let cards = self.meet(comm, era, &memory, shared.is_some())?;
-        let places: Vec<Place> = cards.iter().map(place_of).collect();
+        let places = tell_places(comm, &memory, &cards)?;
         let slot = match shared {
             Some(slot) => Ok(slot),
             None => {
@@ -214,14 +214,8 @@ impl Registration {
         card[BYTES] = memory.bytes;
         card[OFFSET] = self.address - memory.base;
         card[FLAGS] = self.flags as u32 as u64;
-        if let Some(physical) = memory.physical.first() {
-            card[PLACE].copy_from_slice(&[
-                u64::from(std::process::id()),
-                physical.file().as_raw_fd() as u64,
-                physical.offset(),
-                physical.size(),
-            ]);
-        }
+        card[SEGMENTS] = memory.physical.len() as u64;
+        set_place(&mut card, memory.physical.first());
         let cards = host::exchange(comm, &card)?;
         let comparable: Vec<Card> = cards
             .iter()
@@ -229,7 +223,7 @@ impl Registration {
                 let mut card = *card;
                 card[PLACE].fill(0);
                 if unequal {
-                    (card[SIZE], card[BYTES]) = (0, 0);
+                    (card[SIZE], card[BYTES], card[SEGMENTS]) = (0, 0, 0);
                 }
                 card
             })
@@ -244,7 +238,7 @@ impl Registration {
         Ok(cards)
     }
 
-    fn insert(&self, comm: &Comm, memory: Memory, slot: u64, places: Vec<Place>) -> usize {
+    fn insert(&self, comm: &Comm, memory: Memory, slot: u64, places: Vec<Vec<Place>>) -> usize {
         let mut windows = lock(comm);
         let number = windows.registered;
         windows.registered += 1;
@@ -278,10 +272,38 @@ const FLAGS: usize = 6;
 /// Process, file, offset and size of the first memory: each rank has its own.
 const PLACE: std::ops::Range<usize> = 7..11;
 
-/// What a rank's card says of where others find its window.
-fn place_of(card: &Card) -> Place {
+/// Over how many physical segments.
+const SEGMENTS: usize = 11;
+
+fn set_place(card: &mut Card, physical: Option<&Arc<Physical>>) {
+    if let Some(physical) = physical {
+        card[PLACE].copy_from_slice(&[
+            u64::from(std::process::id()),
+            physical.file().as_raw_fd() as u64,
+            physical.offset(),
+            physical.size(),
+        ]);
+    }
+}
+
+/// What a rank's card says of where others find a segment of its window; nowhere, if it has no such segment.
+fn place_of(card: &Card) -> Option<Place> {
     let [process, file, offset, size] = [7, 8, 9, 10].map(|word| card[word]);
-    Place { process, file, offset, size, start: card[OFFSET] }
+    (size > 0).then_some(Place { process, file, offset, size, start: card[OFFSET] })
+}
+
+/// Where the segments of every rank's window are found: the first ones are on `cards`, the others are told now.
+fn tell_places(comm: &Comm, memory: &Memory, cards: &[Card]) -> Result<Vec<Vec<Place>>> {
+    let mut places: Vec<Vec<Place>> = cards.iter().map(|card| place_of(card).into_iter().collect()).collect();
+    let most = cards.iter().map(|card| card[SEGMENTS]).max().unwrap_or(0);
+    for segment in 1..most as usize {
+        let mut card = host::card(Call::WindowMore);
+        set_place(&mut card, memory.physical.get(segment));
+        for (places, card) in places.iter_mut().zip(host::exchange(comm, &card)?) {
+            places.extend(place_of(&card));
+        }
+    }
+    Ok(places)
 }
 
 fn difference(comm: &Comm, odd: usize, a: &Card, usual: usize, b: &Card) -> String {
