@@ -1,5 +1,7 @@
 //! Fixed segments of virtual memory.
 
+use std::sync::{Mutex, PoisonError};
+
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, Device};
 
@@ -53,6 +55,36 @@ pub struct VirtualMemorySource {
     granularity: u64,
     segments: Segments<Mapping>,
     pub(super) pages: Pages,
+    row: Option<Mutex<Row>>,
+}
+
+/// Where the next segment of a row lies.
+#[derive(Debug)]
+struct Row {
+    /// How much is reserved at a time, in bytes.
+    range: usize,
+    reservation: Option<Reservation>,
+    used: usize,
+}
+
+impl Row {
+    /// Where a segment of `size` bytes lies: behind the last one, or in a new reservation if there is no room.
+    fn place(
+        &mut self,
+        size: usize,
+        reserve: impl FnOnce(usize) -> Result<Reservation, SourceError>,
+    ) -> Result<(Reservation, usize), SourceError> {
+        match &self.reservation {
+            Some(reservation) if reservation.bytes() - self.used >= size => {
+                Ok((reservation.clone(), self.used))
+            }
+            _ => {
+                let reservation = reserve(self.range.max(size))?;
+                self.used = 0;
+                Ok((self.reservation.insert(reservation).clone(), 0))
+            }
+        }
+    }
 }
 
 impl VirtualMemorySource {
@@ -71,7 +103,20 @@ impl VirtualMemorySource {
             granularity,
             segments: Segments::default(),
             pages: Pages::default(),
+            row: None,
         })
+    }
+
+    /// With segments that lie one behind the other, in reservations as large as the device's memory: what a window may
+    /// span from NCCL 2.30.3 on. Addresses of segments that are gone are not used again.
+    ///
+    /// # Errors
+    /// [`SourceError::Failed`] if the driver does not tell how much memory the device has.
+    pub fn in_a_row(self) -> Result<Self, SourceError> {
+        let total = self.context.device().total_memory().map_err(failed("cuDeviceTotalMem"))?;
+        let range = total.next_multiple_of(host_size(self.granularity)?);
+        let row = Row { range, reservation: None, used: 0 };
+        Ok(Self { row: Some(Mutex::new(row)), ..self })
     }
 
     /// The physical memory of the live segment, or of the page, that starts at `address`: to be exported, or mapped
@@ -95,10 +140,22 @@ impl VirtualMemorySource {
         let memory = PhysicalMemory::create(&self.context, size, self.sharing.handle_types)
             .map_err(|error| source_error("cuMemCreate", bytes, error))?;
         // Addresses that run out are not memory that runs out: releasing segments would not mend it.
-        let reservation = Reservation::new(self.context.driver(), size, alignment)
-            .map_err(failed("cuMemAddressReserve"))?;
-        let mapping =
-            reservation.map(0, &memory, 0, size).map_err(|error| source_error("cuMemMap", bytes, error))?;
+        let reserve = |size| {
+            Reservation::new(self.context.driver(), size, alignment).map_err(failed("cuMemAddressReserve"))
+        };
+        let map = |reservation: &Reservation, at| {
+            reservation.map(at, &memory, 0, size).map_err(|error| source_error("cuMemMap", bytes, error))
+        };
+        let mapping = match &self.row {
+            None => map(&reserve(size)?, 0)?,
+            Some(row) => {
+                let mut row = row.lock().unwrap_or_else(PoisonError::into_inner);
+                let (reservation, at) = row.place(size, reserve)?;
+                let mapping = map(&reservation, at)?;
+                row.used = at + size;
+                mapping
+            }
+        };
         let devices: Vec<_> = std::iter::once(self.context.device())
             .chain(self.peers())
             .map(|device| (device, Access::ReadWrite))

@@ -22,6 +22,8 @@ pub enum Decision {
     Commit {
         /// How many.
         segments: u32,
+        /// Those of them that share a window with the segment before them, ascending.
+        joined: Vec<u32>,
         /// `None`: with windows. Otherwise without, and why.
         without: Option<NoWindows>,
         /// What was left out and why ([`Policy::Prefix`]).
@@ -57,7 +59,7 @@ pub enum Decision {
     },
 }
 wire_enum!(Decision {
-    0 => Commit { segments, without, pending, search, deadline_ms },
+    0 => Commit { segments, joined, without, pending, search, deadline_ms },
     1 => Refuse { refusal, search, deadline_ms },
     2 => Poison { poison },
     3 => Retire { deadline_ms },
@@ -137,7 +139,8 @@ pub fn decide(records: &[Record]) -> Decision {
     {
         return Decision::Refuse { refusal, search: None, deadline_ms };
     }
-    Decision::Commit { segments: common as u32, without, pending, search, deadline_ms }
+    let joined = joined(records, common);
+    Decision::Commit { segments: common as u32, joined, without, pending, search, deadline_ms }
 }
 
 fn split<V: PartialEq>(records: &[&Record], value: impl Fn(&Record) -> V) -> Split<V> {
@@ -244,14 +247,22 @@ pub(super) fn half_enqueued<'a>(
 fn common_segments(records: &[&Record]) -> usize {
     let Some((first, others)) = records.split_first() else { return 0 };
     let same = |(at, segment): (usize, &Segment)| {
-        others.iter().all(|record| record.segments.get(at) == Some(segment))
+        let alone = segment.alone();
+        others.iter().all(|record| record.segments.get(at).is_some_and(|other| other.alone() == alone))
     };
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
+/// Those of the `common` new segments that follow the one before them on all ranks.
+fn joined(records: &[&Record], common: usize) -> Vec<u32> {
+    let Some((first, _)) = records.split_first() else { return Vec::new() };
+    let follows = |at: usize| records.iter().all(|it| it.segments.get(at).is_some_and(Segment::follows));
+    (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
+}
+
 /// What differs after the `common` new segments.
 fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
-    let at = split(records, |record| record.segments.get(common).copied());
+    let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
     if at.is_unanimous() {
         // No rank has a segment here, so the lists are equal; what follows the last segment may still differ.
@@ -264,7 +275,9 @@ fn difference(records: &[&Record], common: usize) -> Option<Refusal> {
         });
     }
     let ordinal = at.sides.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
-    let here = |record: &Record| record.segments.get(common).copied().filter(|it| it.ordinal == ordinal);
+    let here = |record: &Record| {
+        record.segments.get(common).map(|segment| segment.alone()).filter(|it| it.ordinal == ordinal)
+    };
     let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
     let present: Option<Vec<(u32, Segment)>> =
         records.iter().map(|record| Some((record.rank, here(record)?))).collect();

@@ -102,6 +102,8 @@ pub enum Output {
     Register {
         /// How many.
         segments: u32,
+        /// The ordinals of those that share a window with the segment before them, ascending.
+        joined: Vec<u32>,
         /// When to give up; the outcome is then [`Outcome::Blocked`].
         until: Duration,
         /// Where the members' [`Verdict`] will stand. A [`Verdict::Poison`] there means that the registration cannot
@@ -128,6 +130,8 @@ pub struct Conclusion {
 pub struct Agreed {
     /// How many of the record's segments became the group's.
     pub segments: u32,
+    /// The ordinals of those that share a window with the segment before them, ascending.
+    pub joined: Vec<u32>,
     /// Why they have no windows; `None`: they have.
     pub without: Option<NoWindows>,
     /// What was left out, and why.
@@ -156,7 +160,7 @@ pub enum Ending {
 #[derive(Debug)]
 enum After {
     Refuse(Refusal),
-    Commit { segments: u32, without: Option<NoWindows>, pending: Refusal },
+    Commit { segments: u32, joined: Vec<u32>, without: Option<NoWindows>, pending: Refusal },
 }
 
 #[derive(Debug)]
@@ -264,11 +268,11 @@ impl Commit {
             Decision::Refuse { refusal, search, deadline_ms } => {
                 (After::Refuse(refusal), search, deadline_ms)
             }
-            Decision::Commit { segments, without, pending: None, deadline_ms, .. } => {
-                return self.register(Agreed { segments, without, pending: None }, deadline_ms, now);
+            Decision::Commit { segments, joined, without, pending: None, deadline_ms, .. } => {
+                return self.register(Agreed { segments, joined, without, pending: None }, deadline_ms, now);
             }
-            Decision::Commit { segments, without, pending: Some(pending), search, deadline_ms } => {
-                (After::Commit { segments, without, pending }, search, deadline_ms)
+            Decision::Commit { segments, joined, without, pending: Some(pending), search, deadline_ms } => {
+                (After::Commit { segments, joined, without, pending }, search, deadline_ms)
             }
             Decision::Retire { .. } | Decision::Reserve { .. } => return self.end(Err(Ending::OutOfStep)),
         };
@@ -351,8 +355,9 @@ impl Commit {
         };
         match after {
             After::Refuse(refusal) => self.end(Err(Ending::Refused(add(refusal)))),
-            After::Commit { segments, without, pending } => {
-                self.register(Agreed { segments, without, pending: Some(add(pending)) }, deadline_ms, now)
+            After::Commit { segments, joined, without, pending } => {
+                let pending = Some(add(pending));
+                self.register(Agreed { segments, joined, without, pending }, deadline_ms, now)
             }
         }
     }
@@ -361,11 +366,11 @@ impl Commit {
         if agreed.segments == 0 || agreed.without.is_some() {
             return self.end(Ok(agreed));
         }
-        let segments = agreed.segments;
+        let (segments, joined) = (agreed.segments, agreed.joined.clone());
         let outcome_until = now + share(deadline_ms, 5);
         self.phase = Phase::Registering { agreed, outcome_until };
         let verdict_key = standing_key(&self.vote_prefix("outcomes"));
-        Output::Register { segments, until: now + share(deadline_ms, 3), verdict_key }
+        Output::Register { segments, joined, until: now + share(deadline_ms, 3), verdict_key }
     }
 
     fn outcome(&mut self, mut agreed: Agreed, mut vote: Vote, input: Input) -> Output {

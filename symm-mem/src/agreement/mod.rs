@@ -22,6 +22,8 @@ mod poison;
 mod record;
 mod refusal;
 mod retire;
+#[cfg(test)]
+mod retire_tests;
 mod search;
 mod seat;
 pub(crate) mod split;

@@ -64,13 +64,28 @@ pub struct Segment {
     pub ordinal: u32,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Kind of memory and window; equal on all ranks.
+    /// Kind of memory and window, equal on all ranks; and [`FOLLOWS`](Self::FOLLOWS).
     pub flags: u32,
     /// The allocation log just after the operation that created the segment. Two ranks with the same number
     /// and size but another history do not hold the same segment.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
+
+impl Segment {
+    /// Flag: on this rank the segment lies directly behind the one before it, and the library takes both as one window.
+    /// Where that is so on all ranks, they become one; it makes no other difference.
+    pub const FOLLOWS: u32 = 1;
+
+    /// The segment as all ranks have it.
+    pub(super) fn alone(self) -> Self {
+        Self { flags: self.flags & !Self::FOLLOWS, ..self }
+    }
+
+    pub(super) fn follows(&self) -> bool {
+        self.flags & Self::FOLLOWS != 0
+    }
+}
 
 /// Whether the rank can take part now.
 #[derive(Debug, Clone, PartialEq, Eq)]

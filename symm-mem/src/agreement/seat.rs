@@ -142,8 +142,9 @@ impl Seat {
         match &conclusion.result {
             Ok(agreed) => {
                 for segment in segments.iter().take(agreed.segments as usize) {
-                    let Segment { ordinal, bytes, flags, log } = *segment;
-                    let windowed = u64::from(agreed.without.is_none());
+                    let Segment { ordinal, bytes, flags, log } = segment.alone();
+                    let joined = u64::from(agreed.joined.contains(&ordinal));
+                    let windowed = u64::from(agreed.without.is_none()) << joined;
                     self.enter([ordinal.into(), bytes, flags.into(), log.length, log.hash, windowed]);
                     self.next = ordinal + 1;
                 }

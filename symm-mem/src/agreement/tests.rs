@@ -207,8 +207,22 @@ fn other_versions_are_refused() {
     assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found }));
     assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
     let length = u32::MAX.to_le_bytes();
-    let lie = [b"SY\x02\x00\x06".as_slice(), &length].concat();
+    let lie = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[6], &length].concat();
     assert!(matches!(search::Hashes::from_bytes(&lie), Err(Malformed::Short { .. })));
+}
+
+#[test]
+fn segments_are_joined_where_they_follow_on_all_ranks() {
+    let follow = |mut record: Record, at: &[usize]| {
+        at.iter().for_each(|at| record.segments[*at].flags = Segment::FOLLOWS);
+        record
+    };
+    let three = [(32, 1), (32, 2), (32, 3)];
+    let records = [follow(plain(0, &three), &[1, 2]), follow(plain(1, &three), &[0, 2])];
+    let Decision::Commit { segments: 3, joined, pending: None, .. } = decide(&records) else {
+        panic!("the segments are the same, however they lie")
+    };
+    assert_eq!(joined, [2]);
 }
 
 fn plain(rank: u32, segments: &[(u64, u64)]) -> Record {

@@ -5,7 +5,7 @@
 
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse
 /// each other.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 const MAGIC: [u8; 2] = *b"SY";
 

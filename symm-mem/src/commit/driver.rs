@@ -25,9 +25,11 @@ pub(super) trait Local {
     /// An operation of the allocation log.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the first `segments` of the segments that the commit is about; gives up at the deadline, or once a
+    /// Registers the first `segments` of the segments that the commit is about, those of `joined` together with the one
+    /// before them; gives up at the deadline, or once a
     /// verdict of death stands under `verdict_key`.
-    fn register(&mut self, segments: u32, deadline: Deadline, verdict_key: String) -> Outcome;
+    fn register(&mut self, segments: u32, joined: &[u32], deadline: Deadline, verdict_key: String)
+    -> Outcome;
 }
 
 /// Runs `machine` to its end; with what the store said, if it failed.
@@ -45,8 +47,8 @@ pub(super) fn run(
                 Input::Hashes(lengths.iter().map(|length| local.hash_at(*length)).collect())
             }
             Output::Recall { sequence } => Input::Operation(local.operation(sequence)),
-            Output::Register { segments, until, verdict_key } => {
-                Input::Registered(local.register(segments, line.deadline(until), verdict_key))
+            Output::Register { segments, joined, until, verdict_key } => {
+                Input::Registered(local.register(segments, &joined, line.deadline(until), verdict_key))
             }
             ask => line.ask(ask, || local.goes_on()),
         };

@@ -36,7 +36,7 @@ impl Local for Rank {
         })
     }
 
-    fn register(&mut self, _segments: u32, _deadline: Deadline, _verdict_key: String) -> Outcome {
+    fn register(&mut self, _segments: u32, _: &[u32], _deadline: Deadline, _verdict_key: String) -> Outcome {
         if let Some(all) = &self.all {
             all.wait();
         }
@@ -101,7 +101,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn all_get_windows() {
     let store = HashStore::new();
     let ranks = vec![(vec![7, 8], Outcome::Registered); 4];
-    let agreed = Agreed { segments: 2, without: None, pending: None };
+    let agreed = Agreed { segments: 2, joined: Vec::new(), without: None, pending: None };
     assert_eq!(commit(&store, 4, ranks, LONG), vec![Ok(agreed); 4]);
 }
 
@@ -111,7 +111,10 @@ fn all_do_without() {
     let reason = "no peer access".to_owned();
     let ranks = vec![(vec![7], Outcome::Unsupported { reason: reason.clone() }); 3];
     let without = Some(NoWindows::Unsupported { reason });
-    assert_eq!(commit(&store, 3, ranks, LONG), vec![Ok(Agreed { segments: 1, without, pending: None }); 3]);
+    assert_eq!(
+        commit(&store, 3, ranks, LONG),
+        vec![Ok(Agreed { segments: 1, joined: Vec::new(), without, pending: None }); 3]
+    );
 }
 
 #[test]

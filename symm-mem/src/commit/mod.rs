@@ -51,15 +51,18 @@ pub struct CommitOptions {
     /// The time after which every member has an answer. A member may come up to half of it later than the first;
     /// the rest is for the registration.
     pub deadline: Duration,
+    /// Whether adjacent new segments share a window where the library allows it (NCCL 2.30.3), which saves the time of
+    /// the further ones. NCCL's one-sided calls take windows of one segment only: whoever uses them says no.
+    pub joined: bool,
 }
 
 /// How long the abort of a poisoned group may take to free what it held.
 pub(crate) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Default for CommitOptions {
-    /// Strict, within 30 seconds.
+    /// Strict, within 30 seconds, with as few windows as can be.
     fn default() -> Self {
-        Self { policy: Policy::Strict, deadline: Duration::from_secs(30) }
+        Self { policy: Policy::Strict, deadline: Duration::from_secs(30), joined: true }
     }
 }
 
@@ -77,6 +80,13 @@ impl CommitOptions {
         self.deadline = deadline;
         self
     }
+
+    /// Whether adjacent segments share a window.
+    #[must_use]
+    pub fn joined(mut self, joined: bool) -> Self {
+        self.joined = joined;
+        self
+    }
 }
 
 /// What a commit achieved; equal on all members but for `elapsed`.
@@ -86,11 +96,11 @@ pub struct CommitReport {
     pub group: GroupId,
     /// How many segments became the group's by this commit.
     pub new_segments: usize,
-    /// How many of them are windows.
+    /// How many windows they are; adjacent ones may share one.
     pub new_windows: usize,
     /// How many segments of the pool are the group's.
     pub segments: usize,
-    /// How many of them are windows.
+    /// How many windows they are.
     pub windows: usize,
     /// Why the new segments have no windows: a group of one, or a library without. The same offsets are the same
     /// block on every rank all the same.
@@ -188,7 +198,7 @@ impl SymmetricPool {
         let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
         let ended = group.standing();
         let windows = member.windows;
-        let serials: Vec<u64> = windows.iter().map(Window::serial).collect();
+        let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);
         let (result, doomed) = self.end_commit(&mut seated, conclusion, cause, &segments, &serials, windows);
@@ -251,7 +261,8 @@ impl SymmetricPool {
         let state = arena.log().state();
         let log = LogPoint { length: state.length, hash: state.hash };
         let log_since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
-        let segments: Vec<Segment> = arena.segments().iter().filter(|it| !it.retired).map(segment).collect();
+        let joins = options.joined && found.capabilities.library >= JOINED_SINCE;
+        let segments = offered(arena.segments(), joins);
         let frozen = arena.is_frozen();
         drop(arena);
         let readiness = match found.readiness {
@@ -273,7 +284,7 @@ impl SymmetricPool {
     }
 
     /// Takes over what came of the commit that was about `offered`, and publishes what was agreed. `serials` and
-    /// `windows` are those of the segments that were registered, `cause` is what the store said if it failed. Returns
+    /// `windows`, each with where in it the segment begins, are those of the segments that were registered, `cause` is what the store said if it failed. Returns
     /// also the keys that this rank is to remove.
     pub(crate) fn end_commit(
         &self,
@@ -282,7 +293,7 @@ impl SymmetricPool {
         cause: Option<String>,
         offered: &[Segment],
         serials: &[u64],
-        windows: Vec<Window>,
+        windows: Vec<(Window, u64)>,
     ) -> (Result<CommitReport, Ending>, Vec<String>) {
         let doomed = seated.seat.conclude(&conclusion, offered);
         let result = match conclusion.result {
@@ -310,15 +321,15 @@ impl SymmetricPool {
         agreed: Agreed,
         offered: &[Segment],
         serials: &[u64],
-        windows: Vec<Window>,
+        windows: Vec<(Window, u64)>,
     ) -> CommitReport {
-        let Agreed { segments: new_segments, without, pending } = agreed;
+        let Agreed { segments: new_segments, without, pending, .. } = agreed;
         let new_segments = new_segments as usize;
         let group = seated.seat.group();
         let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-        let new_windows = if without.is_none() { new_segments.min(serials.len()) } else { 0 };
+        let before = standings.windows();
         let mut windows = windows.into_iter();
-        let mut serials = serials.iter().take(new_windows);
+        let mut serials = serials.iter().filter(|_| without.is_none());
         for segment in offered.iter().take(new_segments) {
             match serials.next() {
                 Some(&serial) => {
@@ -330,6 +341,7 @@ impl SymmetricPool {
         }
         seated.pending.clone_from(&pending);
         let (segments, windows) = (standings.committed(), standings.windows());
+        let new_windows = windows - before;
         self.update_table(|table| table.with_group(group, standings));
         let elapsed = Duration::ZERO;
         CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
@@ -430,7 +442,8 @@ struct Member<'a> {
     group: &'a dyn SymmetricGroup,
     communicator: &'a Communicator,
     segments: &'a [Segment],
-    windows: Vec<Window>,
+    /// Each segment's window, and where in it the segment begins.
+    windows: Vec<(Window, u64)>,
 }
 
 impl Local for Member<'_> {
@@ -446,14 +459,31 @@ impl Local for Member<'_> {
         self.pool.memory().arena().log().operation(sequence).map(operation)
     }
 
-    fn register(&mut self, segments: u32, deadline: Deadline, verdict_key: String) -> Outcome {
-        let request = |segment: &SymmetricSegment| {
-            WindowRequest::symmetric(DevicePtr(segment.memory.address), segment.bytes as usize)
-        };
+    fn register(
+        &mut self,
+        segments: u32,
+        joined: &[u32],
+        deadline: Deadline,
+        verdict_key: String,
+    ) -> Outcome {
+        let mut requests: Vec<WindowRequest> = Vec::new();
+        // Of each segment, which request, and where in it.
+        let mut places: Vec<(usize, u64)> = Vec::new();
         let arena = self.pool.memory().arena();
         let agreed = self.segments.iter().take(segments as usize);
-        let requests: Vec<WindowRequest> =
-            agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)).map(request).collect();
+        for segment in agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)) {
+            let (address, bytes) = (segment.memory.address, segment.bytes as usize);
+            match requests.last_mut() {
+                Some(last) if joined.contains(&segment.ordinal) => {
+                    places.push((places.last().map_or(0, |(at, _)| *at), last.bytes as u64));
+                    last.bytes += bytes;
+                }
+                _ => {
+                    places.push((requests.len(), 0));
+                    requests.push(WindowRequest::symmetric(DevicePtr(address), bytes));
+                }
+            }
+        }
         drop(arena);
         let domain = self.pool.domain().clone();
         let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
@@ -466,10 +496,11 @@ impl Local for Member<'_> {
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
             Err(error) => return Outcome::Failed { ordinal: None, cause: error.to_string() },
         };
+        let mut windows = Vec::new();
         let mut unsupported = None;
         for outcome in outcomes {
             match outcome {
-                WindowOutcome::Registered(window) => self.windows.push(window),
+                WindowOutcome::Registered(window) => windows.push(window),
                 WindowOutcome::Unsupported(reason) => unsupported = Some(reason.to_string()),
                 other => {
                     return Outcome::Failed { ordinal: None, cause: format!("unknown outcome {other:?}") };
@@ -477,11 +508,15 @@ impl Local for Member<'_> {
             }
         }
         match unsupported {
-            None => Outcome::Registered,
-            Some(reason) if self.windows.is_empty() => Outcome::Unsupported { reason },
+            None => {
+                let window = |(at, begin): &(usize, u64)| Some((windows.get(*at)?.clone(), *begin));
+                self.windows = places.iter().filter_map(window).collect();
+                Outcome::Registered
+            }
+            Some(reason) if windows.is_empty() => Outcome::Unsupported { reason },
             Some(reason) => {
-                let cause =
-                    format!("only {} of {segments} segments became windows: {reason}", self.windows.len());
+                let (got, asked) = (windows.len(), requests.len());
+                let cause = format!("only {got} of {asked} requests became windows: {reason}");
                 Outcome::Failed { ordinal: None, cause }
             }
         }
@@ -494,6 +529,22 @@ fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;
     Some(total.next_multiple_of(STEP).saturating_sub(communicator.window_bytes()))
+}
+
+/// The first release with windows over several segments.
+const JOINED_SINCE: u32 = 23003;
+
+/// What a commit is about: the segments that are not retired. Where windows over several segments can be had, with who
+/// follows whom.
+fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
+    let mut end = None;
+    let live = segments.iter().filter(|it| !it.retired);
+    let offer = live.map(|it| {
+        let follows = joins && end == Some(it.memory.address);
+        end = Some(it.memory.address + it.bytes);
+        Segment { flags: if follows { Segment::FOLLOWS } else { 0 }, ..segment(it) }
+    });
+    offer.collect()
 }
 
 fn segment(segment: &SymmetricSegment) -> Segment {

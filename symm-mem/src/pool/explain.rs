@@ -97,14 +97,16 @@ impl SymmetricPool {
         let domain = self.domain().ranks();
         let outside: Vec<u32> =
             group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
-        let Residence { placement, standing } = match self.table().lookup(ptr.0, bytes, id) {
+        let table = self.table();
+        let Residence { placement, standing } = match table.lookup(ptr.0, bytes, id) {
             Err(error) => return otherwise(None, Why::SpansSegments(error)),
             Ok(None) => return otherwise(None, Why::Elsewhere),
             Ok(Some(_)) if !outside.is_empty() => return otherwise(None, Why::OutsideDomain(outside)),
             Ok(Some(found)) => found,
         };
         if let Standing::Window { serial } = standing {
-            let path = Path::Window { serial, offset: placement.offset };
+            let begin = table.window(placement.ordinal, id).map_or(0, |(_, begin)| *begin);
+            let path = Path::Window { serial, offset: begin + placement.offset };
             return Explanation { group: id, placement: Some(placement), path, why: Why::Agreed };
         }
         let seated = self.seats().get(&id).cloned();

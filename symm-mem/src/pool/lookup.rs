@@ -19,6 +19,15 @@ pub enum Standing {
     },
 }
 
+impl Standing {
+    fn serial(&self) -> Option<u64> {
+        match self {
+            Self::Window { serial } => Some(*serial),
+            Self::Pending | Self::Agreed => None,
+        }
+    }
+}
+
 /// Where an address lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Residence {
@@ -60,12 +69,13 @@ struct Extent {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
     standings: Vec<Standing>,
-    windows: Vec<Option<Window>>,
+    /// Each with where in it the segment begins.
+    windows: Vec<Option<(Window, u64)>>,
 }
 
 impl Standings {
-    /// Enters segment `ordinal`, with its window if it is one.
-    pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<Window>) {
+    /// Enters segment `ordinal`, with its window and where in it the segment begins, if it is one.
+    pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
             self.standings.resize(at + 1, Standing::Pending);
@@ -80,17 +90,29 @@ impl Standings {
         self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
     }
 
-    /// How many of them are windows.
+    /// How many windows there are.
     pub(crate) fn windows(&self) -> usize {
-        self.standings.iter().filter(|standing| matches!(standing, Standing::Window { .. })).count()
+        let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
+        // Those of one window follow each other.
+        serials.dedup();
+        serials.len()
     }
 
-    /// Takes segment `ordinal` out, and returns its window if it had one.
-    pub(crate) fn remove(&mut self, ordinal: u32) -> Option<Window> {
+    /// The segments that share the window of segment `ordinal`, with it.
+    fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
+        let own = self.at(ordinal).serial();
+        let shares = move |standing: &Standing| own.is_some() && standing.serial() == own;
+        (0..).zip(&self.standings).filter(move |(_, standing)| shares(standing)).map(|(ordinal, _)| ordinal)
+    }
+
+    /// Takes segment `ordinal` out.
+    pub(crate) fn remove(&mut self, ordinal: u32) {
         if let Some(standing) = self.standings.get_mut(ordinal as usize) {
             *standing = Standing::Pending;
         }
-        self.windows.get_mut(ordinal as usize).and_then(Option::take)
+        if let Some(window) = self.windows.get_mut(ordinal as usize) {
+            *window = None;
+        }
     }
 
     fn at(&self, ordinal: u32) -> Standing {
@@ -122,7 +144,7 @@ impl Table {
         let mut table = self.clone();
         table.extents.retain(|extent| !ordinals.contains(&extent.ordinal));
         for (_, standings) in &mut table.groups {
-            ordinals.iter().for_each(|ordinal| drop(standings.remove(*ordinal)));
+            ordinals.iter().for_each(|ordinal| standings.remove(*ordinal));
         }
         table
     }
@@ -157,9 +179,20 @@ impl Table {
         self.groups.iter().filter_map(has)
     }
 
-    /// The window of `group` over segment `ordinal`, if it is one.
-    pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&Window> {
+    /// The window of `group` that segment `ordinal` lies in, if it does, and where in it the segment begins.
+    pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
         self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
+    }
+
+    /// A group in which one of these segments shares its window with others, and these others.
+    pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
+        ordinals.iter().find_map(|ordinal| {
+            self.groups.iter().find_map(|(group, standings)| {
+                let others = standings.sharing(*ordinal).filter(|other| !ordinals.contains(other));
+                let others: Vec<u32> = others.collect();
+                (!others.is_empty()).then_some((*ordinal, *group, others))
+            })
+        })
     }
 
     /// One search, whatever the number of groups; no lock, no allocation.

@@ -85,13 +85,14 @@ struct Meetings {
 
 impl SymmetricPool {
     /// A pool of `domain` on the device of `context`. Its segments are virtual memory that can be exported to
-    /// other processes by file descriptor; they grow as `geometry` says, equal on all ranks. Not collective, but all
+    /// other processes by file descriptor; they lie one behind the other and grow as `geometry` says, equal on all ranks. Not collective, but all
     /// ranks make a domain's pools in the same order.
     ///
     /// # Errors
     /// [`SymmetricError`] if the device has no such memory.
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = VirtualMemorySource::new(context, Sharing::by_descriptor())
+            .and_then(VirtualMemorySource::in_a_row)
             .map_err(|source| SymmetricError::Source { ordinal: 0, bytes: 0, source })?;
         let pool = Self::with_source(domain, Arc::new(source), geometry)?;
         Ok(Self { context: Some(context.clone()), ..pool })
@@ -200,7 +201,8 @@ impl SymmetricPool {
     ) -> Result<Option<(Window, u64)>, LookupError> {
         let Some(Residence { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
         let table = self.table.load();
-        Ok(table.window(placement.ordinal, group).map(|window| (window.clone(), placement.offset)))
+        let window = table.window(placement.ordinal, group);
+        Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
     /// Freezes the pool for a graph capture.

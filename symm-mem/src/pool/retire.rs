@@ -213,14 +213,20 @@ impl SymmetricPool {
         });
         let segments = segments.collect();
         drop(arena);
-        let readiness = match (found.readiness, unknown) {
-            (Readiness::GroupOpen, _) => Readiness::GroupOpen,
+        let readiness = match (found.readiness, unknown, table.parted(ordinals)) {
+            (Readiness::GroupOpen, ..) => Readiness::GroupOpen,
             _ if frozen => Readiness::Capturing,
-            (_, Some(ordinal)) => {
+            (_, Some(ordinal), _) => {
                 let cause = "there is no such segment, or it was retired before".to_owned();
                 Readiness::Failed { ordinal: Some(ordinal), cause }
             }
-            (readiness, None) => readiness,
+            (_, None, Some((ordinal, group, others))) => {
+                let cause = format!(
+                    "it shares a window of group {group} with the segments {others:?}, which can only be retired together"
+                );
+                Readiness::Failed { ordinal: Some(ordinal), cause }
+            }
+            (readiness, None, None) => readiness,
         };
         let domain = self.domain();
         let record = RetirementRecord {
@@ -303,8 +309,12 @@ impl SymmetricPool {
         let mut gone = 0;
         for party in parties {
             let id = party.group.id();
-            let windows: Vec<Window> =
-                ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id).cloned()).collect();
+            let mut windows: Vec<Window> = ordinals
+                .iter()
+                .filter_map(|ordinal| table.window(*ordinal, id).map(|(window, _)| window.clone()))
+                .collect();
+            // Segments of one window go together, and follow each other.
+            windows.dedup_by_key(|window| window.serial());
             let count = windows.len();
             if count == 0 {
                 continue;

@@ -86,7 +86,7 @@ impl World {
             address_space_left: Some(left),
         };
         let seated = state.pool.seated(id, members).map_err(Violation::of)?;
-        let options = CommitOptions { policy, deadline };
+        let options = CommitOptions::default().policy(policy).deadline(deadline);
         let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found);
         let machine = Box::new(machine);
         let work = Work::Commit { machine, seated, group, segments, serials: Vec::new() };

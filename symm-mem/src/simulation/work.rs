@@ -144,7 +144,7 @@ impl Work {
                     Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
                     Output::Hashes { lengths } => Want::Hashes(lengths),
                     Output::Recall { sequence } => Want::Recall(sequence),
-                    Output::Register { segments, until, verdict_key } => {
+                    Output::Register { segments, until, verdict_key, .. } => {
                         Want::Register { segments: segments as usize, until, verdict_key }
                     }
                     ask => Want::Store(ask),

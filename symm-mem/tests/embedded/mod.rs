@@ -4,7 +4,9 @@ mod agreed;
 mod deadline;
 mod explain;
 pub(crate) mod job;
+mod joined;
 mod places;
+mod processes;
 mod retire;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};

@@ -2,7 +2,7 @@
 
 mod faults;
 mod meetings;
-mod processes;
+pub(crate) mod processes;
 mod signals;
 mod windows;
 

@@ -32,15 +32,15 @@ const RANKS: usize = 3;
 /// The rank that is killed where one is.
 const VICTIM: usize = 1;
 
-fn far() -> Deadline {
+pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
 /// A store that ends its process at one of its calls.
-struct Fatal {
-    inner: TcpStore,
+pub(crate) struct Fatal {
+    pub(crate) inner: TcpStore,
     /// How many calls are left; none: it never does.
-    left: AtomicU64,
+    pub(crate) left: AtomicU64,
 }
 
 impl Fatal {
@@ -113,7 +113,12 @@ impl Store for Fatal {
 
 /// Starts a rank of `one_rank`; doors lie in `folder`.
 fn start(case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
-    let (_, module) = module_path!().split_once("::").unwrap();
+    start_in(module_path!(), case, rank, store, folder)
+}
+
+/// Starts a rank of the test `one_rank` of a module.
+pub(crate) fn start_in(module: &str, case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
+    let (_, module) = module.split_once("::").unwrap();
     Command::new(env::current_exe().unwrap())
         .args(["--exact", &format!("{module}::one_rank"), "--nocapture"])
         .env("SYMM_MEM_TEST_CASE", case)
@@ -124,7 +129,7 @@ fn start(case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
         .unwrap()
 }
 
-fn descriptors() -> usize {
+pub(crate) fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 

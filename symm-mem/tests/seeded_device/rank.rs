@@ -272,7 +272,7 @@ impl Rank {
                 Output::Recall { sequence } => {
                     Input::Operation(self.arena.log().operation(sequence).map(operation))
                 }
-                Output::Register { segments: count, until, verdict_key } => {
+                Output::Register { segments: count, until, verdict_key, .. } => {
                     let agreed = &segments[..count as usize];
                     let (outcome, struck) = self.register(group, agreed, until, verdict_key);
                     *refused |= struck;

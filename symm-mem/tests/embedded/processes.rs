@@ -1,0 +1,222 @@
+//! Commits by ranks that are processes: the orders in which they come to several groups, and what is left when one of
+//! them is killed.
+
+use std::{
+    env, fs,
+    process::Child,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::Driver;
+use gpu_sim::{Action, Injection, World};
+use process_group::{
+    ProcessGroup,
+    comm::Nccl,
+    group::Request,
+    local,
+    store::{Store, TcpStore, barrier},
+};
+use symm_mem::{CommitError, CommitOptions, Domain, Geometry, Poison, Refusal, SymmetricPool};
+
+use super::{NCCL_2_28_9, job::soon};
+use crate::end_to_end::rendezvous::processes::{Fatal, descriptors, far, start_in};
+
+const RANKS: usize = 4;
+
+/// The rank that is killed where one is.
+const VICTIM: usize = 1;
+
+/// One rank as a process.
+struct Member {
+    rank: usize,
+    machine: World,
+    world: ProcessGroup,
+    store: Arc<Fatal>,
+    pool: SymmetricPool,
+}
+
+impl Member {
+    fn join() -> Self {
+        let rank: usize = env::var("SYMM_MEM_TEST_RANK").unwrap().parse().unwrap();
+        let address = env::var("SYMM_MEM_TEST_STORE").unwrap();
+        let machine = World::builder().devices(RANKS).capacity(256 << 20).nccl_release(NCCL_2_28_9);
+        let machine = machine.start().unwrap();
+        // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+        let (cuda, nccl) = unsafe {
+            (cuda_driver::sys::Api::from_parts(machine.cuda()), nccl_sys::Api::from_parts(machine.nccl()))
+        };
+        let context =
+            Driver::new(cuda.unwrap()).unwrap().device(rank as u32).unwrap().retain_primary().unwrap();
+        let world = ProcessGroup::builder()
+            .rank(rank)
+            .world_size(RANKS)
+            .store(Arc::new(TcpStore::connect(&address, far()).unwrap()))
+            .context(&context)
+            .nccl(&Nccl::new(nccl.unwrap()))
+            .timeout(Duration::from_secs(60))
+            .build()
+            .unwrap();
+        let store = Arc::new(Fatal { inner: TcpStore::connect(&address, far()).unwrap(), left: 0.into() });
+        let domain = Domain::new(store.clone(), 7, rank as u32, 0..RANKS as u32).unwrap();
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        let pool = SymmetricPool::new(&domain, &context, geometry).unwrap();
+        Self { rank, machine, world, store, pool }
+    }
+
+    fn meet(&self, name: &str) {
+        barrier(&self.store.inner, name, self.rank, RANKS, far()).unwrap();
+    }
+
+    /// Ends all groups by force, and looks whether anything is left.
+    fn leave(self, others: Vec<ProcessGroup>) {
+        let Self { machine, world, store, pool, .. } = self;
+        drop((pool, store));
+        for group in others.into_iter().chain([world]) {
+            group.abort(soon()).unwrap();
+        }
+        process_group::comm::wait_for_dropped(soon());
+        machine.finish().unwrap();
+    }
+}
+
+/// The body of a rank, when it is started by one of the tests below.
+#[test]
+fn one_rank() {
+    let Ok(case) = env::var("SYMM_MEM_TEST_CASE") else { return };
+    match case.split_once(' ').unwrap_or((&case, "")) {
+        ("next", _) => local::sweep(),
+        ("order", dp_first) => commit_in_order(dp_first),
+        (what, nth) => commit_with_a_victim(what, nth.parse().unwrap()),
+    }
+}
+
+/// Commits for the rank's neighbour (TP) and for its stride (DP), that one first if the rank's digit of `dp_first` is 1.
+fn commit_in_order(dp_first: &str) {
+    let member = Member::join();
+    let split = |name: &str, color: usize| {
+        let request = Request::Color { color: Some(color as u32), key: member.rank as i64 };
+        member.world.split(name, &request).unwrap().unwrap()
+    };
+    let (tp, dp) = (split("tp", member.rank / 2), split("dp", member.rank % 2));
+    let block = member.pool.allocate(1 << 20).unwrap();
+    let circle = matches!(dp_first, "1001" | "0110");
+    let deadline = Duration::from_secs(if circle { 8 } else { 100 });
+    let options = CommitOptions::default().deadline(deadline);
+    let groups = match dp_first.as_bytes()[member.rank] {
+        b'1' => [&dp, &tp],
+        _ => [&tp, &dp],
+    };
+    member.meet("ready");
+    let results = groups.map(|group| member.pool.commit(group, options));
+    let said = format!("{:?}", results[0].as_ref().map_err(CommitError::refusal).map(|it| it.windows));
+    match (&results, circle) {
+        ([Ok(first), Ok(second)], false) => assert_eq!((first.windows, second.windows), (1, 1)),
+        ([Err(first), Err(second)], true) => {
+            let Some(Refusal::SyncTimeout { circle, .. }) = first.refusal() else { panic!("{first}") };
+            assert!(circle.iter().map(|waiting| waiting.rank).eq(0..RANKS as u32), "{first}");
+            // Who comes late finds what was decided without it.
+            assert_eq!(second.name(), "SyncTimeout", "{second}");
+            member
+                .store
+                .inner
+                .set(&format!("said/{}", member.rank), format!("{circle:?}").as_bytes())
+                .unwrap();
+            let of = |rank| member.store.inner.get(&format!("said/{rank}"), far()).unwrap();
+            assert_eq!(of(0), of(member.rank), "every rank of the circle is told the same");
+        }
+        _ => panic!("rank {} in the order {dp_first}: {results:?}, {said}", member.rank),
+    }
+    member.meet("end");
+    drop(block);
+    member.leave(vec![tp, dp]);
+}
+
+/// Commits once well, and once while a rank is killed at the `nth` call of `what`: of the store, or of the library.
+fn commit_with_a_victim(what: &str, nth: u64) {
+    let before = descriptors();
+    let member = Member::join();
+    let first = member.pool.allocate(2 << 20).unwrap();
+    let long = CommitOptions::default().deadline(Duration::from_secs(100));
+    assert_eq!(member.pool.commit(&member.world, long).unwrap().windows, 1);
+    let second = member.pool.allocate(2 << 20).unwrap();
+    member.meet("ready");
+    if member.rank == VICTIM {
+        match what {
+            "store" => member.store.left.store(nth, Ordering::Relaxed),
+            call => member.machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
+        }
+    }
+    let result = member.pool.commit(&member.world, long.deadline(Duration::from_secs(12)));
+    assert_ne!(member.rank, VICTIM, "it was to be killed at {what} {nth}, and came to {result:?}");
+    match &result {
+        // It died when it had read that all was well, or before anybody could notice; or the watchdog was faster.
+        Ok(_) | Err(CommitError::GroupOver { .. }) => {}
+        Err(CommitError::Refused { refusal: Refusal::SyncTimeout { missing, .. }, .. }) => {
+            assert!(missing.iter().any(|absentee| absentee.rank == VICTIM as u32), "{missing:?}");
+        }
+        Err(CommitError::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
+            assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
+        }
+        Err(CommitError::Poisoned { poison: Poison::RegistrationFailed { .. }, .. }) => {}
+        Err(other) => panic!("{what} {nth}: {other}"),
+    }
+    drop((result, first, second));
+    member.leave(Vec::new());
+    // Threads that are about to end close theirs.
+    let late = soon();
+    while descriptors() > before && !late.expired() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(descriptors() <= before, "{what} {nth}: descriptors are left");
+}
+
+/// Runs a case; whether each rank ended well.
+fn run(case: &str) -> Vec<bool> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = TcpStore::host(0).unwrap();
+    let start = |rank| start_in(module_path!(), case, rank, &store, folder.path());
+    let mut ranks: Vec<Child> = (0..RANKS).map(start).collect();
+    let ended = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
+    // Survivors that have noticed have removed what the dead has left; else whoever comes next does.
+    assert!(start_in(module_path!(), "next", 0, &store, folder.path()).wait().unwrap().success());
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{case}: {left:?} is left");
+    ended
+}
+
+/// Runs cases two at a time: they wait more than they work.
+fn run_all(cases: &[String], check: impl Fn(&str, Vec<bool>) + Sync) {
+    let next = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    check(case, run(case));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn processes_commit_in_any_order_or_are_all_told_of_the_circle() {
+    let orders = ["0000", "0010", "1011", "1111", "1001", "0110"];
+    let cases: Vec<String> = orders.iter().map(|order| format!("order {order}")).collect();
+    run_all(&cases, |case, ended| assert_eq!(ended, [true; RANKS], "{case}"));
+}
+
+#[test]
+fn a_rank_that_is_killed_at_any_step_of_a_commit_leaves_nothing_and_keeps_nobody() {
+    let calls = ["ncclGroupStart 1", "ncclCommWindowRegister 1", "ncclGroupEnd 1"].map(str::to_owned);
+    let cases: Vec<String> = (1..=8).map(|nth| format!("store {nth}")).chain(calls).collect();
+    run_all(&cases, |case, ended| {
+        for (rank, well) in ended.into_iter().enumerate() {
+            assert_eq!(well, rank != VICTIM, "rank {rank} of {case}");
+        }
+    });
+}
