@@ -96,7 +96,8 @@ impl Rank<'_> {
             transfers.round(&self, round)?;
             self.say(String::new);
         }
-        drop((commits, signals, transfers, rendezvous));
+        transfers.close();
+        drop((commits, signals, rendezvous));
         drop(current);
         let Self { world, groups: [first, second], .. } = self;
         for group in [second, first, world] {

@@ -1,13 +1,16 @@
-//! Memory from rank 0 to rank 1 and both ways at once: by signals and copy engines, by copy engines alone, by NCCL's messages.
+//! Memory from rank 0 to rank 1 and both ways at once: by an exchanged plan, by copy engines alone, by NCCL's messages.
 
 use cuda_driver::{DevicePtr, Stream, StreamFlags};
 use process_group::comm::{Communicator, DataType};
-use symm_mem::rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, SymmetricMemory};
+use symm_mem::{
+    exchange::{Exchange, ExchangeOptions, Memory, Part, Plan},
+    rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, SymmetricMemory},
+};
 
 use super::{
     Rank,
     signals::PATIENCE,
-    support::{Result, timed},
+    support::{Result, far, timed},
 };
 
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20];
@@ -17,9 +20,9 @@ const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 <
 enum Way {
     /// Copies alone: nobody is told.
     CopyEngine,
-    /// The sender copies, then signals.
+    /// The sender copies, once the receiver is ready.
     Put,
-    /// The sender signals, then the receiver copies.
+    /// The receiver copies, once the sender is ready.
     Get,
     /// Messages of one communicator.
     Messages,
@@ -45,19 +48,47 @@ const BOTH_WAYS: [Way; 5] = [Way::CopyEngine, Way::Put, Way::Get, Way::Messages,
 pub(crate) struct Transfers {
     /// One half to send from, one to receive into.
     memory: SymmetricMemory,
+    exchange: Exchange,
+    /// Of ranks 0 and 1: for each size the puts of both, then the gets from both.
+    plan: Option<Plan>,
     /// For what is sent, and for what is received.
     streams: [Stream; 2],
 }
 
 impl Transfers {
     pub(crate) fn new(rank: &Rank<'_>, rendezvous: &Rendezvous) -> Result<Self> {
-        let memory = CudaAllocator::new(rank.context)?.allocate(2 * sizes(rank).last().unwrap_or(&0))?;
+        let half = *sizes(rank).last().ok_or("no sizes")?;
+        let memory = CudaAllocator::new(rank.context)?.allocate(2 * half)?;
+        let all = Memory::from(&memory);
         let memory = rendezvous.rendezvous(&memory)?;
+        let exchange = Exchange::new(rendezvous, ExchangeOptions::default())?;
+        let plan = if rank.rank < 2 {
+            let mut transfers = Vec::new();
+            for bytes in sizes(rank).iter().copied() {
+                let (source, target) = (all.part(0, bytes)?, all.part(half, bytes)?);
+                for (to, from) in [(Part::PutTo, Part::PutFrom), (Part::GetBy, Part::GetFrom)] {
+                    for sender in 0..2 {
+                        let (part, memory) =
+                            if sender == rank.rank { (to, &source) } else { (from, &target) };
+                        transfers.push(exchange.transfer(1 - rank.rank, part, memory)?);
+                    }
+                }
+            }
+            Some(exchange.exchange_among(&[0, 1], "transfers", &transfers)?)
+        } else {
+            None
+        };
         let stream = || Stream::new(rank.context, StreamFlags::NON_BLOCKING);
-        let transfers = Self { memory, streams: [stream()?, stream()?] };
+        let transfers = Self { memory, exchange, plan, streams: [stream()?, stream()?] };
         // Messages connect with the first.
         transfers.round_of(rank, 0, false)?;
         Ok(transfers)
+    }
+
+    /// Lets the peers' memory go.
+    pub(crate) fn close(self) {
+        drop((self.plan, self.memory));
+        self.exchange.close(far());
     }
 
     pub(crate) fn round(&self, rank: &Rank<'_>, round: usize) -> Result<()> {
@@ -65,12 +96,12 @@ impl Transfers {
     }
 
     fn round_of(&self, rank: &Rank<'_>, round: usize, told: bool) -> Result<()> {
-        for bytes in sizes(rank).iter().copied() {
+        for (at, bytes) in sizes(rank).iter().copied().enumerate() {
             for (directions, ways) in [("one way", &ONE_WAY[..]), ("both ways", &BOTH_WAYS)] {
                 // Who comes first changes: what it finds is left by another.
                 for turn in 0..ways.len() {
                     let way = ways[(round + turn) % ways.len()];
-                    let ns = self.time(rank, way, bytes, directions == "both ways")?;
+                    let ns = self.time(rank, way, at, directions == "both ways")?;
                     if told {
                         rank.say(|| format!("{} {directions}\t{}\t{ns:.0}", size(bytes), way.name()));
                     }
@@ -80,13 +111,14 @@ impl Transfers {
         Ok(())
     }
 
-    /// ns of a transfer of so many bytes in each direction; others than ranks 0 and 1 look on.
-    fn time(&self, rank: &Rank<'_>, way: Way, bytes: usize, both: bool) -> Result<f64> {
+    /// ns of a transfer of the size at a place in each direction; others than ranks 0 and 1 look on.
+    fn time(&self, rank: &Rank<'_>, way: Way, at: usize, both: bool) -> Result<f64> {
+        let bytes = sizes(rank)[at];
         let count = if rank.embedded { 2 } else { ((1 << 30) / bytes).clamp(4, 64) };
         rank.barrier.wait();
         let (us, ()) = timed(|| {
-            if rank.rank < 2 {
-                let transfer = Transfer { all: self, rank, way, bytes };
+            if let Some(plan) = &self.plan {
+                let transfer = Transfer { all: self, plan, rank, way, at, bytes };
                 for _ in 0..count {
                     // Messages of one communicator are in one order on both sides.
                     for sender in if both { 0..2 } else { 0..1 } {
@@ -99,7 +131,7 @@ impl Transfers {
             rank.barrier.wait();
             Ok(())
         })?;
-        self.memory.check()?;
+        self.plan.as_ref().map_or(Ok(()), Plan::check)?;
         Ok(us * 1e3 / count as f64)
     }
 }
@@ -107,8 +139,11 @@ impl Transfers {
 /// One transfer, from the side of one rank.
 struct Transfer<'a> {
     all: &'a Transfers,
+    plan: &'a Plan,
     rank: &'a Rank<'a>,
     way: Way,
+    /// The place of its size.
+    at: usize,
     bytes: usize,
 }
 
@@ -129,24 +164,24 @@ impl Transfer<'_> {
         if second { self.rank.groups[0].communicator() } else { self.rank.world.communicator() }
     }
 
-    /// A signal from one rank to the other: of its own channel for each, so that directions do not wait for each other.
-    fn channel(&self, sender: usize) -> u32 {
-        2 + sender as u32
+    /// Its place in the plan, for what goes from a rank.
+    fn place(&self, sender: usize) -> usize {
+        4 * self.at + 2 * usize::from(self.way == Way::Get) + sender
     }
 
     fn send(&self) -> Result<()> {
-        let (mine, peer, memory, stream) =
-            (self.rank.rank, self.peer(), &self.all.memory, &self.all.streams[0]);
-        let (from, to) = (self.half(mine, 0)?, self.half(peer, 1)?);
-        // SAFETY: both halves are as long and stay until the streams are done; nobody reads what is written before that.
+        let (mine, peer, plan, stream) = (self.rank.rank, self.peer(), self.plan, &self.all.streams[0]);
+        let (from, to, place) = (self.half(mine, 0)?, self.half(peer, 1)?, self.place(mine));
+        // SAFETY: both halves are as long and stay until the streams are done; nobody reads what is written before that,
+        // and nobody writes what is read.
         unsafe {
             match self.way {
                 Way::CopyEngine => stream.copy(to, from, self.bytes)?,
-                Way::Put => {
-                    stream.copy(to, from, self.bytes)?;
-                    memory.put_signal(stream, peer, self.channel(mine), PATIENCE)?;
+                Way::Put => plan.put(place, stream, PATIENCE)?,
+                Way::Get => {
+                    plan.ready(place, stream)?;
+                    plan.wait(place, stream, PATIENCE)?;
                 }
-                Way::Get => memory.put_signal(stream, peer, self.channel(mine), PATIENCE)?,
                 Way::Messages | Way::TwoCommunicators => {
                     self.communicator(mine).send(from, self.bytes, DataType::U8, peer, stream)?;
                 }
@@ -156,18 +191,17 @@ impl Transfer<'_> {
     }
 
     fn receive(&self) -> Result<()> {
-        let (mine, peer, memory, stream) =
-            (self.rank.rank, self.peer(), &self.all.memory, &self.all.streams[1]);
-        let to = self.half(mine, 1)?;
+        let (mine, peer, plan, stream) = (self.rank.rank, self.peer(), self.plan, &self.all.streams[1]);
+        let (to, place) = (self.half(mine, 1)?, self.place(peer));
         // SAFETY: as above.
         unsafe {
             match self.way {
                 Way::CopyEngine => {}
-                Way::Put => memory.wait_signal(stream, peer, self.channel(peer), PATIENCE)?,
-                Way::Get => {
-                    memory.wait_signal(stream, peer, self.channel(peer), PATIENCE)?;
-                    stream.copy(to, self.half(peer, 0)?, self.bytes)?;
+                Way::Put => {
+                    plan.ready(place, stream)?;
+                    plan.wait(place, stream, PATIENCE)?;
                 }
+                Way::Get => plan.get(place, stream, PATIENCE)?,
                 Way::Messages | Way::TwoCommunicators => {
                     self.communicator(peer).recv(to, self.bytes, DataType::U8, peer, stream)?;
                 }
