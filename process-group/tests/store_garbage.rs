@@ -129,9 +129,15 @@ proptest! {
         }
         let mut set = Vec::new();
         Request::Set { key: b"a key".to_vec(), value: Vec::new() }.encode(&mut set);
-        prop_assert_eq!(server.step(server::Input::Accepted(3), NOW), []);
+        // Who holds much gives way to who comes.
+        let mut others = |input: server::Input<'_>| {
+            let mut outputs = server.step(input, NOW);
+            outputs.retain(|output| !matches!(output, server::Output::Close(2, _)));
+            outputs
+        };
+        prop_assert_eq!(others(server::Input::Accepted(3)), []);
         let set = [GREETING, &set].concat();
-        prop_assert_eq!(server.step(server::Input::Received(3, &set), NOW), [server::Output::Send(1)]);
+        prop_assert_eq!(others(server::Input::Received(3, &set)), [server::Output::Send(1)]);
         prop_assert_eq!(server.unsent(1), [0]);
     }
 
