@@ -180,7 +180,7 @@ if [ "$what" = all ] || [ "$what" = benches ]; then
     echo "== bench symm"
     ./xtask bench symm ${ranks:+--ranks "$ranks"} || failed=1
     for bench in benches/*; do
-        case $bench in benches/caching-alloc-alloc | benches/symm-mem-*) continue ;; esac
+        case $bench in benches/caching-alloc-alloc | benches/symm-mem-pool | benches/symm-mem-symm) continue ;; esac
         echo "== $bench"
         "$bench" ${ranks:+"$ranks"} || failed=1
     done
