@@ -1,4 +1,4 @@
-//! Devices: what there is, and what it can do. Modelled after an H200, without multicast and fabric handles.
+//! Devices: what there is, and what it can do. Modelled after an H200, without multicast, and with fabric handles only where the world grants them.
 
 use std::ffi::{c_char, c_int};
 
@@ -41,7 +41,11 @@ abi! {
     }
 
     call fn cuDeviceGetAttribute(machine, out: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) {
-        put!(out, value_of(attribute, machine.device(device)?)?)?;
+        let value = match attribute {
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED if machine.fabric => 1,
+            other => value_of(other, machine.device(device)?)?,
+        };
+        put!(out, value)?;
     }
 
     call fn cuDeviceGetPCIBusId(machine, out: *mut c_char, len: c_int, device: CUdevice) {

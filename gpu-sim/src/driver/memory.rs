@@ -135,7 +135,7 @@ abi! {
 pub(super) fn allocate(machine: &Machine, device: usize, bytes: u64, kind: Kind) -> Answer<CUdeviceptr> {
     let room = round_up(bytes, PAGE).filter(|_| bytes > 0);
     let room = room.ok_or_else(|| Refusal::invalid(format!("an allocation of {bytes} bytes")))?;
-    let physical = machine.devices[device].arena.allocate(room, false)?;
+    let physical = machine.devices[device].arena.allocate(room, 0)?;
     Ok(machine.memory.space().insert_whole(machine.memory.region(), physical, bytes, kind)?)
 }
 
@@ -227,8 +227,8 @@ fn describe(
             put!(data.cast::<u8>(), plain.into())?;
         }
         A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES if known => {
-            let exportable = virtual_ && mapped.as_ref().is_some_and(|m| m.physical.is_exportable());
-            put!(data.cast::<u64>(), u64::from(exportable))?;
+            let kinds = mapped.as_ref().filter(|_| virtual_).map_or(0, |m| m.physical.kinds());
+            put!(data.cast::<u64>(), u64::from(kinds))?;
         }
         A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE if known => put!(data.cast::<u64>(), 0)?,
         A::CU_POINTER_ATTRIBUTE_BUFFER_ID if mapped.is_some() => {

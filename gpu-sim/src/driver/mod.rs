@@ -5,7 +5,7 @@
 //! contexts. Kernels run as the host functions registered under their names; of PTX the names of kernels and variables
 //! are read.
 //!
-//! There, and answering that they are not supported: fabric handles, and events and pools shared between processes.
+//! There, and answering that they are not supported: fabric handles unless the world grants them, and events and pools shared between processes.
 //!
 //! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
 //! notes; no lock is held while it waits.
@@ -17,6 +17,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod fabric;
 mod function;
 mod graph;
 mod init;

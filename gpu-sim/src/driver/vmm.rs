@@ -13,8 +13,11 @@ use crate::abi::{Answer, Refusal};
 use crate::memory::{Access, GRANULARITY, Kind, Physical};
 use crate::world::Machine;
 
+use super::fabric;
+
 const POSIX_FD: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const FABRIC: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
 
 abi! {
     call fn cuMemGetAllocationGranularity(
@@ -28,14 +31,14 @@ abi! {
         machine, out: *mut CUmemGenericAllocationHandle, bytes: usize, properties: *const CUmemAllocationProp,
         flags: c_ulonglong,
     ) {
-        let (device, exportable) = requested(machine, &get!(properties)?)?;
+        let (device, kinds) = requested(machine, &get!(properties)?)?;
         let bytes = bytes as u64;
         if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Refusal::invalid(format!(
                 "{bytes} bytes with flags {flags}: the size must be a multiple of {GRANULARITY}, the flags 0"
             )));
         }
-        let physical = machine.devices[device].arena.allocate(bytes, exportable)?;
+        let physical = machine.devices[device].arena.allocate(bytes, kinds)?;
         put!(out, machine.memory.handles().add(physical))?;
     }
 
@@ -60,7 +63,7 @@ abi! {
         let physical = machine.memory.handles().get(handle)?.clone();
         // What was asked for at creation; imported memory was not created here.
         let asked = physical.is_exportable() && !physical.is_imported();
-        let handles = if asked { POSIX_FD } else { CUmemAllocationHandleType::default() };
+        let handles = CUmemAllocationHandleType(if asked { physical.kinds() } else { 0 });
         put!(out, CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
             requestedHandleTypes: handles,
@@ -121,12 +124,16 @@ abi! {
         machine, out: *mut c_void, handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType,
         flags: c_ulonglong,
     ) {
-        check_kind(kind)?;
+        check_kind(machine, kind)?;
         let physical = machine.memory.handles().get(handle)?.clone();
-        if flags != 0 || !physical.is_exportable() {
+        if flags != 0 || physical.kinds() & kind.0 == 0 {
             return Err(Refusal::invalid(format!(
-                "exporting {handle:#x} with flags {flags}: the flags must be 0, and the memory created with a shareable handle type"
+                "exporting {handle:#x} with flags {flags}: the flags must be 0, and the memory created with that shareable handle type"
             )));
+        }
+        if kind == FABRIC {
+            let word = fabric::export(&physical).map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, e))?;
+            return put!(out.cast::<[u8; 64]>(), word);
         }
         let file = physical.file().try_clone_to_owned();
         let file = file.map_err(|e| Refusal::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, format!("duplicating the memory's file: {e}")))?;
@@ -136,7 +143,14 @@ abi! {
     call fn cuMemImportFromShareableHandle(
         machine, out: *mut CUmemGenericAllocationHandle, file: *mut c_void, kind: CUmemAllocationHandleType,
     ) {
-        check_kind(kind)?;
+        check_kind(machine, kind)?;
+        if kind == FABRIC {
+            let word = get!(file.cast::<[u8; 64]>().cast_const())?;
+            let file = fabric::open(&word).map_err(|e| Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, e))?;
+            let physical = Physical::import(file, None)?;
+            machine.device(physical.device() as i32)?;
+            return put!(out, machine.memory.handles().add(physical));
+        }
         // The number of a descriptor in a pointer's place: 0 is NULL, and refused as such.
         let number = RawFd::try_from(file as i64).ok().filter(|&n| n > 0);
         let number = number
@@ -150,17 +164,19 @@ abi! {
     }
 }
 
-/// The device that memory is asked of, and whether it shall be exportable.
-fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> Answer<(usize, bool)> {
+/// The device that memory is asked of, and in which ways it shall be exportable.
+fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> Answer<(usize, u32)> {
     if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(Refusal::invalid(format!("memory of type {:?} is not modelled", properties.type_)));
     }
-    let exportable = match properties.requestedHandleTypes {
-        POSIX_FD => true,
-        CUmemAllocationHandleType(0) => false,
-        other => return Err(Refusal::unsupported(format!("handle types {other:?} are not modelled"))),
-    };
-    Ok((device_of(machine, &properties.location)?, exportable))
+    let kinds = properties.requestedHandleTypes.0;
+    let granted = POSIX_FD.0 | if machine.fabric { FABRIC.0 } else { 0 };
+    if kinds & !granted != 0 {
+        return Err(Refusal::unsupported(format!(
+            "memory with handles of types {kinds:#x}: there are {granted:#x}"
+        )));
+    }
+    Ok((device_of(machine, &properties.location)?, kinds))
 }
 
 pub(super) fn device_of(machine: &Machine, at: &CUmemLocation) -> Answer<usize> {
@@ -180,9 +196,10 @@ pub(super) fn access_of(flags: CUmemAccess_flags) -> Answer<Access> {
     }
 }
 
-fn check_kind(kind: CUmemAllocationHandleType) -> Answer {
+fn check_kind(machine: &Machine, kind: CUmemAllocationHandleType) -> Answer {
     match kind {
         POSIX_FD => Ok(()),
+        FABRIC if machine.fabric => Ok(()),
         other => Err(Refusal::unsupported(format!("shareable handles of type {other:?} are not modelled"))),
     }
 }

@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use access::Access;
 pub(crate) use handles::Handles;
 pub(crate) use host::HostMemory;
-pub(crate) use physical::{Arena, Physical};
+pub(crate) use physical::{AS_DESCRIPTOR, Arena, Physical};
 pub(crate) use region::Region;
 pub(crate) use space::{Kind, Mapped, Space};
 pub(crate) use view::{Accessor, Place, classify, view_as};

@@ -16,6 +16,9 @@ use crate::sched::Signal;
 const ARENA: u64 = 1 << 62;
 /// What every file has behind its memory: a page with the [`Signal`] of writes to any of it.
 const TAIL: u64 = PAGE;
+
+/// Memory that may leave the process as a file descriptor.
+pub(crate) const AS_DESCRIPTOR: u32 = 1;
 /// How the names of our memfds begin; `/proc/self/fd` shows them, so an importer knows what it was given.
 const NAME: &str = "gpu-sim-device-";
 
@@ -40,8 +43,8 @@ pub(crate) struct Physical {
     written: Arc<Written>,
     /// The arena it is counted in; `None` for another process's memory.
     arena: Option<Arc<Arena>>,
-    /// Whether it has a file of its own, to be exported.
-    exportable: bool,
+    /// In which ways it may leave the process, as bits of `CUmemAllocationHandleType`; if in any, it has a file of its own.
+    kinds: u32,
 }
 
 impl Arena {
@@ -81,14 +84,10 @@ impl Arena {
         Ok(self.file.get_or_init(|| (Arc::new(file), written)).clone())
     }
 
-    /// `size` bytes (a multiple of the page). `exportable` memory gets a file of its own.
-    pub(crate) fn allocate(
-        self: &Arc<Self>,
-        size: u64,
-        exportable: bool,
-    ) -> Result<Arc<Physical>, MemoryError> {
+    /// `size` bytes (a multiple of the page). Memory that may leave the process, in the ways of `kinds`, gets a file of its own.
+    pub(crate) fn allocate(self: &Arc<Self>, size: u64, kinds: u32) -> Result<Arc<Physical>, MemoryError> {
         self.take(size)?;
-        let made = if exportable {
+        let made = if kinds != 0 {
             memfd(self.device, size).and_then(|file| Ok((Written::of(&file, size)?, Arc::new(file), 0)))
         } else {
             let offset = || self.next.fetch_add(size.next_multiple_of(GRANULARITY), SeqCst);
@@ -102,7 +101,7 @@ impl Arena {
                 offset,
                 written,
                 arena: Some(self.clone()),
-                exportable,
+                kinds,
             })),
             Err(source) => {
                 self.used.fetch_sub(size, SeqCst);
@@ -135,9 +134,14 @@ impl Physical {
         &self.written
     }
 
-    /// Whether it may leave the process as a file descriptor.
+    /// Whether it may leave the process.
     pub(crate) fn is_exportable(&self) -> bool {
-        self.exportable
+        self.kinds != 0
+    }
+
+    /// In which ways, as bits of `CUmemAllocationHandleType`.
+    pub(crate) fn kinds(&self) -> u32 {
+        self.kinds
     }
 
     /// Whether it came as a file descriptor.
@@ -159,15 +163,15 @@ impl Physical {
         }
         let written = Written::of(&file, whole)
             .map_err(|source| MemoryError::Host { what: "mapping the signal of imported memory", source })?;
-        let exportable = part.is_none();
-        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, written, arena: None, exportable }))
+        let kinds = if part.is_none() { AS_DESCRIPTOR } else { 0 };
+        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, written, arena: None, kinds }))
     }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
         let Some(arena) = &self.arena else { return };
-        if !self.exportable {
+        if self.kinds == 0 {
             // What the arena's file holds there is returned to the host; failing costs memory, not correctness,
             // since offsets are not used twice.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

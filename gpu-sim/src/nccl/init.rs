@@ -87,7 +87,7 @@ fn join(
 /// first use.
 fn furnish(machine: &Machine, comm: &Comm) -> Result {
     let arena = &machine.devices[comm.device].arena;
-    let take = |bytes: u64| arena.allocate(bytes, false).map_err(|error| cuda(Refusal::from(error)));
+    let take = |bytes: u64| arena.allocate(bytes, 0).map_err(|error| cuda(Refusal::from(error)));
     let scratch = Scratch {
         persistent: take(GRANULARITY)?,
         buffers: take(GRANULARITY * (comm.size as u64 - 1).max(1))?,

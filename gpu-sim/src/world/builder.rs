@@ -22,11 +22,19 @@ pub struct Builder {
     pub(super) nccl_release: i32,
     pub(super) seed: Option<u64>,
     pub(super) mode: Mode,
+    pub(super) fabric: bool,
 }
 
 impl Default for Builder {
     fn default() -> Self {
-        Self { devices: 1, capacity: 80 << 30, nccl_release: 22809, seed: None, mode: Mode::Strict }
+        Self {
+            devices: 1,
+            capacity: 80 << 30,
+            nccl_release: 22809,
+            seed: None,
+            mode: Mode::Strict,
+            fabric: false,
+        }
     }
 }
 
@@ -46,6 +54,12 @@ impl Builder {
     /// The NCCL release to behave as, as `ncclGetVersion` codes it (2.28.9 is 22809).
     pub fn nccl_release(mut self, code: i32) -> Self {
         self.nccl_release = code;
+        self
+    }
+
+    /// Grant fabric handles, as a host does whose fabric is set up.
+    pub fn fabric(mut self) -> Self {
+        self.fabric = true;
         self
     }
 

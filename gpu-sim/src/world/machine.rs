@@ -19,6 +19,8 @@ use crate::stream::Streams;
 pub(crate) struct Machine {
     pub(crate) id: u64,
     pub(crate) mode: Mode,
+    /// Whether fabric handles are granted.
+    pub(crate) fabric: bool,
     pub(crate) nccl_release: i32,
     pub(crate) sched: Scheduler,
     pub(crate) faults: Faults,
@@ -79,6 +81,7 @@ impl Machine {
         Ok(Self {
             id,
             mode: settings.mode,
+            fabric: settings.fabric,
             nccl_release: settings.nccl_release,
             sched,
             faults: Faults::default(),

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Driver, sys::Api};
+use cuda_driver::{Driver, sys::Api, vmm::HandleTypes};
 use gpu_sim::{Action, Injection, World};
 use process_group::{
     local,
@@ -142,16 +142,23 @@ fn one_rank() {
     }
     let rank: usize = env::var("SYMM_MEM_TEST_RANK").unwrap().parse().unwrap();
     let address = env::var("SYMM_MEM_TEST_STORE").unwrap();
-    let world = World::builder().devices(RANKS).capacity(256 << 20).start().unwrap();
+    let world = World::builder().devices(RANKS).capacity(256 << 20);
+    let by_fabric = case.starts_with("fabric");
+    let world = if by_fabric { world.fabric() } else { world }.start().unwrap();
     // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
     let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
     let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
     let store = Arc::new(Fatal { inner: TcpStore::connect(&address, far()).unwrap(), left: 0.into() });
     let meet = |name: &str, ranks| barrier(&store.inner, name, rank, ranks, far()).unwrap();
     let info = GroupInfo::new("processes", rank, 0..RANKS as u32, store.clone()).unwrap();
-    let allocator = CudaAllocator::new(&context).unwrap();
-
     let long = RendezvousOptions::default().deadline(Duration::from_secs(100));
+    let (allocator, long) = match by_fabric {
+        // No descriptor goes from process to process.
+        true => {
+            (CudaAllocator::with_handles(&context, HandleTypes::FABRIC), long.handles(HandleTypes::FABRIC))
+        }
+        false => (CudaAllocator::new(&context).unwrap(), long),
+    };
     let first = Rendezvous::new(info.clone(), &context, long).unwrap();
     let memory = allocator.allocate(4096).unwrap();
     let symmetric = first.rendezvous(&memory).unwrap();
@@ -161,7 +168,7 @@ fn one_rank() {
     drop((symmetric, memory));
     let (what, nth) = case.split_once(' ').unwrap_or((&case, "0"));
     let nth: u64 = nth.parse().unwrap();
-    if what == "well" {
+    if what == "well" || by_fabric {
         for _ in 0..nth {
             let memory = allocator.allocate(4096).unwrap();
             each_reads_each(&first.rendezvous(&memory).unwrap(), &meet_next);
@@ -237,6 +244,11 @@ fn kills(case: &str) {
 #[test]
 fn processes_have_the_memory_of_each_other() {
     assert_eq!(run("well 3"), [true; RANKS]);
+}
+
+#[test]
+fn processes_have_the_memory_of_each_other_by_fabric_handle() {
+    assert_eq!(run("fabric 3"), [true; RANKS]);
 }
 
 #[test]

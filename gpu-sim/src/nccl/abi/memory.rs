@@ -7,7 +7,7 @@ use nccl_sys::{ncclComm_t, ncclResult_t, ncclWindow_t};
 
 use super::{Out, call, queued};
 use crate::abi::Refusal;
-use crate::memory::{GRANULARITY, MemoryError, map_for_all, round_up};
+use crate::memory::{AS_DESCRIPTOR, GRANULARITY, MemoryError, map_for_all, round_up};
 use crate::nccl::error::Failure;
 use crate::nccl::group;
 use crate::nccl::window::rules::Era;
@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, size: us
         }
         let bytes = round_up(size as u64, GRANULARITY)
             .ok_or_else(|| Failure::argument(format!("{size} bytes are more than memory has")))?;
-        let physical = machine.devices[device].arena.allocate(bytes, true).map_err(memory)?;
+        let physical = machine.devices[device].arena.allocate(bytes, AS_DESCRIPTOR).map_err(memory)?;
         let handle = machine.memory.handles().add(physical.clone());
         let mapped = map_for_all(machine, &[(handle, physical.clone())]);
         // The mapping keeps the memory.

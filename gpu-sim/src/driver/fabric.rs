@@ -1,0 +1,42 @@
+//! Fabric handles: 64 bytes by which any process finds memory, as long as the one that made it lives.
+//!
+//! They name the exporter's file. Hardware reaches other hosts by them; here all processes are on one.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::memory::Physical;
+
+/// What a handle begins with.
+const MARK: u64 = u64::from_le_bytes(*b"gpusimfb");
+
+/// The handle of `physical`.
+pub(super) fn export(physical: &Physical) -> Result<[u8; 64], String> {
+    let file = physical.file();
+    let stat = rustix::fs::fstat(file).map_err(|error| format!("asking for the memory's file: {error}"))?;
+    let words = [MARK, u64::from(std::process::id()), file.as_raw_fd() as u64, stat.st_ino];
+    let mut handle = [0; 64];
+    for (bytes, word) in handle.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(handle)
+}
+
+/// The file of the memory that a handle names.
+pub(super) fn open(handle: &[u8; 64]) -> Result<OwnedFd, String> {
+    let mut words = handle
+        .chunks_exact(8)
+        .map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
+    let mut next = || words.next().unwrap_or(0);
+    let (mark, process, number, inode) = (next(), next(), next(), next());
+    if mark != MARK {
+        return Err("these 64 bytes are no fabric handle".into());
+    }
+    let path = format!("/proc/{process}/fd/{number}");
+    let gone = |error| format!("the memory of process {process} is gone: {error}");
+    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(gone)?;
+    let stat = rustix::fs::fstat(&file).map_err(gone)?;
+    // The number may be another file's by now.
+    if stat.st_ino == inode { Ok(file) } else { Err(format!("the memory of process {process} is gone")) }
+}
