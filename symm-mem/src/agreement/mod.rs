@@ -5,6 +5,7 @@
 //! - [`decide()`] and [`verdict`]: pure functions of what the members said.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: why there are no windows, the same value on every member.
 //! - [`Commit`]: one member's part in one commit; [`Seat`]: what it remembers between commits.
+//! - [`PlainVote`]: what becomes of segments that have no windows.
 //! - [`Retire`], [`Length`]: the same for what the whole domain does: to retire segments, to agree on a length.
 //!
 //! Not here: stores, communicators, memory, threads. A driver runs the machine in life, and the seeded
@@ -18,6 +19,7 @@ mod history;
 mod length;
 mod machine;
 mod place;
+mod plain;
 mod poison;
 mod record;
 mod refusal;
@@ -38,6 +40,7 @@ pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use length::{Length, Meeting, Next};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
 pub use place::{Errand, Place};
+pub use plain::{Attempt, Plain, PlainVote};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use record::{

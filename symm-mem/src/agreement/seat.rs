@@ -7,8 +7,12 @@ use process_group::group::GroupId;
 use super::{
     hash::chain,
     machine::{Commit, Conclusion, Ending},
+    place::{Errand, Place},
+    plain::{Attempt, PlainVote},
     poison::Poison,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    vote::Vote,
+    wire::Message,
 };
 
 /// What an entry of the log begins with that says of a segment that it was retired; no ordinal.
@@ -134,6 +138,18 @@ impl Seat {
         };
         self.rounds += 1;
         (Commit::new(record, self.members.clone()), segments)
+    }
+
+    /// Begins the vote on the plain registration of what the last commit left without windows, which went so on this
+    /// rank; until then, from its begin, the others are waited for.
+    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
+        let round = self.rounds.saturating_sub(1);
+        let members = self.members.clone();
+        let place = Place { errand: Errand::Commit { group: self.group }, round, members: members.clone() };
+        let prefix = place.vote_prefix(self.pool, "plain");
+        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
+        self.used_keys.extend(vote.keys_to_remove());
+        PlainVote::new(members, vote)
     }
 
     /// Takes over what came of the commit that was about `segments`. Returns the keys that nobody reads any

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `driver` | runs the machine of [`crate::agreement`] over a store |
 //! | `group` | what a commit needs of a group |
+//! | `plain` | registers plainly what could not become windows |
 //! | `turn` | one commit of a communicator at a time |
 //! | `watch` | frees a member that is blocked in a registration which cannot succeed |
 //! | here | what this rank brings, and what becomes of the result |
@@ -12,6 +13,7 @@ pub(crate) mod driver;
 #[cfg(test)]
 mod driver_tests;
 mod group;
+mod plain;
 mod turn;
 mod watch;
 
@@ -31,8 +33,8 @@ use process_group::{
 };
 
 pub use self::group::{CommunicatorGroup, SymmetricGroup};
-pub(crate) use self::turn::Turn;
 use self::{driver::Local, watch::Watch};
+pub(crate) use self::{plain::PlainRegistration, turn::Turn};
 use crate::{
     agreement::{
         Agreed, BlockPlace, Capabilities, Commit, Conclusion, Ending, Enqueued, GroupId, LogPoint, NoWindows,
@@ -105,6 +107,9 @@ pub struct CommitReport {
     /// Why the new segments have no windows: a group of one, or a library without. The same offsets are the same
     /// block on every rank all the same.
     pub without: Option<NoWindows>,
+    /// Whether all members have registered the new segments plainly (`ncclCommRegister`), because they could not become
+    /// windows. Where one cannot, none has: [`SymmetricPool::explain`] says why.
+    pub registered: bool,
     /// With [`Policy::Prefix`]: what was left out and why.
     pub pending: Option<Refusal>,
     /// From the call to the last member's outcome.
@@ -116,6 +121,8 @@ pub(crate) struct Seated {
     pub(crate) seat: Seat,
     /// Why the segments committed from this ordinal on have no windows.
     pub(crate) without: Vec<(u32, NoWindows)>,
+    /// The segments that are not registered plainly either, and why not.
+    pub(crate) unregistered: Vec<(u32, String)>,
     /// What the last commit left out, and why.
     pub(crate) pending: Option<Refusal>,
     /// Where the group's buffers lie in the pool, for groups that compare it.
@@ -127,12 +134,17 @@ impl Seated {
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.seat.forget();
         retired.iter().for_each(|ordinal| self.seat.retire(*ordinal));
-        (self.without, self.pending) = (Vec::new(), None);
+        (self.without, self.unregistered, self.pending) = (Vec::new(), Vec::new(), None);
     }
 
     /// Why segment `ordinal`, which the group has committed, is no window; `None` if it is one.
     pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
         self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+    }
+
+    /// Why segment `ordinal`, which is no window, is not registered plainly either.
+    pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
+        self.unregistered.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, cause)| cause.as_str())
     }
 }
 
@@ -196,7 +208,6 @@ impl SymmetricPool {
             windows: Vec::new(),
         };
         let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
-        let ended = group.standing();
         let windows = member.windows;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
@@ -206,6 +217,19 @@ impl SymmetricPool {
             // What is left behind costs a few bytes in the store, no more; but a store that has failed is asked once.
             let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
         }
+        let (result, failure) = match result {
+            Ok(report)
+                if report.new_segments > 0
+                    && matches!(report.without, Some(NoWindows::Unsupported { .. })) =>
+            {
+                let left = Deadline::after(options.deadline.saturating_sub(begun.elapsed()));
+                let new = &segments[..report.new_segments.min(segments.len())];
+                let (registered, failure) = self.register_plainly(group, &mut seated, new, left);
+                (registered.map(|registered| CommitReport { registered, ..report }), failure)
+            }
+            result => (result, failure),
+        };
+        let ended = group.standing();
         match result {
             Ok(report) => {
                 group.compare_places(seated.places.clone());
@@ -245,7 +269,13 @@ impl SymmetricPool {
         let seat = || {
             let mut seat = Seat::new(self.id(), id, domain.rank(), ranks);
             self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
-            Seated { seat, without: Vec::new(), pending: None, places: self.places_for(id) }
+            Seated {
+                seat,
+                without: Vec::new(),
+                unregistered: Vec::new(),
+                pending: None,
+                places: self.places_for(id),
+            }
         };
         Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
     }
@@ -344,7 +374,17 @@ impl SymmetricPool {
         let new_windows = windows - before;
         self.update_table(|table| table.with_group(group, standings));
         let elapsed = Duration::ZERO;
-        CommitReport { group, new_segments, new_windows, segments, windows, without, pending, elapsed }
+        CommitReport {
+            group,
+            new_segments,
+            new_windows,
+            segments,
+            windows,
+            without,
+            registered: false,
+            pending,
+            elapsed,
+        }
     }
 }
 

@@ -35,6 +35,13 @@ pub enum Why {
     Agreed,
     /// All members have agreed that it lies at the same place everywhere, but not in a window.
     NoWindow(NoWindows),
+    /// The same; and all have agreed not to register it plainly, since one of them cannot.
+    NotRegistered {
+        /// Why it has no window.
+        window: NoWindows,
+        /// Who cannot register it, and why.
+        registration: String,
+    },
     /// It is not in this pool.
     Elsewhere,
     /// It runs out of its segment.
@@ -75,6 +82,12 @@ impl fmt::Display for Explanation {
         match &self.why {
             Why::Agreed => write!(out, ", as the members of group {group} agreed"),
             Why::NoWindow(reason) => write!(out, "; agreed without a window: {reason}"),
+            Why::NotRegistered { window, registration } => {
+                write!(
+                    out,
+                    "; agreed without a window: {window}; nor registered plainly, because of {registration}"
+                )
+            }
             Why::Elsewhere => out.write_str("; it is not in this pool"),
             Why::SpansSegments(error) => write!(out, "; {error}"),
             Why::NotCommitted(None) => write!(out, "; not committed for group {group} yet"),
@@ -89,7 +102,7 @@ impl fmt::Display for Explanation {
 
 impl SymmetricPool {
     /// Which way `group`'s collectives take to the `bytes` at `ptr`, and why. Not collective: it tells what the members
-    /// have agreed on, so a window, or none, is the answer on all of them; plain registration is each rank's own.
+    /// have agreed on, so a window, plain registration or none is the answer on all of them.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };
@@ -114,7 +127,13 @@ impl SymmetricPool {
             let seated = lock(&seated);
             match (seated.seat.poison(), seated.why_without(placement.ordinal)) {
                 (Some(poison), _) => Why::Poisoned(poison.clone()),
-                (None, Some(reason)) if standing == Standing::Agreed => Why::NoWindow(reason.clone()),
+                (None, Some(window)) if standing == Standing::Agreed || standing == Standing::Registered => {
+                    let window = window.clone();
+                    match seated.why_unregistered(placement.ordinal) {
+                        Some(cause) => Why::NotRegistered { window, registration: cause.to_owned() },
+                        None => Why::NoWindow(window),
+                    }
+                }
                 (None, _) => Why::NotCommitted(seated.pending.clone()),
             }
         });

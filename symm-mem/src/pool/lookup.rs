@@ -1,9 +1,11 @@
 //! From an address to its segment and to what a group may do with it.
 
+use std::sync::Arc;
+
 use caching_alloc::core::symmetric::Placement;
 use process_group::comm::Window;
 
-use crate::agreement::GroupId;
+use crate::{agreement::GroupId, commit::PlainRegistration};
 
 /// What a segment is to a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +14,8 @@ pub enum Standing {
     Pending,
     /// All members have it at the same place, without a window.
     Agreed,
+    /// All members have it at the same place, without a window, and have registered it plainly.
+    Registered,
     /// All members have it as this window.
     Window {
         /// How many windows the group's communicator registered before it; equal on all members.
@@ -23,7 +27,7 @@ impl Standing {
     fn serial(&self) -> Option<u64> {
         match self {
             Self::Window { serial } => Some(*serial),
-            Self::Pending | Self::Agreed => None,
+            Self::Pending | Self::Agreed | Self::Registered => None,
         }
     }
 }
@@ -71,6 +75,7 @@ pub(crate) struct Standings {
     standings: Vec<Standing>,
     /// Each with where in it the segment begins.
     windows: Vec<Option<(Window, u64)>>,
+    registered: Vec<(u32, Arc<PlainRegistration>)>,
 }
 
 impl Standings {
@@ -83,6 +88,14 @@ impl Standings {
         }
         self.standings[at] = standing;
         self.windows[at] = window;
+    }
+
+    /// Notes that segment `ordinal`, which was entered without a window, is registered plainly.
+    pub(crate) fn enter_registered(&mut self, ordinal: u32, registration: Arc<PlainRegistration>) {
+        if let Some(standing) = self.standings.get_mut(ordinal as usize) {
+            *standing = Standing::Registered;
+            self.registered.push((ordinal, registration));
+        }
     }
 
     /// How many segments are the group's.
@@ -113,6 +126,7 @@ impl Standings {
         if let Some(window) = self.windows.get_mut(ordinal as usize) {
             *window = None;
         }
+        self.registered.retain(|(at, _)| *at != ordinal);
     }
 
     fn at(&self, ordinal: u32) -> Standing {
@@ -182,6 +196,12 @@ impl Table {
     /// The window of `group` that segment `ordinal` lies in, if it does, and where in it the segment begins.
     pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
         self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
+    }
+
+    /// The plain registration of segment `ordinal` with the communicator of `group`, if there is one.
+    pub(crate) fn registered(&self, ordinal: u32, group: GroupId) -> Option<&Arc<PlainRegistration>> {
+        let registered = &self.standings(group)?.registered;
+        registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
     /// A group in which one of these segments shares its window with others, and these others.

@@ -300,7 +300,7 @@ impl SymmetricPool {
         }
     }
 
-    /// Unmaps the peers' segments, and deregisters the windows of the segments, group by group, in the order in which they were committed. How that
+    /// Unmaps the peers' segments, and deregisters the windows of the segments, or what stands for them, group by group, in the order in which they were committed. How that
     /// went, and how many are gone.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
         // Where peers have them: a peer's memory goes when nobody maps it any more.
@@ -309,6 +309,11 @@ impl SymmetricPool {
         let mut gone = 0;
         for party in parties {
             let id = party.group.id();
+            for registration in ordinals.iter().filter_map(|ordinal| table.registered(*ordinal, id)) {
+                if let Err(error) = registration.deregister(deadline) {
+                    return (Release::Failed { cause: error.to_string() }, gone);
+                }
+            }
             let mut windows: Vec<Window> = ordinals
                 .iter()
                 .filter_map(|ordinal| table.window(*ordinal, id).map(|(window, _)| window.clone()))

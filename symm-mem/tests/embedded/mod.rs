@@ -6,6 +6,7 @@ mod explain;
 pub(crate) mod job;
 mod joined;
 mod places;
+mod plain;
 mod processes;
 mod retire;
 
@@ -144,7 +145,7 @@ fn a_release_without_windows_is_a_uniform_fallback() {
             assert_eq!((report.new_segments, report.windows), (1, 0));
             let found =
                 pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").expect("in the pool");
-            assert_eq!(found.standing, Standing::Agreed);
+            assert_eq!(found.standing, Standing::Registered);
             rank.sum(&bucket, &rank.world);
             // A difference is found all the same.
             let extra = (rank.rank == 2).then(|| pool.allocate(20 << 20).expect("there is room"));

@@ -1,0 +1,95 @@
+//! Groups without windows: plain registration on all members, or on none.
+
+use std::time::Duration;
+
+use gpu_sim::{Action, Injection, World};
+use symm_mem::{NoWindows, Path, Standing, Why};
+
+use super::{NCCL_2_28_3, options, run};
+
+const MIB: u64 = 1 << 20;
+
+/// What two ranks without windows are told of their pool's block.
+fn explained(prepare: impl FnOnce(&World)) -> Vec<(bool, Path, Why)> {
+    run(2, NCCL_2_28_3, prepare, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let report = pool.commit(&rank.world, options()).expect("the ranks agree");
+        assert_eq!((report.new_segments, report.new_windows), (1, 0));
+        rank.sum(&block, &rank.world);
+        let found = pool.explain(block.ptr(), 4, &rank.world);
+        let standing =
+            pool.lookup(block.ptr(), 4, rank.world.id()).expect("in one segment").map(|it| it.standing);
+        let wanted = if report.registered { Standing::Registered } else { Standing::Agreed };
+        assert_eq!(standing, Some(wanted));
+        drop((pool, block));
+        rank.leave();
+        (report.registered, found.path, found.why)
+    })
+}
+
+#[test]
+fn what_cannot_be_a_window_is_registered_plainly_on_all_members() {
+    for (registered, path, why) in explained(|_| {}) {
+        assert!(registered && path == Path::Registered, "{path:?}");
+        assert!(matches!(why, Why::NoWindow(NoWindows::Unsupported { .. })), "{why:?}");
+    }
+}
+
+#[test]
+fn where_one_cannot_register_none_does_and_all_are_told_who() {
+    // The second registration of the job fails, whosever it is.
+    let fail = |world: &World| {
+        world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2));
+    };
+    let told = explained(fail);
+    for (registered, path, why) in &told {
+        assert!(!registered && *path == Path::Plain, "{path:?}");
+        let Why::NotRegistered { window: NoWindows::Unsupported { .. }, registration } = why else {
+            panic!("{why:?}")
+        };
+        assert!(registration.starts_with("rank "), "{registration}");
+    }
+    assert_eq!(told[0].2, told[1].2);
+}
+
+#[test]
+fn a_retired_segment_is_registered_no_more_and_the_others_are() {
+    run(
+        2,
+        NCCL_2_28_3,
+        |_| {},
+        |rank| {
+            let pool = rank.pool();
+            let [first, second] = [0, 1].map(|_| pool.allocate(2 * MIB).expect("there is room"));
+            assert!(pool.commit(&rank.world, options()).expect("the ranks agree").registered);
+            let communicator = rank.world.communicator();
+            assert!(communicator.is_registered(first.ptr(), first.bytes()));
+            let at = first.ptr();
+            drop(first);
+            pool.retire(&[0], &[&rank.world], Duration::from_secs(60)).expect("nothing holds it");
+            assert!(!communicator.is_registered(at, 4));
+            assert!(communicator.is_registered(second.ptr(), second.bytes()));
+            rank.sum(&second, &rank.world);
+            // It stays with the communicator, and goes with it.
+            let at = second.ptr();
+            drop((second, pool));
+            assert!(communicator.is_registered(at, 4));
+            rank.leave();
+        },
+    );
+}
+
+#[test]
+fn a_group_without_windows_that_is_aborted_leaves_nothing_registered() {
+    run(
+        2,
+        NCCL_2_28_3,
+        |_| {},
+        |rank| {
+            let (pool, block) = rank.pool_with_bucket();
+            assert!(pool.commit(&rank.world, options()).expect("the ranks agree").registered);
+            drop((pool, block));
+            rank.abandon();
+        },
+    );
+}
