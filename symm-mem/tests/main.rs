@@ -8,6 +8,7 @@ mod exchange;
 mod hazards;
 mod kernels;
 mod orders;
+pub(crate) mod processes;
 mod rendezvous;
 pub(crate) mod schedule;
 mod seeded_device;
@@ -15,7 +16,7 @@ mod seeded_device;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Kept by who has an embedded machine: one lives in a process at a time.
-fn turn() -> MutexGuard<'static, ()> {
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -13,7 +13,7 @@ use cuda_driver::graph::RelaxedCapture;
 use process_group::store::Deadline;
 
 use super::{
-    Quarantined,
+    Fault, Quarantined,
     core::{Core, closed_key},
     lease::{Lease, Standing},
     shared::Shared,
@@ -71,7 +71,7 @@ impl Closer {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing is outstanding; from the deadline on leases are overdue.
+    /// Waits until nothing is outstanding; from the deadline on plans are given up, and leases are overdue.
     pub(super) fn settle(&self, deadline: Deadline) {
         let mut state = self.lock();
         while self.outstanding.load(Ordering::Acquire) > 0 {
@@ -118,6 +118,12 @@ pub(super) fn run(shared: &Shared) {
         let hurry = state.hurry;
         drop(state);
 
+        if hurry {
+            for core in &closing {
+                core.fail(Fault::Aborted);
+                shared.watch.failed(core);
+            }
+        }
         let idle: Vec<Arc<Core>> = closing.extract_if(.., |core| core.is_idle()).collect();
         for core in idle {
             let lease = farewell(shared, &core);

@@ -1,4 +1,4 @@
-//! A plan's transfers, as those who enqueue them and the clerk know them.
+//! A plan's transfers, as those who enqueue them and the exchange's threads know them.
 
 use std::{
     ops::Range,
@@ -10,7 +10,7 @@ use std::{
 
 use cuda_driver::{DevicePtr, Event, Stream};
 
-use super::{Fault, Memory, handles::Imported, protocol::Part, slots::Words};
+use super::{Fault, Memory, Transfer, handles::Imported, protocol::Part, slots::Words};
 
 /// A plan: its transfers, and what it holds.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Core {
     pub(super) told: AtomicBool,
     /// Whether a graph may wait for toggles.
     pub(super) captured: AtomicBool,
-    /// Operations that the clerk watches.
+    /// Operations that are watched.
     pub(super) pending: AtomicUsize,
 }
 
@@ -48,6 +48,19 @@ pub(super) struct Wire {
     /// The highest count that was waited for.
     pub(super) awaited: AtomicU32,
     pub(super) turn: Mutex<Turn>,
+}
+
+impl Wire {
+    pub(super) fn new(
+        peer: u32,
+        transfer: &Transfer,
+        remote: Option<DevicePtr>,
+        own: Words,
+        theirs: Words,
+    ) -> Self {
+        let (part, memory) = (transfer.part, transfer.memory.clone());
+        Self { peer, part, memory, remote, own, theirs, awaited: AtomicU32::new(0), turn: Mutex::default() }
+    }
 }
 
 /// How far a transfer is.

@@ -12,6 +12,9 @@ use super::{Memory, protocol::AllocationId};
 /// An allocation of a rank of the job. Its number is never used again, so what is open under it is never another.
 pub(super) type Key = (u32, AllocationId);
 
+/// Allocations that are open, as long as this lives.
+pub(super) type Open = HashMap<Key, Arc<Imported>>;
+
 /// A peer's allocation, open here. Closed when dropped.
 #[derive(Debug)]
 pub(super) enum Imported {
@@ -47,7 +50,7 @@ impl Handles {
     }
 
     /// All that is open. While the answer lives, nothing of it is closed.
-    pub(super) fn held(&self) -> HashMap<Key, Arc<Imported>> {
+    pub(super) fn held(&self) -> Open {
         let mut open = self.lock();
         open.retain(|_, imported| imported.strong_count() > 0);
         open.iter().filter_map(|(key, imported)| Some((*key, imported.upgrade()?))).collect()

@@ -28,7 +28,9 @@ use super::{
 ///
 /// All are enqueued and return at once. The operations of one transfer run in the order in which they were enqueued,
 /// whatever their streams; different transfers are independent. On the device a wait is for a word of this device's own
-/// memory, which one peer writes; words count upwards, so a round that is missed cannot be taken for another.
+/// memory, which one peer writes; words count upwards, so a round that is missed cannot be taken for another. A stream that
+/// waits may hold up others of its device that share a queue of the hardware with it: where one device has many streams,
+/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more.
 ///
 /// *Graphs*: what a stream captures uses words of its own, a toggle for each end, which the peer sets and this rank resets:
 /// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other

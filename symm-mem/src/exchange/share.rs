@@ -19,7 +19,7 @@ use process_group::{
 
 use super::{
     Memory, Transfer,
-    handles::{Imported, Key},
+    handles::{Imported, Open},
     protocol::{Export, Record, Way, missing},
 };
 use crate::rendezvous::{
@@ -97,13 +97,13 @@ pub(super) fn open(
     place: usize,
     records: &[Record],
     deadline: Deadline,
-) -> Result<HashMap<Key, Arc<Imported>>, Outcome> {
+) -> Result<Open, Outcome> {
     let Some(me) = records.get(place) else {
         let cause = format!("the decision speaks of {} members, this is {place}", records.len());
         return Err(Outcome::Failed { cause });
     };
     let descriptors = hand_over(context, offer, place, records, deadline)?;
-    let mut opened = HashMap::new();
+    let mut opened = Open::new();
     for (at, peer) in records.iter().enumerate().filter(|(at, _)| *at != place) {
         for number in missing(peer, me) {
             let Some(export) = peer.exports.get(number) else { continue };
@@ -217,4 +217,82 @@ fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, St
         return Err(format!("its handle leads to {found} bytes, expected {bytes}"));
     }
     Ok(Imported::Legacy(imported))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread, time::Duration};
+
+    use cuda_driver::{Driver, sys::Api};
+    use gpu_sim::World;
+
+    use super::*;
+    use crate::{
+        end_to_end::turn,
+        exchange::protocol::{AllocationId, End, Part},
+        rendezvous::protocol::{Readiness, Uuid},
+    };
+
+    fn record(rank: u32, card: Vec<u8>) -> Record {
+        let part = [Part::GetFrom, Part::GetBy][rank as usize];
+        let export = Export {
+            id: AllocationId::Own { number: 5 },
+            bytes: 2 << 20,
+            way: Way::Virtual { descriptor: true, fabric: None },
+            token: u64::MAX,
+        };
+        let export_of = (!part.copies()).then_some(0);
+        Record {
+            rank,
+            plan: "plan".into(),
+            generation: 1,
+            deadline_ms: 1000,
+            readiness: Readiness::Ready,
+            host: 1,
+            process: rank.into(),
+            device: Uuid { low: rank.into(), high: 0 },
+            unreachable: Vec::new(),
+            card,
+            channels: 1,
+            exports: if part.copies() { Vec::new() } else { vec![export] },
+            held: Vec::new(),
+            ends: vec![End { peer: 1 - rank, part, bytes: 64, export: export_of, offset: 0, slot: 0 }],
+        }
+    }
+
+    /// What rank 0 makes of a member that sends a descriptor of nothing, under this name.
+    fn told_of(tag: Tag) -> String {
+        let _turn = turn();
+        let world = World::builder().devices(1).start().unwrap();
+        // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+        let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+        let context = driver.device(0).unwrap().retain_primary().unwrap();
+        let offer = Offer::make(&context, &[]).unwrap();
+        let door = Door::open().unwrap();
+        let records = [record(0, offer.card()), record(1, door.card())];
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let outcome = thread::scope(|scope| {
+            scope.spawn(|| {
+                let nothing = File::open("/dev/null").unwrap();
+                let card = |at: u64| Ok(records[at as usize].card.clone());
+                let met = exchange(&door, 1, &[0], card, &[(HELLO, nothing.as_fd())], deadline).unwrap();
+                met[0].link.send(tag, nothing.as_fd(), deadline).unwrap();
+            });
+            open(&context, &offer, 0, &records, deadline).map(|opened| opened.len())
+        });
+        drop((context, driver));
+        world.finish().expect("nothing is left behind");
+        match outcome {
+            Err(Outcome::Failed { cause }) => cause,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_memory_is_not_opened() {
+        let cause = told_of(MEMORY);
+        assert!(cause.contains("allocation 5 of rank 1") && cause.contains("cuMemImport"), "{cause}");
+        let cause = told_of(Tag(*b"else"));
+        assert!(cause.contains("rank 1") && cause.contains("expected"), "{cause}");
+    }
 }

@@ -1,20 +1,21 @@
 //! What an exchange, its plans and its threads have in common.
 
 use std::{
+    ops::Range,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
-    time::Duration,
 };
 
 use cuda_driver::{
-    Context, DevicePtr, Stream, StreamFlags,
+    Context, DevicePtr, Event, EventFlags, Stream, StreamFlags,
     graph::RelaxedCapture,
     memory::{PinnedFlags, PinnedMemory},
 };
 
 use super::{
+    ExchangeOptions,
     close::Closer,
     core::Core,
     handles::Handles,
@@ -22,6 +23,27 @@ use super::{
     watch::Watch,
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
+
+/// What an exchange works with on its device.
+pub(super) struct Tools {
+    control: Stream,
+    mirror: Mirror,
+    glance: Mirror,
+    glanced: Event,
+}
+
+impl Tools {
+    pub(super) fn new(context: &Context, channels: usize) -> Result<Self, cuda_driver::Error> {
+        // Streams of one priority may share a queue of the hardware, where one that waits holds up the others.
+        let (_, highest) = context.stream_priority_range()?;
+        Ok(Self {
+            control: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
+            mirror: Mirror::new(context, channels)?,
+            glance: Mirror::new(context, channels)?,
+            glanced: Event::new(context, EventFlags::DISABLE_TIMING)?,
+        })
+    }
+}
 
 /// An exchange without its user.
 pub(super) struct Shared {
@@ -35,8 +57,8 @@ pub(super) struct Shared {
     pub(super) handles: Handles,
     pub(super) watch: Watch,
     pub(super) closer: Closer,
-    /// This rank's slots as the host reads them, by who holds it.
-    mirror: Mutex<PinnedMemory>,
+    /// For those who [check](super::Plan::check).
+    mirror: Mutex<Mirror>,
 }
 
 impl Shared {
@@ -44,24 +66,21 @@ impl Shared {
         info: GroupInfo,
         context: &Context,
         slab: SymmetricMemory,
-        channels: usize,
-        lease: Duration,
-    ) -> Result<Self, cuda_driver::Error> {
-        // Streams of one priority may share a queue of the hardware, where one that waits holds up the others.
-        let (_, highest) = context.stream_priority_range()?;
-        let control = Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?;
-        let mirror = PinnedMemory::new(context, (channels * SLOT_BYTES).max(1), PinnedFlags::PORTABLE)?;
-        Ok(Self {
+        tools: Tools,
+        options: ExchangeOptions,
+    ) -> Self {
+        let Tools { control, mirror, glance, glanced } = tools;
+        Self {
             info,
             context: context.clone(),
             control,
             slab,
-            slots: Mutex::new(Slots::new(channels)),
+            slots: Mutex::new(Slots::new(options.channels)),
             handles: Handles::default(),
-            watch: Watch::default(),
-            closer: Closer::new(lease),
+            watch: Watch::new(glance, glanced),
+            closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
-        })
+        }
     }
 
     pub(super) fn slots(&self) -> MutexGuard<'_, Slots> {
@@ -79,7 +98,7 @@ impl Shared {
     }
 
     /// Makes slots zero that nobody knows of yet.
-    pub(super) fn clear(&self, slots: &std::ops::Range<usize>) -> Result<(), cuda_driver::Error> {
+    pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
         }
@@ -96,17 +115,42 @@ impl Shared {
         }
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         let mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner);
-        let (begin, bytes) = (core.slots.start * SLOT_BYTES, core.slots.len() * SLOT_BYTES);
-        let to = mirror.as_ptr().wrapping_add(begin);
-        // SAFETY: as many bytes as there are slots lie there on either side, which the lock keeps to this call until the
-        // stream is done.
-        unsafe { self.control.copy_to_host(to.cast(), self.slab() + begin, bytes) }?;
+        mirror.read(self, core.slots.clone())?;
         self.control.synchronize()?;
-        let abandoned = core.wires.iter().enumerate().find(|(at, _)| {
-            let word = to.wrapping_add(at * SLOT_BYTES + 8).cast::<AtomicU32>();
-            // SAFETY: inside the mirror, aligned as the slots are to 16 bytes, and written by nobody else under the lock.
+        Ok(mirror.abandoned(core))
+    }
+}
+
+/// A rank's slots in the host's memory.
+pub(super) struct Mirror(PinnedMemory);
+
+impl Mirror {
+    pub(super) fn new(context: &Context, channels: usize) -> Result<Self, cuda_driver::Error> {
+        let bytes = (channels * SLOT_BYTES).max(1);
+        PinnedMemory::new(context, bytes, PinnedFlags::PORTABLE).map(Self)
+    }
+
+    /// Enqueues a copy of slots on the control stream.
+    pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
+        let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
+        let to = self.0.as_ptr().wrapping_add(begin);
+        // SAFETY: as many bytes as there are slots lie there on either side, for as long as `shared`; the host reads them as
+        // atomics.
+        unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
+    }
+
+    /// Enqueues a copy of all slots on the control stream.
+    pub(super) fn read_all(&self, shared: &Shared) -> Result<(), cuda_driver::Error> {
+        self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
+    }
+
+    /// Who has given the plan up, as of the last copy.
+    pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
+        let abandoned = core.slots.clone().zip(&core.wires).find(|(slot, _)| {
+            let word = self.0.as_ptr().wrapping_add(slot * SLOT_BYTES + 8).cast::<AtomicU32>();
+            // SAFETY: inside the mirror, whose slots are aligned to 16 bytes; the host's accesses are atomic.
             unsafe { &*word }.load(Ordering::Relaxed) != 0
         });
-        Ok(abandoned.map(|(_, wire)| wire.peer))
+        abandoned.map(|(_, wire)| wire.peer)
     }
 }

@@ -14,10 +14,17 @@ use std::{
 use cuda_driver::{Context, Event, EventFlags, Stream, graph::RelaxedCapture};
 use process_group::store::Deadline;
 
-use super::{Awaited, Fault, core::Core, shared::Shared};
+use super::{
+    Awaited, Fault,
+    core::Core,
+    shared::{Mirror, Shared},
+};
 
 /// How often it looks while something is under way: how late a deadline may be noticed.
 pub(super) const TICK: Duration = Duration::from_millis(5);
+
+/// How often it looks whether peers have given up.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// An operation that is under way.
 pub(super) struct Watched {
@@ -31,10 +38,12 @@ pub(super) struct Watched {
 }
 
 /// What is watched.
-#[derive(Default)]
 pub(super) struct Watch {
     state: Mutex<State>,
     changed: Condvar,
+    /// This rank's slots as of the last glance at them, and when that was done.
+    glance: Mirror,
+    glanced: Event,
 }
 
 #[derive(Default)]
@@ -64,6 +73,10 @@ impl State {
 }
 
 impl Watch {
+    pub(super) fn new(glance: Mirror, glanced: Event) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), glance, glanced }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -123,6 +136,7 @@ pub(super) fn run(shared: &Shared) {
     // What is asked here is no part of a capture that happens to be open, and must not ruin it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
     let watch = &shared.watch;
+    let mut glance = None;
     let mut state = watch.lock();
     loop {
         if state.is_quiet() {
@@ -138,6 +152,7 @@ pub(super) fn run(shared: &Shared) {
         drop(state);
 
         let ended = look(shared, &mut watched, &mut failed);
+        look_around(shared, &watched, &mut failed, &mut glance);
         give_up(shared, &watched, &mut failed);
 
         state = watch.lock();
@@ -187,6 +202,37 @@ fn look(shared: &Shared, watched: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>
     under_way.reverse();
     *watched = under_way;
     events
+}
+
+/// Notes the plans that peers have given up, if something takes long. What is read now is there when this is asked again,
+/// since nothing here waits for the device; `begun` is when it was read.
+fn look_around(
+    shared: &Shared,
+    watched: &[Watched],
+    failed: &mut Vec<Arc<Core>>,
+    begun: &mut Option<Instant>,
+) {
+    let Watch { glance, glanced, .. } = &shared.watch;
+    let takes_long = |watched: &&Watched| {
+        watched.wait.is_some() && watched.since.elapsed() >= GLANCE && watched.core.fault().is_ok()
+    };
+    let waits = || watched.iter().filter(takes_long);
+    if begun.is_some_and(|begun| begun.elapsed() < GLANCE) || waits().next().is_none() {
+        return;
+    }
+    if let Some(begun) = begun.take()
+        && glanced.query().unwrap_or(false)
+    {
+        // What was read before a plan had its slots is another's.
+        for watched in waits().filter(|watched| watched.since < begun) {
+            if let Some(peer) = glance.abandoned(&watched.core) {
+                watched.core.fail(Fault::Abandoned { peer });
+                failed.push(watched.core.clone());
+            }
+        }
+    }
+    let read = glance.read_all(shared).and_then(|()| shared.control.record(glanced));
+    *begun = read.is_ok().then(Instant::now);
 }
 
 /// Tells the peers of plans that have failed, and lets their waits here go; keeps those of which something is under way.

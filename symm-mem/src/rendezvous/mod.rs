@@ -240,6 +240,12 @@ impl Rendezvous {
         }
     }
 
+    /// Takes this rank's part in a rendezvous to which it has nothing to bring: all are told why. Collective.
+    pub(crate) fn decline(&self, cause: String) {
+        // Everybody is refused, and this rank knows why.
+        let _ = self.meet(Err(cause));
+    }
+
     /// What begins the keys of whatever is built on the rendezvous that has mapped `memory`, and of nothing else.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let Inner { info, identity, seat, .. } = &*self.inner;

@@ -2,12 +2,7 @@
 //! them is killed.
 
 use std::{
-    env, fs,
-    process::Child,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
 };
@@ -19,14 +14,17 @@ use process_group::{
     comm::Nccl,
     group::Request,
     local,
-    store::{Store, TcpStore, barrier},
+    store::{Store, barrier},
 };
 use symm_mem::{CommitError, CommitOptions, Domain, Geometry, Poison, Refusal, SymmetricPool};
 
 use super::{NCCL_2_28_9, job::soon};
-use crate::end_to_end::rendezvous::processes::{Fatal, descriptors, far, start_in};
+use crate::end_to_end::processes::{Fatal, Told, descriptors, far, kill_each, run_all};
 
 const RANKS: usize = 4;
+
+/// The test that is a rank.
+const BODY: &str = concat!(module_path!(), "::one_rank");
 
 /// The rank that is killed where one is.
 const VICTIM: usize = 1;
@@ -41,9 +39,8 @@ struct Member {
 }
 
 impl Member {
-    fn join() -> Self {
-        let rank: usize = env::var("SYMM_MEM_TEST_RANK").unwrap().parse().unwrap();
-        let address = env::var("SYMM_MEM_TEST_STORE").unwrap();
+    fn join(told: &Told) -> Self {
+        let rank = told.rank;
         let machine = World::builder().devices(RANKS).capacity(256 << 20).nccl_release(NCCL_2_28_9);
         let machine = machine.start().unwrap();
         // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
@@ -55,13 +52,13 @@ impl Member {
         let world = ProcessGroup::builder()
             .rank(rank)
             .world_size(RANKS)
-            .store(Arc::new(TcpStore::connect(&address, far()).unwrap()))
+            .store(Arc::new(told.store()))
             .context(&context)
             .nccl(&Nccl::new(nccl.unwrap()))
             .timeout(Duration::from_secs(60))
             .build()
             .unwrap();
-        let store = Arc::new(Fatal { inner: TcpStore::connect(&address, far()).unwrap(), left: 0.into() });
+        let store = Arc::new(Fatal::new(told.store()));
         let domain = Domain::new(store.clone(), 7, rank as u32, 0..RANKS as u32).unwrap();
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
         let pool = SymmetricPool::new(&domain, &context, geometry).unwrap();
@@ -87,17 +84,17 @@ impl Member {
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
 fn one_rank() {
-    let Ok(case) = env::var("SYMM_MEM_TEST_CASE") else { return };
-    match case.split_once(' ').unwrap_or((&case, "")) {
+    let Some(told) = Told::hear() else { return };
+    match told.case.split_once(' ').unwrap_or((&told.case, "")) {
         ("next", _) => local::sweep(),
-        ("order", dp_first) => commit_in_order(dp_first),
-        (what, nth) => commit_with_a_victim(what, nth.parse().unwrap()),
+        ("order", dp_first) => commit_in_order(&told, dp_first),
+        (what, nth) => commit_with_a_victim(&told, what, nth.parse().unwrap()),
     }
 }
 
 /// Commits for the rank's neighbour (TP) and for its stride (DP), that one first if the rank's digit of `dp_first` is 1.
-fn commit_in_order(dp_first: &str) {
-    let member = Member::join();
+fn commit_in_order(told: &Told, dp_first: &str) {
+    let member = Member::join(told);
     let split = |name: &str, color: usize| {
         let request = Request::Color { color: Some(color as u32), key: member.rank as i64 };
         member.world.split(name, &request).unwrap().unwrap()
@@ -137,9 +134,9 @@ fn commit_in_order(dp_first: &str) {
 }
 
 /// Commits once well, and once while a rank is killed at the `nth` call of `what`: of the store, or of the library.
-fn commit_with_a_victim(what: &str, nth: u64) {
+fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     let before = descriptors();
-    let member = Member::join();
+    let member = Member::join(told);
     let first = member.pool.allocate(2 << 20).unwrap();
     let long = CommitOptions::default().deadline(Duration::from_secs(100));
     assert_eq!(member.pool.commit(&member.world, long).unwrap().windows, 1);
@@ -175,48 +172,16 @@ fn commit_with_a_victim(what: &str, nth: u64) {
     assert!(descriptors() <= before, "{what} {nth}: descriptors are left");
 }
 
-/// Runs a case; whether each rank ended well.
-fn run(case: &str) -> Vec<bool> {
-    let folder = tempfile::tempdir().unwrap();
-    let store = TcpStore::host(0).unwrap();
-    let start = |rank| start_in(module_path!(), case, rank, &store, folder.path());
-    let mut ranks: Vec<Child> = (0..RANKS).map(start).collect();
-    let ended = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
-    // Survivors that have noticed have removed what the dead has left; else whoever comes next does.
-    assert!(start_in(module_path!(), "next", 0, &store, folder.path()).wait().unwrap().success());
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
-    assert!(left.is_empty(), "{case}: {left:?} is left");
-    ended
-}
-
-/// Runs cases two at a time: they wait more than they work.
-fn run_all(cases: &[String], check: impl Fn(&str, Vec<bool>) + Sync) {
-    let next = AtomicU64::new(0);
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-                    check(case, run(case));
-                }
-            });
-        }
-    });
-}
-
 #[test]
 fn processes_commit_in_any_order_or_are_all_told_of_the_circle() {
     let orders = ["0000", "0010", "1011", "1111", "1001", "0110"];
     let cases: Vec<String> = orders.iter().map(|order| format!("order {order}")).collect();
-    run_all(&cases, |case, ended| assert_eq!(ended, [true; RANKS], "{case}"));
+    run_all(BODY, &cases, RANKS, |case, ended| assert_eq!(ended, [true; RANKS], "{case}"));
 }
 
 #[test]
 fn a_rank_that_is_killed_at_any_step_of_a_commit_leaves_nothing_and_keeps_nobody() {
     let calls = ["ncclGroupStart 1", "ncclCommWindowRegister 1", "ncclGroupEnd 1"].map(str::to_owned);
     let cases: Vec<String> = (1..=8).map(|nth| format!("store {nth}")).chain(calls).collect();
-    run_all(&cases, |case, ended| {
-        for (rank, well) in ended.into_iter().enumerate() {
-            assert_eq!(well, rank != VICTIM, "rank {rank} of {case}");
-        }
-    });
+    kill_each(BODY, &cases, RANKS, VICTIM);
 }

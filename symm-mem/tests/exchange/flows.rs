@@ -1,6 +1,8 @@
 //! Transfers that go well.
 
-use cuda_driver::graph::CaptureMode;
+use std::sync::Arc;
+
+use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
 use process_group::store::{HashStore, Store};
 use symm_mem::{
     Domain, Geometry, SymmetricPool,
@@ -19,25 +21,38 @@ struct Mesh {
     memory: Vec<Memory>,
 }
 
-/// All transfers between all ranks, whose buffers lie in plain and in virtual memory.
-fn mesh(rank: &Rank<'_>, name: &str, bytes: usize, offset: usize) -> Mesh {
-    let (mut parts, mut peers, mut memory) = (Vec::new(), Vec::new(), Vec::new());
-    for peer in (0..rank.world).filter(|peer| *peer != rank.rank) {
-        // The lower one's order counts.
-        let order: Vec<Part> = match rank.rank < peer {
-            true => PARTS.to_vec(),
-            false => PARTS.iter().map(|part| part.counterpart()).collect(),
+/// All four between all ranks, in the lower one's order.
+fn everyone(rank: &Rank<'_>) -> Vec<(usize, Part)> {
+    let peers = (0..rank.world).filter(|peer| *peer != rank.rank);
+    let with =
+        |peer: usize| PARTS.map(|part| (peer, if rank.rank < peer { part } else { part.counterpart() }));
+    peers.flat_map(with).collect()
+}
+
+/// From each to the next one: a put and a get. Both ends name them in the order of who begins them.
+fn ring(rank: &Rank<'_>) -> Vec<(usize, Part)> {
+    let (next, last) = ((rank.rank + 1) % rank.world, (rank.rank + rank.world - 1) % rank.world);
+    let begun = [(next, Part::PutTo), (next, Part::GetFrom)];
+    let taken = begun.map(|(_, part)| (last, part.counterpart()));
+    if rank.rank < last { [begun, taken].concat() } else { [taken, begun].concat() }
+}
+
+/// Exchanges these transfers, whose buffers lie in plain and in virtual memory.
+fn mesh(
+    rank: &Rank<'_>,
+    name: &str,
+    transfers: impl IntoIterator<Item = (usize, Part)>,
+    (bytes, offset): (usize, usize),
+) -> Mesh {
+    let (peers, parts): (Vec<usize>, Vec<Part>) = transfers.into_iter().unzip();
+    let memory = |part: &Part| {
+        let whole = match part {
+            Part::PutTo | Part::PutFrom => rank.plain(bytes + offset + 3),
+            _ => rank.mapped(bytes + offset),
         };
-        for part in order {
-            let whole = match part {
-                Part::PutTo | Part::PutFrom => rank.plain(bytes + offset + 3),
-                _ => rank.mapped(bytes + offset),
-            };
-            memory.push(whole.part(offset, bytes).unwrap());
-            parts.push(part);
-            peers.push(peer);
-        }
-    }
+        whole.part(offset, bytes).unwrap()
+    };
+    let memory: Vec<Memory> = parts.iter().map(memory).collect();
     let transfers: Vec<_> = peers
         .iter()
         .zip(&parts)
@@ -73,35 +88,46 @@ impl Mesh {
     }
 }
 
-/// Transfers of these sizes at these offsets, a few rounds each, eager and as graphs.
+/// Transfers of these sizes at these offsets between all, a few rounds each, eager and as graphs.
 pub(super) fn all_pairs(rank: &Rank<'_>, cases: &[(usize, usize)]) {
-    for (bytes, offset) in cases {
-        let mesh = mesh(rank, "mesh", *bytes, *offset);
-        for round in 0..3 {
-            mesh.fill(rank, round);
-            (rank.meet)();
-            rank.round(&mesh.plan, &mesh.parts);
-            mesh.check(rank, round);
-        }
-        let graph = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-        // Twice in one graph: the toggles are used again.
-        rank.enqueue_round(&mesh.plan, &mesh.parts, LONG);
-        rank.enqueue_round(&mesh.plan, &mesh.parts, LONG);
-        let graph = graph.end().unwrap().instantiate().unwrap();
-        for round in 3..6 {
-            mesh.fill(rank, round);
-            (rank.meet)();
-            rank.stream.launch(&graph).unwrap();
-            mesh.plan.watch(&rank.stream, LONG).unwrap();
-            rank.stream.synchronize().unwrap();
-            mesh.plan.check().unwrap();
-            mesh.check(rank, round);
-        }
-        // And eager again.
-        mesh.fill(rank, 6);
+    for case in cases {
+        let mesh = mesh(rank, "mesh", everyone(rank), *case);
+        (0..3).for_each(|round| eager(rank, &mesh, round));
+        graphs(rank, &mesh, 2, 3..6);
+        eager(rank, &mesh, 6);
+    }
+}
+
+/// Transfers of these sizes at these offsets around a ring.
+pub(super) fn around(rank: &Rank<'_>, cases: &[(usize, usize)]) {
+    for case in cases {
+        let mesh = mesh(rank, "ring", ring(rank), *case);
+        eager(rank, &mesh, 0);
+        graphs(rank, &mesh, 1, 1..2);
+    }
+}
+
+fn eager(rank: &Rank<'_>, mesh: &Mesh, round: usize) {
+    mesh.fill(rank, round);
+    (rank.meet)();
+    rank.round(&mesh.plan, &mesh.parts);
+    mesh.check(rank, round);
+    (rank.meet)();
+}
+
+/// A graph of `times` rounds, which use the toggles one after the other, launched for each of `rounds`.
+fn graphs(rank: &Rank<'_>, mesh: &Mesh, times: usize, rounds: std::ops::Range<usize>) {
+    let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    (0..times).for_each(|_| rank.enqueue_round(&mesh.plan, &mesh.parts, LONG));
+    let graph = capture.end().unwrap().instantiate().unwrap();
+    for round in rounds {
+        mesh.fill(rank, round);
         (rank.meet)();
-        rank.round(&mesh.plan, &mesh.parts);
-        mesh.check(rank, 6);
+        rank.stream.launch(&graph).unwrap();
+        mesh.plan.watch(&rank.stream, LONG).unwrap();
+        rank.stream.synchronize().unwrap();
+        mesh.plan.check().unwrap();
+        mesh.check(rank, round);
         (rank.meet)();
     }
 }
@@ -109,7 +135,10 @@ pub(super) fn all_pairs(rank: &Rank<'_>, cases: &[(usize, usize)]) {
 #[test]
 fn what_is_put_and_got_is_what_was_there() {
     for size in [2, 3] {
-        on_ranks(size, options(), |rank| all_pairs(rank, &[(1, 0), (4099, 13), (1 << 20, 4096)]));
+        on_ranks(size, options(), |rank| {
+            all_pairs(rank, &[(1, 0), (4099, 13), (1 << 20, 4096)]);
+            around(rank, &[(300_001, 1)]);
+        });
     }
 }
 
@@ -127,7 +156,7 @@ fn ranks_of_one_device_reach_each_other() {
 
 #[test]
 fn a_block_of_a_pool_is_reached_in_its_segment() {
-    let stores: std::sync::Arc<dyn Store> = std::sync::Arc::new(HashStore::new());
+    let stores: Arc<dyn Store> = Arc::new(HashStore::new());
     on_ranks(2, options(), |rank| {
         let domain = Domain::new(stores.clone(), 7, rank.rank as u32, 0..2).unwrap();
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
@@ -214,6 +243,33 @@ fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
         while (rank.exchange.open_handles(), slots()) != (0, 64) {
             std::thread::yield_now();
         }
+    });
+}
+
+/// Memory of another owner, which is somewhere in its allocation, and lives until nobody needs it.
+#[test]
+fn foreign_memory_is_reached_where_it_is() {
+    on_ranks(2, options(), |rank| {
+        let whole = Arc::new(DeviceMemory::new(&rank.context, 10_000).unwrap());
+        // SAFETY: the owner is the allocation.
+        let foreign = |offset: usize, bytes: usize| unsafe {
+            Memory::foreign(&rank.context, whole.ptr() + offset, bytes, whole.clone())
+        };
+        let leaves = foreign(9000, 1001).unwrap_err();
+        assert!(matches!(leaves, TransferError::OutOfBounds { whole: 10_000, .. }), "{leaves}");
+        let memory = foreign(1001, 7000).unwrap();
+        let part = [Part::GetBy, Part::GetFrom][rank.rank];
+        let plan = rank.exchange.exchange("foreign", &[rank.transfer(1 - rank.rank, part, &memory)]).unwrap();
+        rank.write(&memory, &pattern(rank.rank, 0, 7000));
+        (rank.meet)();
+        rank.round(&plan, &[part]);
+        assert!(rank.read(&memory) == pattern(0, 0, 7000));
+        drop((plan, memory));
+        // The last of those that need it is the peer's plan.
+        while Arc::strong_count(&whole) > 1 {
+            std::thread::yield_now();
+        }
+        (rank.meet)();
     });
 }
 

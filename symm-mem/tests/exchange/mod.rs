@@ -1,6 +1,9 @@
 //! Put and get on the embedded device: ranks as threads, and as processes that die; and on GPUs.
 
+mod faults;
 mod flows;
+mod hardware;
+mod processes;
 mod refusals;
 mod waits;
 
@@ -30,6 +33,7 @@ fn options() -> ExchangeOptions {
 /// A member of a group that has an exchange.
 struct Rank<'a> {
     exchange: Exchange,
+    rendezvous: Rendezvous,
     context: Context,
     stream: Stream,
     rank: usize,
@@ -51,7 +55,7 @@ impl<'a> Rank<'a> {
         let rendezvous = Rendezvous::new(info, &context, shared).unwrap();
         let exchange = Exchange::new(&rendezvous, options).unwrap();
         let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
-        Self { exchange, context, stream, rank, world, meet }
+        Self { exchange, rendezvous, context, stream, rank, world, meet }
     }
 
     fn plain(&self, bytes: usize) -> Memory {
@@ -79,20 +83,10 @@ impl<'a> Rank<'a> {
         self.exchange.transfer(peer, part, memory).unwrap()
     }
 
-    /// This rank's operations of one round of all transfers, each on its own.
+    /// This rank's operations of one round of all transfers.
     fn enqueue_round(&self, plan: &Plan, parts: &[Part], deadline: Duration) {
-        let stream = &self.stream;
-        let at = |wanted: &'static [Part]| {
-            (0..).zip(parts).filter(move |(_, part)| wanted.contains(part)).map(|(at, _)| at)
-        };
-        // SAFETY: the buffers are used by nobody else until the stream is done.
-        unsafe {
-            // First what lets the peers go on: one stream holds it all.
-            at(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
-            at(&[Part::PutTo]).for_each(|at| plan.put(at, stream, deadline).unwrap());
-            at(&[Part::GetFrom]).for_each(|at| plan.get(at, stream, deadline).unwrap());
-            at(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.wait(at, stream, deadline).unwrap());
-        }
+        let all: Vec<(usize, Part)> = parts.iter().copied().enumerate().collect();
+        enqueue(plan, &all, &self.stream, deadline);
     }
 
     fn round(&self, plan: &Plan, parts: &[Part]) {
@@ -105,6 +99,21 @@ impl<'a> Rank<'a> {
     fn leave(self) {
         let overdue = self.exchange.close(Deadline::after(LONG));
         assert!(overdue.is_empty(), "{overdue:?}");
+    }
+}
+
+/// A rank's operations of one round of these transfers.
+fn enqueue(plan: &Plan, transfers: &[(usize, Part)], stream: &Stream, deadline: Duration) {
+    let of = |wanted: &'static [Part]| {
+        transfers.iter().filter(move |(_, part)| wanted.contains(part)).map(|(at, _)| *at)
+    };
+    // SAFETY: the buffers are used by nobody else until the stream is done.
+    unsafe {
+        // First what lets the peers go on: one stream holds it all.
+        of(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.ready(at, stream).unwrap());
+        of(&[Part::PutTo]).for_each(|at| plan.put(at, stream, deadline).unwrap());
+        of(&[Part::GetFrom]).for_each(|at| plan.get(at, stream, deadline).unwrap());
+        of(&[Part::PutFrom, Part::GetBy]).for_each(|at| plan.wait(at, stream, deadline).unwrap());
     }
 }
 

@@ -35,45 +35,66 @@ fn goes_on(rank: &Rank<'_>, name: &str, parts: [Part; 2]) {
     (rank.meet)();
 }
 
-/// Rank 0 waits in vain, in each part that waits.
 #[test]
 fn a_late_peer_is_an_error_on_both_and_the_context_lives() {
+    on_ranks(2, options(), late);
+}
+
+/// Rank 0 waits in vain, in each part that waits.
+pub(super) fn late(rank: &Rank<'_>) {
     for (part, awaited) in [
         (Part::PutTo, Awaited::Ready),
         (Part::GetFrom, Awaited::Ready),
         (Part::PutFrom, Awaited::Done),
         (Part::GetBy, Awaited::Done),
     ] {
-        on_ranks(2, options(), |rank| {
-            let memory = rank.mapped(4096);
-            rank.write(&memory, &pattern(rank.rank, 0, 4096));
-            let parts = [part, part.counterpart()];
-            let plan = one(rank, "plan", &memory, parts);
-            if rank.rank == 0 {
-                rank.enqueue_round(&plan, &[part], SHORT);
-                rank.stream.synchronize().unwrap();
-                let found = fault(&plan);
-                let Fault::Late { transfer: 0, peer: 1, awaited: for_what, waited } = found else {
-                    panic!("{found}")
-                };
-                assert_eq!(for_what, awaited);
-                assert!(waited >= SHORT, "{waited:?}");
-                (rank.meet)();
-            } else {
-                (rank.meet)();
-                // What the late one does now is let go, or refused; and it is told.
-                rank.enqueue_round(&plan, &[part.counterpart()], SHORT);
-                rank.stream.synchronize().unwrap();
-                assert!(
-                    matches!(fault(&plan), Fault::Abandoned { peer: 0 } | Fault::Late { peer: 0, .. }),
-                    "{}",
-                    fault(&plan)
-                );
-            }
+        let memory = rank.mapped(4096);
+        rank.write(&memory, &pattern(rank.rank, 0, 4096));
+        let parts = [part, part.counterpart()];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 0 {
+            rank.enqueue_round(&plan, &[part], SHORT);
+            rank.stream.synchronize().unwrap();
+            let found = fault(&plan);
+            let Fault::Late { transfer: 0, peer: 1, awaited: for_what, waited } = found else {
+                panic!("{found}")
+            };
+            assert_eq!(for_what, awaited);
+            assert!(waited >= SHORT, "{waited:?}");
             (rank.meet)();
-            goes_on(rank, "plan", parts);
-        });
+        } else {
+            (rank.meet)();
+            // What is done now is not done in time: it is let go at once, and it is told why.
+            rank.enqueue_round(&plan, &[part.counterpart()], LONG);
+            rank.stream.synchronize().unwrap();
+            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+        }
+        (rank.meet)();
+        goes_on(rank, "plan", parts);
     }
+}
+
+/// Who waits, with time enough, for one that gives up is let go then.
+#[test]
+fn who_is_abandoned_does_not_wait_for_the_deadline() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 1 {
+            // As good as for ever.
+            rank.enqueue_round(&plan, &parts[1..], 100 * LONG);
+            (rank.meet)();
+            rank.stream.synchronize().unwrap();
+            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+        } else {
+            (rank.meet)();
+            plan.abort();
+            assert_eq!(fault(&plan), Fault::Aborted);
+        }
+        (rank.meet)();
+        goes_on(rank, "plan", parts);
+    });
 }
 
 /// What a released copy says to the peer is not taken for a copy in time.
@@ -100,31 +121,33 @@ fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
 
 #[test]
 fn a_graph_is_bounded_by_its_watch() {
-    on_ranks(2, options(), |rank| {
-        let memory = rank.mapped(4096);
-        let parts = [Part::GetFrom, Part::GetBy];
-        let plan = one(rank, "plan", &memory, parts);
-        let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-        for _ in 0..3 {
-            rank.enqueue_round(&plan, &[parts[rank.rank]], LONG);
-        }
-        let graph = capture.end().unwrap().instantiate().unwrap();
-        (rank.meet)();
-        if rank.rank == 0 {
-            rank.stream.launch(&graph).unwrap();
-            plan.watch(&rank.stream, SHORT).unwrap();
-            rank.stream.synchronize().unwrap();
-            let late = fault(&plan);
-            assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
-        }
-        (rank.meet)();
-        if rank.rank == 1 {
-            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
-        }
-        drop(graph);
-        (rank.meet)();
-        goes_on(rank, "plan", parts);
-    });
+    on_ranks(2, options(), graph_is_bounded);
+}
+
+pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
+    let memory = rank.mapped(4096);
+    let parts = [Part::GetFrom, Part::GetBy];
+    let plan = one(rank, "plan", &memory, parts);
+    let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    for _ in 0..3 {
+        rank.enqueue_round(&plan, &[parts[rank.rank]], LONG);
+    }
+    let graph = capture.end().unwrap().instantiate().unwrap();
+    (rank.meet)();
+    if rank.rank == 0 {
+        rank.stream.launch(&graph).unwrap();
+        plan.watch(&rank.stream, SHORT).unwrap();
+        rank.stream.synchronize().unwrap();
+        let late = fault(&plan);
+        assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
+    }
+    (rank.meet)();
+    if rank.rank == 1 {
+        assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+    }
+    drop(graph);
+    (rank.meet)();
+    goes_on(rank, "plan", parts);
 }
 
 #[test]
@@ -143,6 +166,36 @@ fn an_aborted_plan_lets_everybody_go() {
             assert!(matches!(refused, TransferError::Fault(Fault::Aborted)), "{refused}");
         }
         (rank.meet)();
+        goes_on(rank, "plan", parts);
+    });
+}
+
+/// Who closes does not wait for what is under way: it is given up at the deadline.
+#[test]
+fn closing_ends_by_its_deadline() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 0 {
+            // As good as for ever.
+            rank.enqueue_round(&plan, &parts[..1], 100 * LONG);
+            drop(plan);
+            let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
+            assert_eq!(overdue.len(), 1);
+            assert_eq!(overdue[0].peers(), [1]);
+            rank.stream.synchronize().unwrap();
+            (rank.meet)();
+            (rank.meet)();
+            // SAFETY: the peer has closed its plan.
+            overdue.into_iter().for_each(|kept| unsafe { kept.release() });
+        } else {
+            (rank.meet)();
+            assert_eq!(fault(&plan), Fault::Abandoned { peer: 0 });
+            drop(plan);
+            assert!(rank.exchange.clone().close(Deadline::after(LONG)).is_empty());
+            (rank.meet)();
+        }
         goes_on(rank, "plan", parts);
     });
 }

@@ -5,7 +5,7 @@ mod collectives;
 mod faults;
 mod hardware;
 mod reference;
-mod rig;
+pub(crate) mod rig;
 mod signals;
 
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 mod faults;
 mod meetings;
-pub(crate) mod processes;
+mod processes;
 mod signals;
 mod windows;
 

@@ -1,0 +1,336 @@
+//! One exchange: what this rank comes with, what all agree on, what becomes of it.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use cuda_driver::graph::RelaxedCapture;
+use process_group::{
+    local,
+    store::{Deadline, StoreError},
+};
+
+use super::{
+    Exchange, ExchangeError, ExchangeRefusal, Named, Owner, Plan, Transfer,
+    core::{Core, Wire},
+    handles::Open,
+    protocol::{Agreement, Conclusion, End, Ending, Held, Input, Meeting, Output, Record},
+    share::{self, Offer},
+    slots::words,
+};
+use crate::{
+    agreement::{self, hash::chain},
+    commit::driver::Line,
+    rendezvous::{
+        explained,
+        protocol::{Outcome, Readiness},
+    },
+};
+
+/// What this rank comes with.
+struct Candidate {
+    record: Record,
+    offer: Offer,
+    slots: Range<usize>,
+}
+
+impl Exchange {
+    /// As [`exchange`](Self::exchange), among the ranks at these places of the group alone: collective over them. Ranks
+    /// that exchange with one set after another do so in one order everywhere, as with any collective; who does otherwise
+    /// is told by the deadline.
+    ///
+    /// # Errors
+    /// As [`exchange`](Self::exchange); [`ExchangeError::NotAMember`].
+    pub fn exchange_among(
+        &self,
+        members: &[usize],
+        plan: &str,
+        transfers: &[Transfer],
+    ) -> Result<Plan, ExchangeError> {
+        let Owner { shared, prefix, numbers, .. } = &*self.owner;
+        let (info, context) = (&shared.info, &shared.context);
+        let mut places = members.to_vec();
+        places.sort_unstable();
+        places.dedup();
+        let ranks: Option<Vec<u32>> =
+            places.iter().map(|place| info.global_ranks().get(*place).copied()).collect();
+        let (Some(ranks), true) = (ranks, places.contains(&info.rank())) else {
+            let (rank, world) = (info.rank(), info.world_size());
+            return Err(ExchangeError::NotAMember { members: members.to_vec(), rank, world });
+        };
+        let number =
+            numbers.lock().unwrap_or_else(PoisonError::into_inner).entry(ranks.clone()).or_default().clone();
+        let mut number = number.lock().unwrap_or_else(PoisonError::into_inner);
+        let who = chain(0, ranks.iter().map(|rank| u64::from(*rank)));
+        let key = format!("{prefix}/exchange/{who:x}/{number}", number = *number);
+        *number += 1;
+
+        // Opening memory is no part of a capture that happens to be open, and must not ruin it.
+        let _relaxed = RelaxedCapture::enter(context.driver());
+        // While this lives, nothing is closed that the others are told to be open.
+        let held = shared.handles.held();
+        let (record, candidate, refused) = match self.prepare(plan, transfers, &held) {
+            Ok(candidate) => (candidate.record.clone(), Some(candidate), None),
+            Err(refused) => {
+                let cause = explained(&refused);
+                let record = Record { readiness: Readiness::Failed { cause }, ..self.record(plan) };
+                (record, None, Some(refused))
+            }
+        };
+        let mut opened = Open::new();
+        let open = |agreement: &Agreement, deadline| {
+            let place = agreement.records.iter().position(|record| record.rank == shared.rank());
+            let (Some(candidate), Some(place)) = (&candidate, place) else {
+                return Outcome::Failed { cause: "it has nothing to share".to_owned() };
+            };
+            match share::open(context, &candidate.offer, place, &agreement.records, deadline) {
+                Ok(all) => {
+                    opened = all;
+                    Outcome::Mapped
+                }
+                Err(outcome) => outcome,
+            }
+        };
+        let machine = Meeting::new(record, key.clone(), ranks);
+        let (conclusion, failure) = self.run(machine, open);
+        drop(number);
+        let ending = match (conclusion.result, &candidate) {
+            (Ok(agreement), Some(candidate)) => {
+                match self.agreed(&key, candidate, transfers, &agreement, (&held, &opened)) {
+                    Some(plan) => return Ok(plan),
+                    None => Ending::OutOfStep,
+                }
+            }
+            (Ok(_), None) => Ending::OutOfStep,
+            (Err(ending), _) => ending,
+        };
+        if let Some(candidate) = &candidate {
+            self.let_go(&key, candidate, transfers, &ending);
+        }
+        Err(self.failed(plan, refused, ending, failure))
+    }
+
+    /// Runs the machine to its end; nobody is waited for once the group is over.
+    fn run(
+        &self,
+        mut machine: Meeting,
+        mut open: impl FnMut(&Agreement, Deadline) -> Outcome,
+    ) -> (Conclusion, Option<StoreError>) {
+        let info = &self.owner.shared.info;
+        let mut line = Line::new(&*info.store);
+        let mut input = Input::Start;
+        loop {
+            input = match machine.step(input, line.elapsed()) {
+                Output::Done(conclusion) => {
+                    line.remove(&conclusion.read);
+                    return (conclusion, line.failure);
+                }
+                Output::Open { agreement, until } => Input::Opened(open(&agreement, line.deadline(until))),
+                Output::Store(request) => match line.ask(request, || info.standing().is_ok()) {
+                    agreement::Input::StoreFailed => Input::StoreFailed,
+                    answer => Input::Store(answer),
+                },
+            };
+        }
+    }
+
+    /// Takes slots, and makes what the others can have of this rank's memory.
+    fn prepare(&self, plan: &str, transfers: &[Transfer], held: &Open) -> Result<Candidate, ExchangeError> {
+        let Owner { shared, options, .. } = &*self.owner;
+        let (wanted, channels) = (transfers.len(), options.channels);
+        let slots = {
+            let mut slots = shared.slots();
+            let free = slots.free();
+            slots.take(wanted).ok_or(ExchangeError::NoChannels { wanted, free, channels })?
+        };
+        let made = self.offered(plan, transfers, held, &slots);
+        match made {
+            Ok((record, offer)) => Ok(Candidate { record, offer, slots }),
+            Err(error) => {
+                shared.slots().give_back(slots);
+                Err(error)
+            }
+        }
+    }
+
+    fn offered(
+        &self,
+        plan: &str,
+        transfers: &[Transfer],
+        held: &Open,
+        slots: &Range<usize>,
+    ) -> Result<(Record, Offer), ExchangeError> {
+        let Owner { shared, options, .. } = &*self.owner;
+        let unprepared = |cause: String| ExchangeError::Unprepared { plan: plan.to_owned(), cause };
+        let last = self.named(plan).last.upgrade();
+        let patience = Deadline::after(options.deadline / 8);
+        if last.is_some_and(|last| !shared.watch.drain(&last, patience)) {
+            return Err(unprepared("transfers of the plan are under way still".to_owned()));
+        }
+        shared.clear(slots)?;
+        let offer = Offer::make(&shared.context, transfers).map_err(unprepared)?;
+        let ends = transfers.iter().zip(slots.clone()).map(|(transfer, slot)| {
+            let place = (!transfer.part.copies()).then(|| offer.place(&transfer.memory)).flatten();
+            End {
+                peer: self.rank_of(transfer),
+                part: transfer.part,
+                bytes: transfer.memory.bytes() as u64,
+                export: place.map(|(export, _)| export),
+                offset: place.map_or(0, |(_, offset)| offset),
+                slot: slot as u32,
+            }
+        });
+        let record = Record {
+            card: offer.card(),
+            exports: offer.exports(),
+            held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
+            ends: ends.collect(),
+            ..self.record(plan)
+        };
+        Ok((record, offer))
+    }
+
+    /// What this rank says of itself, with nothing to transfer.
+    fn record(&self, plan: &str) -> Record {
+        let Owner { shared, options, rendezvous, .. } = &*self.owner;
+        let identity = rendezvous.inner.identity.clone();
+        Record {
+            rank: shared.rank(),
+            plan: plan.to_owned(),
+            generation: self.named(plan).generation.load(Ordering::Acquire) + 1,
+            deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
+            readiness: Readiness::Ready,
+            host: identity.host,
+            process: identity.process,
+            device: identity.device,
+            unreachable: identity.unreachable,
+            card: Vec::new(),
+            channels: u32::try_from(options.channels).unwrap_or(u32::MAX),
+            exports: Vec::new(),
+            held: Vec::new(),
+            ends: Vec::new(),
+        }
+    }
+
+    fn named(&self, plan: &str) -> Named {
+        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let Named { generation, last } = plans.entry(plan.to_owned()).or_default();
+        Named { generation: generation.clone(), last: last.clone() }
+    }
+
+    /// The plan that all have agreed on; `None` if what was agreed does not fit what this rank came with.
+    fn agreed(
+        &self,
+        key: &str,
+        candidate: &Candidate,
+        transfers: &[Transfer],
+        agreement: &Agreement,
+        (held, opened): (&Open, &Open),
+    ) -> Option<Plan> {
+        let shared = &self.owner.shared;
+        let mut imports = Open::new();
+        let mut met: HashMap<usize, usize> = HashMap::new();
+        let mut wires = Vec::new();
+        for (transfer, slot) in transfers.iter().zip(candidate.slots.clone()) {
+            let rank = self.rank_of(transfer);
+            let record = agreement.records.iter().find(|record| record.rank == rank)?;
+            let nth = met.entry(transfer.peer).or_default();
+            let end = record.with(shared.rank()).nth(*nth)?;
+            *nth += 1;
+            let remote = match transfer.part.copies() {
+                false => None,
+                true => {
+                    let id = (rank, record.export_of(end)?.id);
+                    let imported = opened.get(&id).or_else(|| held.get(&id))?;
+                    imports.insert(id, imported.clone());
+                    Some(imported.base() + end.offset)
+                }
+            };
+            let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
+            let own = words(shared.slab(), slot);
+            wires.push(Wire::new(rank, transfer, remote, own, words(theirs, end.slot as usize)));
+        }
+        for (key, imported) in opened {
+            shared.handles.note(*key, imported);
+        }
+        let plan = &candidate.record.plan;
+        let current = self.named(plan).generation;
+        let core = self.core(key, candidate, agreement.generation, wires);
+        *core.imports.lock().unwrap_or_else(PoisonError::into_inner) = imports.into_values().collect();
+        current.store(agreement.generation, Ordering::Release);
+        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.entry(plan.clone()).or_default().last = Arc::downgrade(&core);
+        drop(plans);
+        Some(Plan::new(self.owner.clone(), core))
+    }
+
+    fn core(&self, key: &str, candidate: &Candidate, generation: u64, wires: Vec<Wire>) -> Arc<Core> {
+        Arc::new(Core {
+            plan: candidate.record.plan.clone(),
+            generation,
+            current: self.named(&candidate.record.plan).generation,
+            key: key.to_owned(),
+            slots: candidate.slots.clone(),
+            wires,
+            imports: Mutex::default(),
+            fault: OnceLock::new(),
+            told: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+        })
+    }
+
+    /// Takes back what was offered for a plan that did not come to be here.
+    fn let_go(&self, key: &str, candidate: &Candidate, transfers: &[Transfer], ending: &Ending) {
+        let shared = &self.owner.shared;
+        if let Ending::Refused(_) = ending {
+            return shared.slots().give_back(candidate.slots.clone());
+        }
+        // The others may have the plan all the same.
+        let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
+            let own = words(shared.slab(), slot);
+            Wire::new(self.rank_of(transfer), transfer, None, own, own)
+        });
+        shared.closer.hold(self.core(key, candidate, candidate.record.generation, wires.collect()));
+    }
+
+    /// The peer, as a rank of the job; no rank, if the transfer was made for another group.
+    fn rank_of(&self, transfer: &Transfer) -> u32 {
+        self.group().global_ranks().get(transfer.peer).copied().unwrap_or(u32::MAX)
+    }
+
+    fn failed(
+        &self,
+        plan: &str,
+        refused: Option<ExchangeError>,
+        ending: Ending,
+        failure: Option<StoreError>,
+    ) -> ExchangeError {
+        let info = &self.owner.shared.info;
+        // Who was killed has left a door.
+        if matches!(
+            &ending,
+            Ending::Refused(ExchangeRefusal::MembersLost { .. } | ExchangeRefusal::ExchangeTimeout { .. })
+        ) {
+            local::sweep();
+        }
+        let (group, plan) = (info.name().to_owned(), plan.to_owned());
+        // Where the group is over, whatever else failed did so for that.
+        if let Err(source) = info.standing() {
+            return ExchangeError::GroupOver { group, plan, source: Arc::new(source) };
+        }
+        match (refused, ending, failure) {
+            // What this rank was refused before says more than what the others were told of it.
+            (Some(refused @ ExchangeError::NoChannels { .. }), Ending::Refused(_), _) => refused,
+            (_, Ending::Refused(refusal), _) => ExchangeError::Refused { group, plan, refusal },
+            (_, Ending::StoreFailed, Some(source)) => ExchangeError::Store { group, source },
+            (_, Ending::Unreadable(source), _) => ExchangeError::Unreadable { group, source },
+            (_, Ending::OutOfStep | Ending::StoreFailed, _) => ExchangeError::OutOfStep { group },
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Ranks as processes: each with a machine of its own, joined by a store; and what is left when one of them is killed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cuda_driver::{Context, Driver, Stream, StreamFlags, sys::Api};
+use gpu_sim::{Action, Injection, World};
+use process_group::{
+    local,
+    store::{Deadline, Store, barrier},
+};
+use symm_mem::exchange::{
+    ExchangeError, ExchangeOptions, ExchangeRefusal, Fault, Part, Plan, Transfer, TransferError,
+};
+
+use super::{LONG, Rank, enqueue, flows::all_pairs, options};
+use crate::end_to_end::processes::{Fatal, Told, descriptors, far, kill_each, run, run_disturbed};
+
+const RANKS: usize = 3;
+
+/// The rank that is killed where one is.
+const VICTIM: usize = 1;
+
+/// The test that is a rank.
+const BODY: &str = concat!(module_path!(), "::one_rank");
+
+/// The bound of a wait for one that was killed.
+const SOON: Duration = Duration::from_secs(3);
+
+/// The body of a rank, when it is started by one of the tests below.
+#[test]
+fn one_rank() {
+    let Some(told) = Told::hear() else { return };
+    if told.case == "next" {
+        return local::sweep();
+    }
+    let world = World::builder().devices(RANKS).capacity(512 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+    let context = driver.device(told.rank as u32).unwrap().retain_primary().unwrap();
+    let store = Arc::new(Fatal::new(told.store()));
+    let round = AtomicU64::new(0);
+    let meet = || {
+        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
+        barrier(&store.inner, &name, told.rank, RANKS, far()).unwrap();
+    };
+    match told.what() {
+        ("well", nth) => {
+            let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
+            for _ in 0..nth {
+                all_pairs(&rank, &[(1, 0), (4099, 13), (100_000, 4096)]);
+            }
+            rank.leave();
+            meet();
+        }
+        (what, nth) => killed(&told, &world, context, &store, &meet, (what, nth)),
+    }
+    drop(driver);
+    world.finish().unwrap_or_else(|left| panic!("{}: {left}", told.case));
+}
+
+/// This rank's transfers with each other one: of both kinds of memory.
+fn transfers(rank: &Rank<'_>) -> Vec<Transfer> {
+    let peers = (0..RANKS).filter(|peer| *peer != rank.rank);
+    let with = |peer: usize| {
+        let parts = [Part::PutTo, Part::PutFrom, Part::GetFrom, Part::GetBy];
+        let parts = parts.map(|part| if rank.rank < peer { part } else { part.counterpart() });
+        parts.map(|part| match part {
+            Part::PutTo | Part::PutFrom => rank.transfer(peer, part, &rank.plain(4096)),
+            _ => rank.transfer(peer, part, &rank.mapped(4096)),
+        })
+    };
+    peers.flat_map(with).collect()
+}
+
+/// The victim dies at the step; the others are told, and leave nothing behind.
+fn killed(
+    told: &Told,
+    world: &World,
+    context: Context,
+    store: &Arc<Fatal>,
+    meet: &(dyn Fn() + Sync),
+    (what, nth): (&str, u64),
+) {
+    let case = &told.case;
+    let short = ExchangeOptions { deadline: 3 * SOON, lease: SOON, ..options() };
+    let place = (told.rank, RANKS);
+    let first = Rank::join(context.clone(), store.clone(), place, options(), meet);
+    all_pairs(&first, &[(100, 1)]);
+    let rank = Rank::join(context, store.clone(), place, short, meet);
+    let all = transfers(&rank);
+    // What is there before, and stays.
+    let before = descriptors();
+    meet();
+    if rank.rank == VICTIM {
+        match what {
+            "store" => store.left.store(nth, Ordering::Relaxed),
+            call => world.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
+        }
+    }
+    let result = rank.exchange.exchange("plan", &all);
+    let said = match &result {
+        Ok(plan) => {
+            let outcome = round(&rank, plan, &all);
+            assert_ne!(rank.rank, VICTIM, "it was to be killed at {case}, and came to {outcome:?}");
+            match outcome {
+                Ok(()) => {}
+                // It, or who has given up for its sake.
+                Err(TransferError::Fault(Fault::Late { peer, .. })) => assert_eq!(peer, VICTIM as u32),
+                Err(TransferError::Fault(Fault::Abandoned { .. })) => {}
+                Err(other) => panic!("{case}: {other}"),
+            }
+            "well".to_owned()
+        }
+        Err(ExchangeError::Refused { refusal, .. }) => {
+            match refusal {
+                ExchangeRefusal::ExchangeTimeout { missing, .. }
+                | ExchangeRefusal::MembersLost { missing, .. } => {
+                    assert_eq!(*missing, [VICTIM as u32], "{case}: {refusal}");
+                }
+                // A legacy handle ends with its process: whose it is, is said.
+                ExchangeRefusal::OpeningFailed { cause, .. } => {
+                    assert!(cause.contains("of rank 1: cuIpcOpenMemHandle_v2"), "{case}: {refusal}");
+                }
+                other => panic!("{case}: {other}"),
+            }
+            refusal.name().to_owned()
+        }
+        Err(other) => panic!("{case}: {other}"),
+    };
+    assert_ne!(rank.rank, VICTIM, "it was to be killed at {case}, and was told {said}");
+    // The survivors were told the same.
+    store.inner.set(&format!("said/{}", rank.rank), said.as_bytes()).unwrap();
+    let other = RANKS - rank.rank - VICTIM;
+    assert_eq!(store.inner.get(&format!("said/{other}"), far()).unwrap(), said.as_bytes(), "{case}");
+    let is_plan = result.is_ok();
+    drop((result, all));
+    for (rank, had_plan) in [(rank, is_plan), (first, false)] {
+        // The first exchange's leases are over: its plans went before.
+        let overdue = rank.exchange.close(Deadline::after(LONG));
+        for kept in overdue {
+            assert!(had_plan, "{case}: {kept:?}");
+            assert_eq!(kept.peers(), [VICTIM as u32], "{case}: {kept:?}");
+            // SAFETY: its process has ended.
+            unsafe { kept.release() };
+        }
+    }
+    assert!(descriptors() <= before, "{case}: descriptors are left");
+}
+
+/// One round of all transfers: those with each peer on a stream, that none stands behind one that waits for the victim.
+fn round(rank: &Rank<'_>, plan: &Plan, all: &[Transfer]) -> Result<(), TransferError> {
+    let mut streams = Vec::new();
+    for peer in (0..RANKS).filter(|peer| *peer != rank.rank) {
+        let stream = Stream::new(&rank.context, StreamFlags::NON_BLOCKING)?;
+        let with = all.iter().enumerate().filter(|(_, transfer)| transfer.peer() == peer);
+        let with: Vec<(usize, Part)> = with.map(|(at, transfer)| (at, transfer.part())).collect();
+        enqueue(plan, &with, &stream, SOON);
+        streams.push(stream);
+    }
+    streams.iter().try_for_each(Stream::synchronize)?;
+    plan.check()
+}
+
+#[test]
+fn processes_put_to_and_get_from_each_other() {
+    assert_eq!(run(BODY, "well 1", RANKS), [true; RANKS]);
+}
+
+#[test]
+fn a_rank_that_is_killed_at_any_step_is_named_and_leaves_nothing() {
+    let calls = [
+        "cuIpcGetMemHandle",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuIpcOpenMemHandle_v2",
+        "cuMemGetAddressRange_v2",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuStreamWriteValue32_v2",
+        "cuStreamWaitValue32_v2",
+        "cuMemcpyDtoDAsync_v2",
+        "cuEventRecord",
+    ];
+    let cases: Vec<String> = (1..=9)
+        .map(|nth| format!("store {nth}"))
+        .chain(["cuMemsetD32Async 1".to_owned()])
+        .chain(calls.iter().flat_map(|call| [format!("{call} 1"), format!("{call} 2")]))
+        .collect();
+    kill_each(BODY, &cases, RANKS, VICTIM);
+}
+
+#[test]
+fn a_stranger_disturbs_nobody() {
+    run_disturbed(BODY, "well 3", RANKS);
+}
