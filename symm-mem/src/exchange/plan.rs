@@ -38,7 +38,7 @@ use super::{
 /// graph a transfer's `ready` and `wait` take turns, the last of which is `wait`. The deadline of a graph is bounded by
 /// [`watch`](Self::watch), after each launch.
 ///
-/// *Deadlines* count from the call. Who is late makes the plan fail: its waits are let go, so that streams and context
+/// *Deadlines* count from the call, with what the stream has to do before. Who is late makes the plan fail: its waits are let go, so that streams and context
 /// live, and [`check`](Self::check), to be asked before what was transferred is used, says who it was. So it does on the
 /// other ends. A failed plan does nothing any more; the next exchange of its name gives one that works.
 #[derive(Clone)]
@@ -259,7 +259,8 @@ impl Plan {
         former: Option<Arc<Event>>,
     ) {
         let (core, stream) = (self.inner.core.clone(), stream.clone());
-        let watched = Watched { core, wait, stream, done, since: Instant::now(), deadline };
+        let since = Instant::now();
+        let watched = Watched { core, wait, stream, done, since, deadline, unanswered: 0 };
         self.inner.owner.shared.watch.begin(watched, former);
     }
 }

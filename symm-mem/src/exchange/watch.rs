@@ -26,6 +26,9 @@ pub(super) const TICK: Duration = Duration::from_millis(5);
 /// How often it looks whether peers have given up.
 const GLANCE: Duration = Duration::from_millis(50);
 
+/// After so many questions in a row without an answer the device is taken to be gone.
+const UNANSWERED: u32 = 4;
+
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
@@ -35,6 +38,25 @@ pub(super) struct Watched {
     pub(super) done: Arc<Event>,
     pub(super) since: Instant,
     pub(super) deadline: Option<Duration>,
+    /// How often in a row the device did not say whether it has ended.
+    pub(super) unanswered: u32,
+}
+
+impl Watched {
+    /// Whether it is under way no more. A device that does not answer any more does nothing any more; but one call may
+    /// fail.
+    fn has_ended(&mut self) -> bool {
+        match self.done.query() {
+            Ok(ended) => {
+                self.unanswered = 0;
+                ended
+            }
+            Err(_) => {
+                self.unanswered += 1;
+                self.unanswered >= UNANSWERED
+            }
+        }
+    }
 }
 
 /// What is watched.
@@ -168,21 +190,19 @@ pub(super) fn run(shared: &Shared) {
 }
 
 /// Takes out what has ended, with its events; notes what is late.
-fn look(shared: &Shared, watched: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
-    let over = if watched.is_empty() { None } else { shared.info.standing().err() };
-    // From the last to the first: what is before something that has ended, on its stream, has ended too. Where the device
-    // does not answer any more, nothing is under way.
-    let mut ended = HashSet::new();
-    let mut under_way = Vec::with_capacity(watched.len());
+fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
+    let over = if all.is_empty() { None } else { shared.info.standing().err() };
+    // What comes behind something that is under way, on its stream, is so too.
+    let mut busy = HashSet::new();
     let mut events = Vec::new();
-    for watched in watched.drain(..).rev() {
+    for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
-        if ended.contains(&stream) || watched.done.query().unwrap_or(true) {
-            ended.insert(stream);
+        if !busy.contains(&stream) && watched.has_ended() {
             watched.core.pending.fetch_sub(1, Ordering::AcqRel);
             events.push(watched.done);
             continue;
         }
+        busy.insert(stream);
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
         let fault = match (&over, late, watched.wait) {
@@ -197,10 +217,8 @@ fn look(shared: &Shared, watched: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>
             watched.core.fail(fault);
             failed.push(watched.core.clone());
         }
-        under_way.push(watched);
+        all.push(watched);
     }
-    under_way.reverse();
-    *watched = under_way;
     events
 }
 

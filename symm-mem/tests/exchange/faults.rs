@@ -193,6 +193,44 @@ fn a_transfer_that_fails_is_an_error_on_both_and_nothing_hangs() {
     }
 }
 
+/// Who asks whether something has ended, and is not told, asks again: what is under way is not taken to be over.
+#[test]
+fn a_question_that_fails_is_asked_again() {
+    on_world(2, options(), |world, rank| {
+        let (plan, parts) = plan(rank).unwrap();
+        if rank.rank == 0 {
+            (1..=3).for_each(|nth| inject(world, "cuEventQuery", nth));
+            // SAFETY: nobody else uses the buffer.
+            unsafe { plan.put(0, &rank.stream, LONG) }.unwrap();
+            drop(plan);
+            while world.faults().hits() < 3 {
+                thread::yield_now();
+            }
+            // What the plan needs is there: the peer is not ready yet.
+            assert_eq!(rank.exchange.open_handles(), 1);
+            (rank.meet)();
+        } else {
+            (rank.meet)();
+            // SAFETY: as above.
+            unsafe {
+                plan.ready(0, &rank.stream).unwrap();
+                plan.wait(0, &rank.stream, LONG).unwrap();
+            }
+            rank.stream.synchronize().unwrap();
+            plan.check().unwrap();
+            drop(plan);
+        }
+        rank.stream.synchronize().unwrap();
+        assert_eq!(parts.len(), 2);
+        (rank.meet)();
+        if rank.rank == 0 {
+            world.faults().clear();
+        }
+        (rank.meet)();
+        works(rank);
+    });
+}
+
 /// Who gives up tells its peer, and lets its waits go, though the calls for that fail at first.
 #[test]
 fn giving_up_is_done_again_until_it_is_done() {

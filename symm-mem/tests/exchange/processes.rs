@@ -8,17 +8,20 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Context, Driver, Stream, StreamFlags, sys::Api};
+use cuda_driver::{Context, Driver, Stream, StreamFlags, sys::Api, vmm::HandleTypes};
 use gpu_sim::{Action, Injection, World};
 use process_group::{
     local,
     store::{Deadline, Store, barrier},
 };
-use symm_mem::exchange::{
-    ExchangeError, ExchangeOptions, ExchangeRefusal, Fault, Part, Plan, Transfer, TransferError,
+use symm_mem::{
+    exchange::{
+        ExchangeError, ExchangeOptions, ExchangeRefusal, Fault, Memory, Part, Plan, Transfer, TransferError,
+    },
+    rendezvous::{CudaAllocator, PeerAllocator},
 };
 
-use super::{LONG, Rank, enqueue, flows::all_pairs, options};
+use super::{LONG, Rank, enqueue, flows::all_pairs, options, pattern};
 use crate::end_to_end::processes::{Fatal, Told, descriptors, far, kill_each, run, run_disturbed};
 
 const RANKS: usize = 3;
@@ -39,7 +42,8 @@ fn one_rank() {
     if told.case == "next" {
         return local::sweep();
     }
-    let world = World::builder().devices(RANKS).capacity(512 << 20).start().unwrap();
+    let world = World::builder().devices(RANKS).capacity(512 << 20);
+    let world = if told.case.starts_with("fabric") { world.fabric() } else { world }.start().unwrap();
     // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
     let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
     let context = driver.device(told.rank as u32).unwrap().retain_primary().unwrap();
@@ -50,6 +54,12 @@ fn one_rank() {
         barrier(&store.inner, &name, told.rank, RANKS, far()).unwrap();
     };
     match told.what() {
+        ("fabric", _) => {
+            let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
+            by_fabric(&rank);
+            rank.leave();
+            meet();
+        }
         ("well", nth) => {
             let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
             for _ in 0..nth {
@@ -62,6 +72,19 @@ fn one_rank() {
     }
     drop(driver);
     world.finish().unwrap_or_else(|left| panic!("{}: {left}", told.case));
+}
+
+/// Each gets from the next one, whose memory can be had by fabric handle alone.
+fn by_fabric(rank: &Rank<'_>) {
+    let allocator = CudaAllocator::with_handles(&rank.context, HandleTypes::FABRIC);
+    let [own, got] = [0, 1].map(|_| Memory::from(&allocator.allocate(70_000).unwrap()));
+    let (next, last) = ((rank.rank + 1) % RANKS, (rank.rank + RANKS - 1) % RANKS);
+    let transfers = [rank.transfer(next, Part::GetFrom, &got), rank.transfer(last, Part::GetBy, &own)];
+    let plan = rank.exchange.exchange("fabric", &transfers).unwrap();
+    rank.write(&own, &pattern(rank.rank, 0, 70_000));
+    (rank.meet)();
+    rank.round(&plan, &[Part::GetFrom, Part::GetBy]);
+    assert!(rank.read(&got) == pattern(next, 0, 70_000));
 }
 
 /// This rank's transfers with each other one: of both kinds of memory.
@@ -170,6 +193,11 @@ fn round(rank: &Rank<'_>, plan: &Plan, all: &[Transfer]) -> Result<(), TransferE
 #[test]
 fn processes_put_to_and_get_from_each_other() {
     assert_eq!(run(BODY, "well 1", RANKS), [true; RANKS]);
+}
+
+#[test]
+fn processes_get_from_each_other_by_fabric_handle() {
+    assert_eq!(run(BODY, "fabric 1", RANKS), [true; RANKS]);
 }
 
 #[test]
