@@ -72,6 +72,11 @@ impl Duty {
         self.work_timeout
     }
 
+    /// Whether everything that was enqueued is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.outstanding().is_done()
+    }
+
     fn outstanding(&self) -> Arc<Outstanding> {
         self.outstanding.upgrade().unwrap_or_default()
     }

@@ -372,26 +372,41 @@ impl Vigil {
 
     /// Aborts the group's communicators and its path, in the background.
     fn abort(&self) {
-        let (mut communicators, path) = (self.communicators(), self.path());
+        // Side by side: either may hold up a stream, or a thread, that the other waits for.
+        if let Some(path) = self.path() {
+            let beside = Arc::new(Beside::begin());
+            aside(move || {
+                let _beside = beside;
+                path.abort(Deadline::after(PATIENCE));
+            });
+        }
+        let mut communicators = self.communicators();
         communicators.retain(|communicator| !communicator.has_ended());
-        if communicators.is_empty() && path.is_none() {
+        if communicators.is_empty() {
             return;
         }
         let beside = Arc::new(Beside::begin());
-        let end = move || {
+        aside(move || {
             // It ends when nothing of the communicators is held here any more.
             let (_beside, communicators) = (beside, communicators);
-            // Streams that wait there hold nobody up but the program: first.
-            if let Some(path) = path {
-                path.abort(Deadline::after(PATIENCE));
-            }
             let _ = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
-        };
-        // Who cannot have a thread aborts here: that the watch waits is better than that the group does.
-        let here = end.clone();
-        if thread::Builder::new().name("abort".into()).spawn(end).is_err() {
-            here();
+        });
+    }
+
+    /// The group is dropped with its path: what is not done then is given up, and says so.
+    pub(super) fn leave_path(self: &Arc<Self>) {
+        if self.duty().is_some_and(|duty| !duty.is_done()) {
+            self.end(End::Force(Force::Dropped));
         }
+    }
+}
+
+/// Aborts on a thread of its own. Who cannot have one does so here: that the watch waits is better than that the group
+/// does.
+fn aside(abort: impl FnOnce() + Clone + Send + 'static) {
+    let here = abort.clone();
+    if thread::Builder::new().name("abort".into()).spawn(abort).is_err() {
+        here();
     }
 }
 

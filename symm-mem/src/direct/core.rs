@@ -1,6 +1,7 @@
 //! The path itself: rings in the receivers' memory, and how messages go through them.
 
 use std::{
+    mem::ManuallyDrop,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -299,14 +300,16 @@ impl Core {
     /// Refuses what comes later, and ends the waits of what was launched, again and again, until nothing runs any more;
     /// whether that was before the deadline.
     pub(super) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
-        let first = !self.is_aborted.swap(true, Ordering::SeqCst);
-        if first && self.has_captured.load(Ordering::Relaxed) {
-            // Nobody knows when a graph runs: those that were launched by now come to their end here.
+        if !self.is_aborted.swap(true, Ordering::SeqCst) {
+            // A stream may come to its waits long after the deadline; and when a graph runs nobody knows.
             let core = Arc::downgrade(self);
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
-                while let Some(core) = core.upgrade().filter(|_| !until.expired()) {
+                while let Some(core) = core.upgrade() {
                     core.boards[core.rank].release();
+                    if core.is_idle() && (until.expired() || !core.has_captured.load(Ordering::Relaxed)) {
+                        return;
+                    }
                     drop(core);
                     thread::sleep(Duration::from_millis(1));
                 }
@@ -329,8 +332,14 @@ impl Core {
     /// The group goes: waits for what was launched, which the group's end has seen to, or ends it.
     pub(super) fn end(self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
-            // The device still writes there: better lost than given to somebody else.
-            std::mem::forget(self);
+            // The device still writes there: it goes when that is over.
+            let kept = ManuallyDrop::new(self);
+            let linger = move || {
+                while !kept.abort(Deadline::after(PATIENCE)) {}
+                drop(ManuallyDrop::into_inner(kept));
+            };
+            // Without a thread it is lost, which is better than given to somebody else.
+            let _ = thread::Builder::new().name("direct-end".into()).spawn(linger);
         } else if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }

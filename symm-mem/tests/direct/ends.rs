@@ -188,6 +188,9 @@ fn a_group_that_is_dropped_leaves_nothing() {
         let work = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
         drop(group);
         stream.synchronize().unwrap();
+        // What was given up is not done.
+        let error = work.wait_timeout(far()).unwrap_err();
+        assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
         drop(work);
     });
     machine.finish();

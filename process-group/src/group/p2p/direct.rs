@@ -2,7 +2,7 @@
 
 use std::{
     panic::Location,
-    sync::{Arc, PoisonError},
+    sync::{Arc, PoisonError, Weak},
 };
 
 use cuda_driver::Stream;
@@ -14,6 +14,7 @@ use crate::{
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
         path::{self, Message, Path, PathError, Way},
+        vigil::Vigil,
     },
     profile,
     record::{Call, Recording},
@@ -21,6 +22,22 @@ use crate::{
 
 /// Who has a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
 const INSTALLER: &str = "lockstep-symm-mem's symm_mem::direct::install";
+
+/// A path that a group has, until it goes.
+#[derive(Debug)]
+pub(super) struct Installed {
+    pub(super) path: Arc<dyn Path>,
+    vigil: Weak<Vigil>,
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        // Before the path ends what waits there, which looks done then.
+        if let Some(vigil) = self.vigil.upgrade() {
+            vigil.leave_path();
+        }
+    }
+}
 
 impl ProcessGroup {
     /// Has messages go on `path` from now on, in a group whose members agreed on
@@ -48,7 +65,8 @@ impl ProcessGroup {
         }
         // Before any message is on it: an end that comes now finds it.
         vigil.guard_path(&path);
-        let _ = self.messages.path.set(path);
+        let vigil = Arc::downgrade(vigil);
+        let _ = self.messages.path.set(Installed { path, vigil });
         Ok(())
     }
 
@@ -58,7 +76,7 @@ impl ProcessGroup {
     /// [`GroupError::NoPath`].
     pub(in crate::group) fn path(&self, operation: &'static str) -> Result<&dyn Path> {
         match self.messages.path.get() {
-            Some(path) => Ok(&**path),
+            Some(installed) => Ok(&*installed.path),
             None => {
                 let (group, installer) = (self.name.to_string(), INSTALLER);
                 Err(GroupError::NoPath { operation, group, installer })

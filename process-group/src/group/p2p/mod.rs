@@ -57,21 +57,21 @@ mod policy;
 mod report;
 
 use std::sync::{
-    Arc, Mutex, OnceLock,
+    Mutex, OnceLock,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use cuda_driver::{Stream, StreamFlags};
 use nccl_sys::Feature;
 
-use self::policy::Plan;
+use self::{direct::Installed, policy::Plan};
 pub use self::{
     lane::{colours, lane},
     policy::P2pPolicy,
     report::{Explanation, P2pReport, PathReport, PeerChannel},
 };
 use super::{
-    GroupError, Member, Path, ProcessGroup, Result,
+    GroupError, Member, ProcessGroup, Result,
     connect::Turn,
     form::{Formation, announce},
     member,
@@ -93,7 +93,7 @@ pub(super) struct Messages {
     /// Made with the group's communicator.
     lanes: OnceLock<Vec<Communicator>>,
     /// What messages go on beside NCCL, once it is installed.
-    path: OnceLock<Arc<dyn Path>>,
+    path: OnceLock<Installed>,
     installing: Mutex<bool>,
     /// By member.
     peers: Box<[Peer]>,
@@ -196,7 +196,7 @@ impl Messages {
 
     /// What the path is called.
     fn path_name(&self) -> &'static str {
-        self.path.get().map_or("direct", |path| path.name())
+        self.path.get().map_or("direct", |installed| installed.path.name())
     }
 
     /// Takes the lanes, once.

@@ -2,12 +2,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{PoisonError, atomic::Ordering},
 };
 
-use super::{P2pPolicy, Plan, Route, colours};
+use super::{P2pPolicy, Plan, Route, colours, direct::Installed};
 use crate::{
-    group::{NotRegistered, Path, ProcessGroup, path::Operation},
+    group::{NotRegistered, ProcessGroup, path::Operation},
     profile,
 };
 
@@ -126,7 +126,7 @@ impl ProcessGroup {
             });
         P2pReport {
             policy: messages.settings.policy,
-            path: messages.path.get().map(|path| PathReport {
+            path: messages.path.get().map(|Installed { path, .. }| PathReport {
                 name: path.name(),
                 description: path.describe(),
                 device_bytes: path.device_bytes(),
@@ -142,11 +142,12 @@ impl ProcessGroup {
     }
 
     fn peer_channel(&self, peer: usize) -> PeerChannel {
-        let takes =
-            |path: &Arc<dyn Path>| path.plan(Operation::Message { from: self.rank, to: peer }).is_ok();
+        let takes = |Installed { path, .. }: &Installed| {
+            path.plan(Operation::Message { from: self.rank, to: peer }).is_ok()
+        };
         match self.messages.plan {
             Plan::Path => match self.messages.path.get() {
-                Some(path) if takes(path) => PeerChannel::Path,
+                Some(installed) if takes(installed) => PeerChannel::Path,
                 Some(_) => PeerChannel::Group,
                 None => PeerChannel::Undecided,
             },

@@ -104,6 +104,11 @@ impl Outstanding {
         open
     }
 
+    /// Whether all works are done.
+    pub(in crate::group) fn is_done(&self) -> bool {
+        self.all().iter().all(|work| work.is_done().unwrap_or(false))
+    }
+
     /// The last work of every stream.
     pub(in crate::group) fn all(&self) -> Vec<Work> {
         self.kept().streams.iter().filter_map(|line| line.works.back().cloned()).collect()

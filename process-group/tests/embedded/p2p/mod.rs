@@ -1,6 +1,7 @@
 //! On which communicators messages go: how many are made, and that both ends choose alike.
 
 mod faults;
+mod path;
 
 use std::sync::Arc;
 

@@ -1,0 +1,112 @@
+//! Messages on a path that is not this crate's: what a group asks of one, and what it makes of its answers.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use cuda_driver::Stream;
+use process_group::{
+    Path,
+    comm::{DataType::F32, wait_for_dropped},
+    group::{
+        Buffer, GroupError, P2pPolicy, PathError, PeerChannel,
+        path::{Declined, Message, Operation, Way},
+    },
+    store::Deadline,
+};
+use rusty_fork::rusty_fork_test;
+
+use super::super::common::{Rank, far, machine, values};
+use super::{INIT, all_reduce, exchange};
+
+/// Takes messages to oneself alone, and copies them; refuses some.
+#[derive(Debug, Default)]
+struct Mirror {
+    refuses: Mutex<bool>,
+    aborts: AtomicUsize,
+}
+
+impl Path for Mirror {
+    fn name(&self) -> &'static str {
+        "mirror"
+    }
+
+    fn describe(&self) -> String {
+        "copies to oneself".into()
+    }
+
+    fn device_bytes(&self) -> u64 {
+        0
+    }
+
+    fn plan(&self, operation: Operation) -> Result<(), Declined> {
+        match operation {
+            Operation::Message { from, to } if from == to => Ok(()),
+            _ => Err(Declined("it is no mirror's".into())),
+        }
+    }
+
+    unsafe fn launch(&self, messages: &[Message], stream: &Stream, _: Deadline) -> Result<(), PathError> {
+        if *self.refuses.lock().unwrap() {
+            return Err(PathError::Refused("not today".into()));
+        }
+        let [from, to] =
+            [Way::Send, Way::Receive].map(|way| messages.iter().find(|m| m.way == way).unwrap().buffer);
+        // SAFETY: the caller's contract.
+        Ok(unsafe { stream.copy(to.ptr, from.ptr, from.bytes()) }?)
+    }
+
+    fn abort(&self, _: Deadline) {
+        self.aborts.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn to_oneself(rank: &Rank, group: &process_group::ProcessGroup) -> Result<f32, GroupError> {
+    let (from, to, stream) = (rank.memory(&[7.0]), rank.memory(&[0.0]), rank.stream());
+    let work = group.batch(&stream, |batch| unsafe {
+        batch.send(Buffer::new(from.ptr(), 1, F32), group.rank())?;
+        batch.recv(Buffer::new(to.ptr(), 1, F32), group.rank())
+    })?;
+    work.wait_timeout(far())?;
+    Ok(values(&to)[0])
+}
+
+rusty_fork_test! {
+    #[test]
+    fn what_a_path_declines_goes_to_the_group_and_what_it_refuses_changes_nothing() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().lazy().p2p(P2pPolicy::Direct).build().unwrap();
+            let path = Arc::new(Mirror::default());
+            world.install(path.clone()).unwrap();
+            let refused = world.install(path.clone()).unwrap_err();
+            assert!(matches!(refused, GroupError::PathRefused { path: "mirror", .. }), "{refused}");
+            let me = rank.rank;
+            assert_eq!((world.p2p().peers[me], world.p2p().peers[1 - me]), (PeerChannel::Path, PeerChannel::Group));
+
+            assert_eq!(to_oneself(&rank, &world).unwrap(), 7.0);
+            assert!(!world.is_connected(), "no communicator for it");
+            let done = (world.sequence(), world.dump().entries.len());
+            *path.refuses.lock().unwrap() = true;
+            let error = to_oneself(&rank, &world).unwrap_err();
+            let GroupError::Path { source, .. } = &error else { panic!("{error}") };
+            assert!(matches!(&**source, PathError::Refused(why) if why == "not today"), "{source}");
+            assert_eq!((world.sequence(), world.dump().entries.len()), done);
+            *path.refuses.lock().unwrap() = false;
+            assert_eq!(to_oneself(&rank, &world).unwrap(), 7.0);
+
+            exchange(&rank, &world, 1 - me).unwrap();
+            assert!(world.is_connected());
+            assert_eq!(all_reduce(&rank, &world).unwrap(), 1.0);
+            let last = world.dump().entries.iter().filter(|entry| entry.is_message && !entry.is_on_path).count();
+            assert_eq!(last, 2);
+            assert_eq!(path.aborts.load(Ordering::Relaxed), 0);
+            world.abort(far()).unwrap();
+            assert!(path.aborts.load(Ordering::Relaxed) > 0);
+        });
+        assert!(wait_for_dropped(far()));
+        assert_eq!(machine.world.calls(INIT), 2);
+        machine.world.finish().unwrap();
+    }
+}
