@@ -376,7 +376,8 @@ impl Vigil {
         if let Some(path) = self.path() {
             let beside = Arc::new(Beside::begin());
             aside(move || {
-                let _beside = beside;
+                // It ends when nothing of the path is held here any more.
+                let (_beside, path) = (beside, path);
                 path.abort(Deadline::after(PATIENCE));
             });
         }

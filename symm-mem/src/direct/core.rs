@@ -330,7 +330,7 @@ impl Core {
     }
 
     /// The group goes: waits for what was launched, which the group's end has seen to, or ends it.
-    pub(super) fn end(self: Arc<Self>) {
+    pub(super) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device still writes there: it goes when that is over.
             let kept = ManuallyDrop::new(self);
@@ -340,8 +340,15 @@ impl Core {
             };
             // Without a thread it is lost, which is better than given to somebody else.
             let _ = thread::Builder::new().name("direct-end".into()).spawn(linger);
-        } else if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
+        }
+        // The thread that an abort began holds it now and then.
+        while let Err(held) = Arc::try_unwrap(self) {
+            self = held;
+            thread::sleep(Duration::from_micros(100));
         }
     }
 
