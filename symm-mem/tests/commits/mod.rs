@@ -202,6 +202,8 @@ fn on_all(ranks: Vec<Rank>) {
         for rank in ranks {
             scope.spawn(move || {
                 commit_and_compute(&rank);
+                // Who leaves takes along what others may still look at.
+                rank.world.barrier(soon()).expect("all come to the end");
                 rank.leave();
             });
         }
