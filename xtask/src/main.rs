@@ -89,7 +89,7 @@ enum Task {
     Soak(soak::Options),
     /// Run whole programs of several ranks under seeded schedules
     Sim(sim::Options),
-    /// Break the caching allocator in each of the ways that are kept as patches, and see its tests fail
+    /// Break a crate in each of the ways that are kept as patches, and see that it is found
     Mutants(mutants::Options),
     /// Run everything that a change has to pass
     Ci(ci::Options),

@@ -1,9 +1,9 @@
 //! `cargo xtask mutants`: whether the tests see what is wrong.
 //!
-//! Every patch under `xtask/mutants/` puts one bug into the caching allocator. Each is applied by itself to a copy of
-//! the workspace, and the crate's tests (unit, property and end-to-end: its one test binary) have to fail there. A
-//! patch that no longer applies, or does not compile, is an error: it tests nothing. What a patch breaks is written
-//! before its first difference.
+//! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
+//! and has to be found there: in the caching allocator by the crate's tests (unit, property and end-to-end: its one
+//! test binary), in symm-mem by `cargo xtask sim explore`. A patch that no longer applies, or does not compile, is an
+//! error: it tests nothing. What a patch breaks is written before its first difference.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -25,10 +25,24 @@ pub(crate) struct Options {
     /// Only this patch, by its name without `.patch`
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Only those that break this crate
+    #[arg(long, short, value_name = "CRATE")]
+    package: Option<String>,
 }
 
-/// The crate that they break.
-const CRATE: &str = "caching-alloc";
+/// Who has to find the bugs of a crate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finder {
+    /// The crate's tests.
+    Tests,
+    /// `cargo xtask sim explore`.
+    Seeds,
+}
+
+/// The crates that patches break, and who finds it.
+const CRATES: [(&str, Finder); 2] = [("caching-alloc", Finder::Tests), ("symm-mem", Finder::Seeds)];
+/// The seeds that have to be enough.
+const SEEDS: &str = "0..10000";
 /// Where the patches are.
 const PATCHES: &str = "xtask/mutants";
 /// Where the copy and what is built of it are, in the target folder. Always the same place: cargo takes a crate that
@@ -40,14 +54,17 @@ const LIMIT: Duration = Duration::from_secs(600);
 struct Mutant {
     name: String,
     breaks: String,
+    /// The crate, and who finds it.
+    crate_name: &'static str,
+    finder: Finder,
     patch: PathBuf,
 }
 
-/// How tests end.
+/// How tests end, or seeds.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,
-    /// This test failed first.
+    /// This test failed first, or this seed.
     Failed(String),
     /// The process died by itself.
     Died(String),
@@ -61,31 +78,40 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         mutants.retain(|mutant| mutant.name == *only);
         ensure!(!mutants.is_empty(), "there is no patch {PATCHES}/{only}.patch");
     }
+    if let Some(package) = &options.package {
+        mutants.retain(|mutant| mutant.crate_name == *package);
+        ensure!(!mutants.is_empty(), "no patch breaks {package}");
+    }
     let bar = ProgressBar::new(mutants.len() as u64 + 1);
     bar.set_style(ProgressStyle::with_template("{wide_bar} {pos} of {len}: {msg}")?);
     bar.set_message("as it is");
     let tree = Tree::copy(&root)?;
-    let whole = tree.test()?;
-    ensure!(whole == Outcome::Passed, "without any patch the tests fail already: {whole:?}");
+    for (name, finder) in CRATES {
+        if mutants.iter().any(|mutant| mutant.crate_name == name) {
+            let whole = tree.find(name, finder)?;
+            ensure!(whole == Outcome::Passed, "{name} fails already without any patch: {whole:?}");
+        }
+    }
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["patch", "what it breaks", "seen by", "s"]);
+    table.set_header(["patch", "crate", "what it breaks", "seen by", "s"]);
     let mut missed = Vec::new();
     for mutant in &mutants {
         bar.inc(1);
         bar.set_message(mutant.name.clone());
         let begin = Instant::now();
-        let outcome = tree.with(&mutant.patch, || tree.test()).with_context(|| mutant.name.clone())?;
+        let outcome = tree.with(&mutant.patch, || tree.find(mutant.crate_name, mutant.finder));
+        let outcome = outcome.with_context(|| mutant.name.clone())?;
         let seen = match outcome {
-            Outcome::Failed(test) => test,
-            Outcome::Died(how) => format!("the tests die: {how}"),
+            Outcome::Failed(by) => by,
+            Outcome::Died(how) => format!("the process dies: {how}"),
             Outcome::Passed | Outcome::Hung => {
                 missed.push(mutant.name.as_str());
-                if outcome == Outcome::Hung { "NOBODY: the tests hang".into() } else { "NOBODY".into() }
+                if outcome == Outcome::Hung { "NOBODY: it hangs".into() } else { "NOBODY".into() }
             }
         };
         let seconds = format!("{:.0}", begin.elapsed().as_secs_f64());
-        table.add_row([&mutant.name, &mutant.breaks, &seen, &seconds]);
+        table.add_row([&mutant.name, mutant.crate_name, &mutant.breaks, &seen, &seconds]);
     }
     bar.finish_and_clear();
     println!("{table}");
@@ -106,7 +132,13 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
         let text = fs::read_to_string(&patch).with_context(|| format!("cannot read {}", patch.display()))?;
         let words = text.split("\n--- ").next().filter(|words| !words.starts_with("--- "));
         let breaks = words.with_context(|| format!("{name}.patch does not say what it breaks"))?;
-        mutants.push(Mutant { breaks: breaks.split_whitespace().collect::<Vec<_>>().join(" "), name, patch });
+        let breaks = breaks.split_whitespace().collect::<Vec<_>>().join(" ");
+        let touched: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("--- a/")?.split('/').next()).collect();
+        let known = CRATES.into_iter().find(|(of, _)| touched.iter().all(|touched| touched == of));
+        let (crate_name, finder) =
+            known.with_context(|| format!("{name}.patch breaks {touched:?}: nobody looks there"))?;
+        mutants.push(Mutant { name, breaks, crate_name, finder, patch });
     }
     mutants.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(mutants)
@@ -148,7 +180,7 @@ impl Tree {
             } else if metadata.is_file() {
                 fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
                 // What patches change is built anew, and only that.
-                if !name.starts_with(CRATE) {
+                if !CRATES.iter().any(|(of, _)| name.starts_with(of)) {
                     fs::File::options().append(true).open(&to)?.set_modified(metadata.modified()?)?;
                 }
             }
@@ -174,11 +206,28 @@ impl Tree {
         Ok(())
     }
 
-    /// Builds the tests of the crate and runs them until one fails.
-    fn test(&self) -> Result<Outcome> {
-        let package = shell::package(CRATE);
-        let build = ["test", "--quiet", "--package", &package, "--lib", "--no-run"];
-        let mut build = shell::cargo(&self.root, &build);
+    /// Builds what is to find something in the crate, and runs it.
+    fn find(&self, crate_name: &str, finder: Finder) -> Result<Outcome> {
+        match finder {
+            Finder::Tests => {
+                let package = shell::package(crate_name);
+                let tests = self.build(&["test", "--package", &package, "--lib", "--no-run"])?;
+                let mut tests = Command::new(tests);
+                tests.current_dir(self.root.join(crate_name));
+                first_failure(&mut tests, failed_test)
+            }
+            Finder::Seeds => {
+                let mut explore = Command::new(self.build(&["build", "--package", "xtask"])?);
+                explore.args(["sim", "explore", "--seeds", SEEDS, "--json"]).current_dir(&self.root);
+                first_failure(&mut explore, failed_seed)
+            }
+        }
+    }
+
+    /// Builds a program, and says where it is.
+    fn build(&self, build: &[&str]) -> Result<PathBuf> {
+        let mut build = shell::cargo(&self.root, build);
+        build.arg("--quiet");
         build.args(["--message-format=json-render-diagnostics"]).env("CARGO_TARGET_DIR", &self.built);
         let output = build.output().context("cannot run cargo")?;
         ensure!(
@@ -187,13 +236,10 @@ impl Tree {
             String::from_utf8_lossy(&output.stderr)
         );
         let messages = output.stdout.split(|byte| *byte == b'\n');
-        let binary = messages
+        messages
             .filter_map(|line| serde_json::from_slice::<serde_json::Value>(line).ok())
             .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .context("cargo names no test binary")?;
-        let mut tests = Command::new(binary);
-        tests.current_dir(self.root.join(CRATE));
-        first_failure(&mut tests)
+            .context("cargo names no program")
     }
 }
 
@@ -204,17 +250,17 @@ impl Drop for Tree {
     }
 }
 
-/// Runs a test binary until a test fails.
-fn first_failure(tests: &mut Command) -> Result<Outcome> {
+/// Runs a program until a line of it says what failed.
+fn first_failure(tests: &mut Command, failed: fn(&str) -> Option<String>) -> Result<Outcome> {
     tests.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-    let mut child = tests.spawn().context("cannot start the tests")?;
+    let mut child = tests.spawn().context("cannot start what was built")?;
     let lines = child::lines(child.stdout.take());
     let deadline = Instant::now() + LIMIT;
     let outcome = loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                if let Some(test) = failed(&line) {
-                    break Some(Outcome::Failed(test.to_owned()));
+                if let Some(what) = failed(&line) {
+                    break Some(Outcome::Failed(what));
                 }
             }
             Err(RecvTimeoutError::Timeout) => break Some(Outcome::Hung),
@@ -230,13 +276,20 @@ fn first_failure(tests: &mut Command) -> Result<Outcome> {
         Some(outcome) => Ok(outcome),
         None if status.success() => Ok(Outcome::Passed),
         None if status.code().is_none() => Ok(Outcome::Died(status.to_string())),
-        None => bail!("the tests end with {status}, and none has failed"),
+        None => bail!("it ends with {status}, and says of nothing that it has failed"),
     }
 }
 
 /// The test that failed, as a line of the harness says it.
-fn failed(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+fn failed_test(line: &str) -> Option<String> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned)
+}
+
+/// The first seed that failed, as `sim explore --json` says it.
+fn failed_seed(line: &str) -> Option<String> {
+    let report: serde_json::Value = serde_json::from_str(line).ok()?;
+    let (seed, seeds) = (report["failing"][0].as_u64()?, report["violations"].as_u64()?);
+    Some(format!("seed {seed}, and {seeds} in all"))
 }
 
 #[cfg(test)]
@@ -244,7 +297,7 @@ mod tests {
     use super::*;
 
     fn shell_outcome(script: &str) -> Outcome {
-        first_failure(Command::new("sh").args(["-c", script])).unwrap()
+        first_failure(Command::new("sh").args(["-c", script]), failed_test).unwrap()
     }
 
     #[test]
@@ -253,7 +306,14 @@ mod tests {
         assert_eq!(shell_outcome(failing), Outcome::Failed("b::c".into()));
         assert_eq!(shell_outcome("echo test a ... ok"), Outcome::Passed);
         assert!(matches!(shell_outcome("kill -ABRT $$"), Outcome::Died(_)));
-        assert!(first_failure(Command::new("false").arg("1")).is_err());
+        assert!(first_failure(Command::new("false").arg("1"), failed_test).is_err());
+    }
+
+    #[test]
+    fn the_first_seed_that_fails_is_named() {
+        let report = |failing: &str| format!(r#"{{"seeds":9,"violations":2,"failing":[{failing}]}}"#);
+        assert_eq!(failed_seed(&report("3,7")), Some("seed 3, and 2 in all".into()));
+        assert!([report(""), "9 seeds".into()].iter().all(|line| failed_seed(line).is_none()));
     }
 
     #[test]
@@ -266,7 +326,10 @@ mod tests {
             }
         };
         let mutants = list(&root.join(PATCHES)).unwrap();
-        assert!(mutants.len() >= 20, "{} patches", mutants.len());
+        for (name, _) in CRATES {
+            let count = mutants.iter().filter(|mutant| mutant.crate_name == name).count();
+            assert!(count >= 12, "{count} patches break {name}");
+        }
         for mutant in mutants {
             assert!(!mutant.breaks.is_empty(), "{}", mutant.name);
             let mut apply = Command::new("git");

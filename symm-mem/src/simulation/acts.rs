@@ -152,12 +152,15 @@ impl World {
         };
         let life = state.life(id);
         let window = match found.standing {
-            Standing::Window { serial } => Some((serial, found.placement.offset)),
+            Standing::Window { serial } => {
+                let begin = self.library.window(life, rank, serial).map_or(0, |own| own.address);
+                Some((serial, ptr.0.wrapping_sub(begin)))
+            }
             _ => None,
         };
         if let Some((serial, offset)) = window {
             let own = self.library.window(life, rank, serial);
-            if own.is_none_or(|own| own.address + offset != ptr.0) {
+            if own.is_none_or(|own| offset >= own.bytes) {
                 let what =
                     format!("rank {rank} finds window {serial} of group {id} at {place:?}, which is {own:?}");
                 return Err(Violation(what));

@@ -137,7 +137,8 @@ impl World {
             let standing = found.map_err(Violation::of)?.map(|found| found.standing);
             let right = match (standing, serials.get(at)) {
                 (Some(Standing::Window { serial }), Some(made)) => {
-                    with && serial == *made && self.library.window(life, rank, serial) == Some(extent)
+                    let window = self.library.window(life, rank, serial);
+                    with && serial == *made && window.is_some_and(|window| window.holds(&extent))
                 }
                 (Some(Standing::Agreed), _) => {
                     !with

@@ -30,6 +30,10 @@ pub(super) struct Extent {
 }
 
 impl Extent {
+    pub(super) fn holds(&self, other: &Extent) -> bool {
+        self.address <= other.address && other.address + other.bytes <= self.address + self.bytes
+    }
+
     fn overlaps(&self, address: u64, bytes: u64) -> bool {
         self.address < address + bytes && address < self.address + self.bytes
     }

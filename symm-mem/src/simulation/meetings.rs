@@ -6,9 +6,9 @@ use cuda_driver::DevicePtr;
 
 use super::{
     Violation,
-    library::{Extent, Life},
-    rank::{Home, Task},
-    scenario::{Subject, has_windows},
+    library::{Extent, Life, Met},
+    rank::{Home, Membership, Task},
+    scenario::Subject,
     trouble::Trouble,
     work::{Answer, Want, Work},
     world::{Event, World, tell},
@@ -51,18 +51,8 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
-        let release = match (trouble, culprit) {
-            (Trouble::OtherRelease, true) if self.scenario.release == 22809 => 22907,
-            (Trouble::OtherRelease, true) => 22809,
-            _ => self.scenario.release,
-        };
-        let windows = if !has_windows(release) {
-            WindowSupport::Unavailable { reason: format!("release {release} has no windows") }
-        } else if trouble == Trouble::OtherEnvironment && culprit {
-            WindowSupport::Unavailable { reason: "NCCL_WIN_ENABLE is 0 on a member".to_owned() }
-        } else {
-            WindowSupport::Available
-        };
+        let (library, windows) = self.scenario.library(rank);
+        let left = self.scenario.address_space(rank);
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else {
             self.soon(Event::Resume(rank));
@@ -78,10 +68,9 @@ impl World {
             true => Readiness::Failed { ordinal: None, cause: "misaligned".to_owned() },
             false => Readiness::Ready,
         };
-        let left = if trouble == Trouble::AddressSpace && culprit { 3 << 20 } else { 1 << 40 };
         let found = commit::Found {
             readiness,
-            capabilities: Capabilities { library: release, windows },
+            capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
             address_space_left: Some(left),
         };
@@ -89,7 +78,7 @@ impl World {
         let options = CommitOptions::default().policy(policy).deadline(deadline);
         let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found);
         let machine = Box::new(machine);
-        let work = Work::Commit { machine, seated, group, segments, serials: Vec::new() };
+        let work = Work::Commit { machine, seated, group, segments, places: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
@@ -282,11 +271,11 @@ impl World {
                     self.soon(Event::Answer(rank, token, Answer::Store(Input::Expired)));
                 }
             }
-            Want::Register { segments, until: at, verdict_key } => {
+            Want::Register { segments, joined, until: at, verdict_key } => {
                 let at = until(self, at);
                 self.at(at, Event::Answer(rank, token, Answer::Registered(Outcome::Blocked, Vec::new())));
                 self.watched.push((verdict_key, rank, token));
-                return self.register(rank, token, segments);
+                return self.register(rank, token, segments, &joined);
             }
             Want::Quiesce(at) => {
                 let release = match self.scenario.trouble {
@@ -314,7 +303,7 @@ impl World {
         Ok(())
     }
 
-    fn register(&mut self, rank: u32, token: u64, count: usize) -> Result<(), Violation> {
+    fn register(&mut self, rank: u32, token: u64, count: usize, joined: &[u32]) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let state = self.rank(rank);
         let Some(task) = state.task.as_mut() else { return Ok(()) };
@@ -338,6 +327,10 @@ impl World {
                 )));
             }
         }
+        let (extents, windows) = join(rank, &ordinals, &extents, joined)?;
+        if let Some(Task { work: Work::Commit { places, .. }, .. }) = &mut state.task {
+            *places = windows;
+        }
         let id = state.life(id);
         let fails = culprit && trouble == Trouble::RegistrationFails(number);
         match trouble {
@@ -359,7 +352,9 @@ impl World {
         extents: Vec<Extent>,
         fails: bool,
     ) -> Result<(), Violation> {
+        let bytes = extents.iter().map(|extent| extent.bytes).sum();
         let met = self.library.register(group, rank, extents, token, fails)?;
+        self.may_register(&met, bytes)?;
         if fails {
             let outcome = Outcome::Failed { ordinal: None, cause: "unhandled cuda error".to_owned() };
             self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
@@ -381,6 +376,32 @@ impl World {
         Ok(())
     }
 
+    /// Whether these ranks may register `bytes` together: what the library does not look at, and then hangs or goes wrong.
+    fn may_register(&self, met: &[Met], bytes: u64) -> Result<(), Violation> {
+        let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
+        for Met { rank, .. } in met {
+            let state = &self.ranks[*rank as usize];
+            if state.capture.is_some() {
+                return wrong(*rank, "while it captures");
+            }
+            if self.scenario.address_space(*rank) < bytes {
+                return wrong(*rank, "for which it has no addresses");
+            }
+            if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
+                return wrong(*rank, "with another library than its peers, or one without");
+            }
+            let first = &self.ranks[met[0].rank as usize];
+            let differs = |(uid, mine): (&u64, &Membership)| {
+                let its = first.groups.get(uid).filter(|its| (its.id, its.life) == (mine.id, mine.life));
+                its.is_some_and(|its| its.operations != mine.operations)
+            };
+            if state.groups.iter().any(differs) {
+                return wrong(*rank, "with collectives that its peers have not enqueued");
+            }
+        }
+        Ok(())
+    }
+
     fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
@@ -398,6 +419,8 @@ impl World {
                 }
             }
         }
+        // Segments of one window follow each other.
+        windows.dedup();
         for (id, serial) in windows {
             if fails {
                 return Ok(Release::Failed { cause: "invalid usage".to_owned() });
@@ -406,6 +429,35 @@ impl World {
         }
         Ok(Release::Done {})
     }
+}
+
+/// The windows of the segments `ordinals`, of which those of `joined` share one with the segment before them; and of each
+/// segment which it is.
+fn join(
+    rank: u32,
+    ordinals: &[u32],
+    extents: &[Extent],
+    joined: &[u32],
+) -> Result<(Vec<Extent>, Vec<usize>), Violation> {
+    let mut windows: Vec<Extent> = Vec::new();
+    let mut places = Vec::new();
+    for (ordinal, extent) in ordinals.iter().zip(extents) {
+        match windows.last_mut().filter(|_| joined.contains(ordinal)) {
+            None => windows.push(*extent),
+            Some(last) if last.address + last.bytes == extent.address => {
+                last.bytes += extent.bytes;
+                last.identity = chain(last.identity, [extent.identity, extent.bytes]);
+            }
+            Some(_) => {
+                let what = format!(
+                    "rank {rank} makes one window of segment {ordinal} and one that it does not follow"
+                );
+                return Err(Violation(what));
+            }
+        }
+        places.push(windows.len() - 1);
+    }
+    Ok((windows, places))
 }
 
 /// What a rank can come to a rendezvous with that its peers have not.

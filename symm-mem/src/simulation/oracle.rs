@@ -151,7 +151,40 @@ impl World {
                 Violation(format!("{kind:?} of epoch {epoch}, round {round}: {what}"))
             })?;
         }
+        self.judge_last(&meetings)?;
         self.judge_uses()
+    }
+
+    /// The last commits, which wait for all, succeed: but for dead groups, and where the trouble lasts.
+    fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
+        let lasts = matches!(
+            self.scenario.trouble,
+            Trouble::OtherRelease
+                | Trouble::OtherEnvironment
+                | Trouble::AddressSpace
+                | Trouble::HalfEnqueued
+                | Trouble::PrepareFails
+                | Trouble::Killed(_)
+        );
+        // Who waits for ever for one that has lost the store, or counts otherwise, comes late everywhere.
+        if matches!(self.scenario.trouble, Trouble::StoreDies(_) | Trouble::CutOff(_) | Trouble::Absent) {
+            return Ok(());
+        }
+        for group in self.scenario.groups.keys() {
+            let mut of_group = meetings.iter().filter(|((kind, ..), _)| *kind == Kind::Commit(*group));
+            let Some((_, ended)) = of_group.next_back() else { continue };
+            let lasts = lasts && self.scenario.groups[group].contains(&self.scenario.culprit);
+            let refused =
+                ended.iter().find(|it| it.said.poison().is_none() && !matches!(it.said, Said::Commit(Ok(_))));
+            if let Some(refused) = refused.filter(|_| !lasts) {
+                let what = format!(
+                    "the last commit of group {group} fails on rank {}: {:?}",
+                    refused.rank, refused.said
+                );
+                return Err(Violation(format!("under {:?}: {what}", self.scenario.trouble)));
+            }
+        }
+        Ok(())
     }
 
     fn members(&self, kind: Kind) -> Vec<u32> {
@@ -272,6 +305,11 @@ impl World {
             Refusal::SegmentInUse { .. } => parts,
             Refusal::SegmentPinned { graphs, .. } => {
                 (trouble == Trouble::KeepsGraphs && !graphs.is_unanimous()) || parts
+            }
+            Refusal::PeerPrepareFailed { cause, .. }
+                if kind == Kind::Retire && cause.contains("shares a window") =>
+            {
+                self.scenario.release >= 23003
             }
             Refusal::PeerPrepareFailed { rank, .. } => {
                 trouble == Trouble::PrepareFails && *rank == culprit || parts

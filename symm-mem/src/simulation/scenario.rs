@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Limits, random::Random, trouble::Trouble};
-use crate::agreement::Policy;
+use crate::agreement::{Policy, WindowSupport};
 
 /// What a meeting is given.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
@@ -102,7 +102,7 @@ pub(super) const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
 
 /// Whether a release has windows that can be used.
-pub(super) fn has_windows(release: u32) -> bool {
+fn has_windows(release: u32) -> bool {
     release >= 22700 && release != 22803
 }
 
@@ -149,7 +149,29 @@ impl Scenario {
         }
     }
 
-    /// What `rank` has less of than others, or otherwise.
+    /// The release that `rank` has, and whether it has windows there.
+    pub(super) fn library(&self, rank: u32) -> (u32, WindowSupport) {
+        let odd = self.is_culprit(rank);
+        let release = match self.trouble {
+            Trouble::OtherRelease if odd && self.release == 22809 => 22907,
+            Trouble::OtherRelease if odd => 22809,
+            _ => self.release,
+        };
+        let reason = if !has_windows(release) {
+            format!("release {release} has no windows")
+        } else if self.trouble == Trouble::OtherEnvironment && odd {
+            "NCCL_WIN_ENABLE is 0 on a member".to_owned()
+        } else {
+            return (release, WindowSupport::Available);
+        };
+        (release, WindowSupport::Unavailable { reason })
+    }
+
+    /// What windows may still take on `rank`, in bytes.
+    pub(super) fn address_space(&self, rank: u32) -> u64 {
+        if self.trouble == Trouble::AddressSpace && self.is_culprit(rank) { 3 << 20 } else { 1 << 40 }
+    }
+
     pub(super) fn is_culprit(&self, rank: u32) -> bool {
         rank == self.culprit
     }

@@ -22,6 +22,8 @@ pub(super) enum Work {
         seated: Arc<Mutex<Seated>>,
         group: u64,
         segments: Vec<Segment>,
+        /// Of each segment that is registered, which of the windows.
+        places: Vec<usize>,
         serials: Vec<u64>,
     },
     Retire {
@@ -59,7 +61,7 @@ pub(super) enum Want {
     Store(Output),
     Hashes(Vec<u64>),
     Recall(u64),
-    Register { segments: usize, until: Duration, verdict_key: String },
+    Register { segments: usize, joined: Vec<u32>, until: Duration, verdict_key: String },
     Quiesce(Duration),
     Deregister(Duration),
     Share(Vec<Record>),
@@ -130,11 +132,11 @@ impl Work {
     /// The machine's answer to an answer.
     pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
         match self {
-            Work::Commit { machine, serials, .. } => {
+            Work::Commit { machine, places, serials, .. } => {
                 let input = match answer {
                     Answer::Store(input) => input,
                     Answer::Registered(outcome, made) => {
-                        *serials = made;
+                        *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
                         Input::Registered(outcome)
                     }
                     // Nobody asked: the machine says so.
@@ -144,8 +146,8 @@ impl Work {
                     Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
                     Output::Hashes { lengths } => Want::Hashes(lengths),
                     Output::Recall { sequence } => Want::Recall(sequence),
-                    Output::Register { segments, until, verdict_key, .. } => {
-                        Want::Register { segments: segments as usize, until, verdict_key }
+                    Output::Register { segments, joined, until, verdict_key } => {
+                        Want::Register { segments: segments as usize, joined, until, verdict_key }
                     }
                     ask => Want::Store(ask),
                 }
