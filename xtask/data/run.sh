@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
 #   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|peers] [RANKS]
-# The programs are unpacked beside it first: ./xtask, tests/, benches/, examples/.
+# The programs are unpacked beside it first: tests/, benches/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # PYTHON names a Python that has torch (default: python3).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
@@ -10,7 +10,7 @@ cd "$(dirname "$0")"
 what=${1:-all}
 ranks=${2:-}
 failed=0
-[ -e xtask ] || tar xzf bundle.tar.gz || exit
+[ -e tests ] || ./xtask gpu-bundle --unpack . || exit
 
 # Builds a peer's program and runs it, or says why not: peer NAME WHY BUILD... -- RUN...; WHY is empty if nothing is
 # missing.

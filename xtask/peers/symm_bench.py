@@ -21,6 +21,8 @@ import torch.distributed._symmetric_memory as symm_mem
 
 OPERATIONS, LAUNCHES = 50, 10
 
+kept = []
+
 
 def graph(operation):
     operation()
@@ -48,7 +50,9 @@ def replays(captured):
 
 def cases(rank, size):
     name = dist.group.WORLD.group_name
-    small = symm_mem.rendezvous(symm_mem.empty(1024, dtype=torch.float32, device="cuda"), name)
+    # Its memory is there as long as the tensor.
+    tensor = symm_mem.empty(1024, dtype=torch.float32, device="cuda")
+    small = symm_mem.rendezvous(tensor, name)
 
     def rendezvous():
         memory = symm_mem.empty(64 << 20, dtype=torch.uint8, device="cuda")
@@ -75,6 +79,7 @@ def cases(rank, size):
         # A signal there and one back.
         return replays(signals) / 2
 
+    kept.append(tensor)
     return {
         "rendezvous of 64 MiB": rendezvous,
         "barrier": lambda: replays(barriers),

@@ -5,16 +5,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use zstd::{Decoder, Encoder};
 
 use crate::shell::{self, CRATES};
 
 /// What a folder may come to, in bytes: lent GPU hosts take only so much.
 const LIMIT: u64 = 40_000_000;
 
-/// All but the script, which unpacks it.
-const ARCHIVE: &str = "bundle.tar.gz";
+/// All but the script and this program, which unpacks it.
+const ARCHIVE: &str = "bundle.tar.zst";
+
+/// How hard it is packed; and how far back what is the same is found, as a power of 2: the programs have much of each other.
+const LEVEL: i32 = 12;
+const WINDOW: u32 = 27;
 
 const RUN: &str = include_str!("../data/run.sh");
 
@@ -22,6 +25,9 @@ const RUN: &str = include_str!("../data/run.sh");
 pub(crate) struct Options {
     /// The folder to write; it must not exist, or be empty
     dir: PathBuf,
+    /// Unpack the one that lies there
+    #[arg(long, hide = true)]
+    unpack: bool,
 }
 
 /// An executable that cargo built.
@@ -35,20 +41,26 @@ struct Artifact {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let root = shell::workspace()?;
     let dir = &options.dir;
+    if options.unpack {
+        return unpack(dir);
+    }
+    let root = shell::workspace()?;
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     if fs::read_dir(dir)?.next().is_some() {
         bail!("{} is not empty: expected a new or an empty folder", dir.display());
     }
     let archive = File::create(dir.join(ARCHIVE)).context("cannot create the archive")?;
-    let mut archive = tar::Builder::new(GzEncoder::new(archive, Compression::best()));
+    let mut archive = Encoder::new(archive, LEVEL)?;
+    archive.long_distance_matching(true)?;
+    archive.window_log(WINDOW)?;
+    let mut archive = tar::Builder::new(archive);
     let mut add = |from: &Path, name: &str| {
         let added = archive.append_path_with_name(from, name);
         added.with_context(|| format!("cannot put {} into the archive", from.display()))
     };
     for artifact in build(&root, &["build", "--package", "xtask", "--bin", "xtask"])? {
-        add(&artifact.path, "xtask")?;
+        fs::copy(&artifact.path, dir.join("xtask")).context("cannot copy xtask")?;
     }
     let tests = build(&root, &["test", "--no-run", "--workspace", "--features", &shell::adapters(None)])?;
     for name in CRATES {
@@ -89,16 +101,25 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         }
     }
-    archive.into_inner().and_then(GzEncoder::finish).context("cannot write the archive")?;
+    archive.into_inner().and_then(Encoder::finish).context("cannot write the archive")?;
     let script = dir.join("run.sh");
     fs::write(&script, RUN)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    let size = fs::metadata(dir.join(ARCHIVE))?.len() + fs::metadata(&script)?.len();
+    let files = [ARCHIVE, "xtask", "run.sh"].map(|name| Ok(fs::metadata(dir.join(name))?.len()));
+    let size: u64 = files.into_iter().sum::<Result<u64>>()?;
     if size > LIMIT {
         bail!("{} came to {size} bytes, more than {LIMIT}", dir.display());
     }
     println!("{}: {:.1} MB; run {} there", dir.display(), size as f64 / 1e6, script.display());
     Ok(())
+}
+
+fn unpack(dir: &Path) -> Result<()> {
+    let archive = dir.join(ARCHIVE);
+    let file = File::open(&archive).with_context(|| format!("cannot open {}", archive.display()))?;
+    let mut decoder = Decoder::new(file)?;
+    decoder.window_log_max(WINDOW)?;
+    tar::Archive::new(decoder).unpack(dir).with_context(|| format!("cannot unpack {}", archive.display()))
 }
 
 /// Runs cargo for release binaries without symbols and without paths into the source tree.

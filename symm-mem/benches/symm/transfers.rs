@@ -1,4 +1,5 @@
-//! Memory from rank 0 to rank 1 and both ways at once: by an exchanged plan, by copy engines alone, by NCCL's messages.
+//! Memory from rank 0 to rank 1 and both ways at once: by an exchanged plan, by copy engines alone, by NCCL's messages. By a
+//! plan into two buffers in turn: while one is filled, its receiver lets go of the other.
 
 use cuda_driver::{DevicePtr, Stream, StreamFlags};
 use process_group::comm::{Communicator, DataType};
@@ -45,11 +46,14 @@ impl Way {
 const ONE_WAY: [Way; 4] = [Way::CopyEngine, Way::Put, Way::Get, Way::Messages];
 const BOTH_WAYS: [Way; 5] = [Way::CopyEngine, Way::Put, Way::Get, Way::Messages, Way::TwoCommunicators];
 
+/// Buffers that are received into, in turn.
+const BUFFERS: usize = 2;
+
 pub(crate) struct Transfers {
-    /// One half to send from, one to receive into.
+    /// A part to send from, and those to receive into.
     memory: SymmetricMemory,
     exchange: Exchange,
-    /// Of ranks 0 and 1: for each size the puts of both, then the gets from both.
+    /// Of ranks 0 and 1: for each size and buffer the puts of both, then the gets from both.
     plan: Option<Plan>,
     /// For what is sent, and for what is received.
     streams: [Stream; 2],
@@ -57,15 +61,16 @@ pub(crate) struct Transfers {
 
 impl Transfers {
     pub(crate) fn new(rank: &Rank<'_>, rendezvous: &Rendezvous) -> Result<Self> {
-        let half = *sizes(rank).last().ok_or("no sizes")?;
-        let memory = CudaAllocator::new(rank.context)?.allocate(2 * half)?;
+        let most = *sizes(rank).last().ok_or("no sizes")?;
+        let memory = CudaAllocator::new(rank.context)?.allocate((1 + BUFFERS) * most)?;
         let all = Memory::from(&memory);
         let memory = rendezvous.rendezvous(&memory)?;
         let exchange = Exchange::new(rendezvous, ExchangeOptions::default())?;
         let plan = if rank.rank < 2 {
             let mut transfers = Vec::new();
-            for bytes in sizes(rank).iter().copied() {
-                let (source, target) = (all.part(0, bytes)?, all.part(half, bytes)?);
+            let places = sizes(rank).iter().flat_map(|bytes| (0..BUFFERS).map(|buffer| (*bytes, buffer)));
+            for (bytes, buffer) in places {
+                let (source, target) = (all.part(0, bytes)?, all.part((1 + buffer) * most, bytes)?);
                 for (to, from) in [(Part::PutTo, Part::PutFrom), (Part::GetBy, Part::GetFrom)] {
                     for sender in 0..2 {
                         let (part, memory) =
@@ -114,15 +119,19 @@ impl Transfers {
     /// ns of a transfer of the size at a place in each direction; others than ranks 0 and 1 look on.
     fn time(&self, rank: &Rank<'_>, way: Way, at: usize, both: bool) -> Result<f64> {
         let bytes = sizes(rank)[at];
-        let count = if rank.embedded { 2 } else { ((1 << 30) / bytes).clamp(4, 64) };
+        let count = if rank.embedded { 2 } else { ((1 << 30) / bytes).clamp(8, 64) };
         rank.barrier.wait();
         let (us, ()) = timed(|| {
             if let Some(plan) = &self.plan {
                 let transfer = Transfer { all: self, plan, rank, way, at, bytes };
-                for _ in 0..count {
+                for turn in 0..count {
                     // Messages of one communicator are in one order on both sides.
                     for sender in if both { 0..2 } else { 0..1 } {
-                        if sender == rank.rank { transfer.send()? } else { transfer.receive()? }
+                        if sender == rank.rank {
+                            transfer.send(turn, count)?
+                        } else {
+                            transfer.receive(turn, count)?
+                        }
                     }
                 }
             }
@@ -152,9 +161,9 @@ impl Transfer<'_> {
         1 - self.rank.rank
     }
 
-    /// Where a rank sends from (0) or receives into (1).
-    fn half(&self, rank: usize, half: usize) -> Result<DevicePtr> {
-        Ok(self.all.memory.buffer_ptr(rank)? + half * (self.all.memory.bytes() / 2))
+    /// Where a rank sends from (0) or receives into (from 1 on).
+    fn part(&self, rank: usize, part: usize) -> Result<DevicePtr> {
+        Ok(self.all.memory.buffer_ptr(rank)? + part * (self.all.memory.bytes() / (1 + BUFFERS)))
     }
 
     /// The communicator of what goes from a rank.
@@ -164,24 +173,40 @@ impl Transfer<'_> {
         if second { self.rank.groups[0].communicator() } else { self.rank.world.communicator() }
     }
 
-    /// Its place in the plan, for what goes from a rank.
-    fn place(&self, sender: usize) -> usize {
-        4 * self.at + 2 * usize::from(self.way == Way::Get) + sender
+    /// The place in the plan of what goes from a rank in a turn.
+    fn place(&self, sender: usize, turn: usize) -> usize {
+        4 * (BUFFERS * self.at + turn % BUFFERS) + 2 * usize::from(self.way == Way::Get) + sender
     }
 
-    fn send(&self) -> Result<()> {
-        let (mine, peer, plan, stream) = (self.rank.rank, self.peer(), self.plan, &self.all.streams[0]);
-        let (from, to, place) = (self.half(mine, 0)?, self.half(peer, 1)?, self.place(mine));
-        // SAFETY: both halves are as long and stay until the streams are done; nobody reads what is written before that,
+    /// The end that does not copy: waits for the turn's buffer, and lets the peer have it for a later turn.
+    ///
+    /// # Safety
+    /// As for [`Plan::ready`] and [`Plan::wait`].
+    unsafe fn lend(&self, sender: usize, turn: usize, count: usize, stream: &Stream) -> Result<()> {
+        let begun = if turn == 0 { 0..BUFFERS.min(count) } else { 0..0 };
+        // SAFETY: the caller's contract.
+        unsafe {
+            for first in begun {
+                self.plan.ready(self.place(sender, first), stream)?;
+            }
+            self.plan.wait(self.place(sender, turn), stream, PATIENCE)?;
+            if turn + BUFFERS < count {
+                self.plan.ready(self.place(sender, turn), stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, turn: usize, count: usize) -> Result<()> {
+        let (mine, peer, stream) = (self.rank.rank, self.peer(), &self.all.streams[0]);
+        let (from, to) = (self.part(mine, 0)?, self.part(peer, 1)?);
+        // SAFETY: all parts are as long and stay until the streams are done; nobody reads what is written before that,
         // and nobody writes what is read.
         unsafe {
             match self.way {
                 Way::CopyEngine => stream.copy(to, from, self.bytes)?,
-                Way::Put => plan.put(place, stream, PATIENCE)?,
-                Way::Get => {
-                    plan.ready(place, stream)?;
-                    plan.wait(place, stream, PATIENCE)?;
-                }
+                Way::Put => self.plan.put(self.place(mine, turn), stream, PATIENCE)?,
+                Way::Get => self.lend(mine, turn, count, stream)?,
                 Way::Messages | Way::TwoCommunicators => {
                     self.communicator(mine).send(from, self.bytes, DataType::U8, peer, stream)?;
                 }
@@ -190,18 +215,15 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn receive(&self) -> Result<()> {
-        let (mine, peer, plan, stream) = (self.rank.rank, self.peer(), self.plan, &self.all.streams[1]);
-        let (to, place) = (self.half(mine, 1)?, self.place(peer));
+    fn receive(&self, turn: usize, count: usize) -> Result<()> {
+        let (mine, peer, stream) = (self.rank.rank, self.peer(), &self.all.streams[1]);
+        let to = self.part(mine, 1)?;
         // SAFETY: as above.
         unsafe {
             match self.way {
                 Way::CopyEngine => {}
-                Way::Put => {
-                    plan.ready(place, stream)?;
-                    plan.wait(place, stream, PATIENCE)?;
-                }
-                Way::Get => plan.get(place, stream, PATIENCE)?,
+                Way::Put => self.lend(peer, turn, count, stream)?,
+                Way::Get => self.plan.get(self.place(peer, turn), stream, PATIENCE)?,
                 Way::Messages | Way::TwoCommunicators => {
                     self.communicator(peer).recv(to, self.bytes, DataType::U8, peer, stream)?;
                 }
