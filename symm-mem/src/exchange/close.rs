@@ -15,6 +15,7 @@ use process_group::store::Deadline;
 use super::{
     Fault, Quarantined,
     core::{Core, closed_key},
+    handles::Open,
     lease::{Lease, Standing},
     shared::Shared,
     watch::TICK,
@@ -39,6 +40,8 @@ struct State {
     /// Plans that were dropped.
     closing: Vec<Arc<Core>>,
     leases: Vec<(Arc<Core>, Lease)>,
+    /// Peers' memory that may have no other holder.
+    borrowed: Vec<Open>,
     quarantine: Vec<Quarantined>,
     stopping: bool,
     /// Leases end now.
@@ -58,6 +61,14 @@ impl Closer {
     fn tell(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
+    }
+
+    /// Lets go of peers' memory: closing it may wait for a device, whose work may wait for what the caller does next.
+    pub(super) fn let_go(&self, open: Open) {
+        if !open.is_empty() {
+            self.outstanding.fetch_add(1, Ordering::AcqRel);
+            self.tell(|state| state.borrowed.push(open));
+        }
     }
 
     /// A plan was dropped.
@@ -106,7 +117,7 @@ pub(super) fn run(shared: &Shared) {
     let closer = &shared.closer;
     let mut state = closer.lock();
     loop {
-        if state.closing.is_empty() && state.leases.is_empty() {
+        if state.closing.is_empty() && state.leases.is_empty() && state.borrowed.is_empty() {
             if state.stopping {
                 break;
             }
@@ -115,11 +126,17 @@ pub(super) fn run(shared: &Shared) {
         }
         let mut closing = std::mem::take(&mut state.closing);
         let mut leases = std::mem::take(&mut state.leases);
+        let borrowed = std::mem::take(&mut state.borrowed);
         let hurry = state.hurry;
         drop(state);
 
+        for open in borrowed {
+            drop(open);
+            closer.outstanding.fetch_sub(1, Ordering::AcqRel);
+        }
+
         if hurry {
-            for core in &closing {
+            for core in closing.iter().filter(|core| !core.is_idle() && core.fault().is_ok()) {
                 core.fail(Fault::Aborted);
                 shared.watch.failed(core);
             }
@@ -147,6 +164,8 @@ pub(super) fn run(shared: &Shared) {
 
 /// Lets go of what the peers have lent for a plan that was dropped, and says so.
 fn farewell(shared: &Shared, core: &Core) -> Lease {
+    // Words that were written beside the callers' streams: whoever is told may use the slots again.
+    let _ = shared.control.synchronize();
     core.close();
     for peer in core.peers() {
         // A peer that does not come to know keeps its memory until its lease is overdue.
@@ -182,4 +201,22 @@ fn collect(shared: &Shared, leases: &mut Vec<(Arc<Core>, Lease)>, hurry: bool) -
         closer.outstanding.fetch_sub(1, Ordering::AcqRel);
     }
     overdue
+}
+
+/// Peers' memory that a caller holds for a while, and leaves to the exchange's thread to let go of.
+pub(super) struct Borrowed<'a> {
+    pub(super) open: Open,
+    closer: &'a Closer,
+}
+
+impl<'a> Borrowed<'a> {
+    pub(super) fn new(open: Open, closer: &'a Closer) -> Self {
+        Self { open, closer }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.closer.let_go(std::mem::take(&mut self.open));
+    }
 }

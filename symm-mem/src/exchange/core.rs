@@ -30,7 +30,8 @@ pub(super) struct Core {
     pub(super) told: AtomicBool,
     /// Whether a graph may wait for toggles.
     pub(super) captured: AtomicBool,
-    /// Operations that are watched.
+    /// Operations that are watched, and failures that the peers have yet to be told of: until none is left, words of the
+    /// plan may be written.
     pub(super) pending: AtomicUsize,
 }
 
@@ -83,6 +84,15 @@ impl Core {
     /// The first fault counts.
     pub(super) fn fail(&self, fault: Fault) {
         let _ = self.fault.set(fault);
+    }
+
+    /// Something of the plan is under way, until [`ended`](Self::ended).
+    pub(super) fn begun(&self) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn ended(&self) {
+        self.pending.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -17,6 +17,7 @@ use process_group::{
 
 use super::{
     Exchange, ExchangeError, ExchangeRefusal, Named, Owner, Plan, Transfer,
+    close::Borrowed,
     core::{Core, Wire},
     handles::Open,
     protocol::{Agreement, Conclusion, End, Ending, Held, Input, Meeting, Output, Record},
@@ -73,8 +74,8 @@ impl Exchange {
         // Opening memory is no part of a capture that happens to be open, and must not ruin it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         // While this lives, nothing is closed that the others are told to be open.
-        let held = shared.handles.held();
-        let (record, candidate, refused) = match self.prepare(plan, transfers, &held) {
+        let held = Borrowed::new(shared.handles.held(), &shared.closer);
+        let (record, candidate, refused) = match self.prepare(plan, transfers, &held.open) {
             Ok(candidate) => (candidate.record.clone(), Some(candidate), None),
             Err(refused) => {
                 let cause = explained(&refused);
@@ -82,7 +83,7 @@ impl Exchange {
                 (record, None, Some(refused))
             }
         };
-        let mut opened = Open::new();
+        let mut opened = Borrowed::new(Open::new(), &shared.closer);
         let open = |agreement: &Agreement, deadline| {
             let place = agreement.records.iter().position(|record| record.rank == shared.rank());
             let (Some(candidate), Some(place)) = (&candidate, place) else {
@@ -90,7 +91,7 @@ impl Exchange {
             };
             match share::open(context, &candidate.offer, place, &agreement.records, deadline) {
                 Ok(all) => {
-                    opened = all;
+                    opened.open = all;
                     Outcome::Mapped
                 }
                 Err(outcome) => outcome,
@@ -101,7 +102,7 @@ impl Exchange {
         drop(number);
         let ending = match (conclusion.result, &candidate) {
             (Ok(agreement), Some(candidate)) => {
-                match self.agreed(&key, candidate, transfers, &agreement, (&held, &opened)) {
+                match self.agreed(&key, candidate, transfers, &agreement, (&held.open, &opened.open)) {
                     Some(plan) => return Ok(plan),
                     None => Ending::OutOfStep,
                 }

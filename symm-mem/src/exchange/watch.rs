@@ -122,7 +122,7 @@ impl Watch {
 
     /// An operation was enqueued, and its end recorded; `former` is the event of the one before it.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
-        watched.core.pending.fetch_add(1, Ordering::AcqRel);
+        watched.core.begun();
         self.tell(|state| {
             state.watched.push(watched);
             former.into_iter().for_each(|event| state.keep(event));
@@ -131,6 +131,7 @@ impl Watch {
 
     /// A plan has failed.
     pub(super) fn failed(&self, core: &Arc<Core>) {
+        core.begun();
         self.tell(|state| state.failed.push(core.clone()));
     }
 
@@ -198,7 +199,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
         if !busy.contains(&stream) && watched.has_ended() {
-            watched.core.pending.fetch_sub(1, Ordering::AcqRel);
+            watched.core.ended();
             events.push(watched.done);
             continue;
         }
@@ -215,6 +216,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         };
         if let Some(fault) = fault {
             watched.core.fail(fault);
+            watched.core.begun();
             failed.push(watched.core.clone());
         }
         all.push(watched);
@@ -245,6 +247,7 @@ fn look_around(
         for watched in waits().filter(|watched| watched.since < begun) {
             if let Some(peer) = glance.abandoned(&watched.core) {
                 watched.core.fail(Fault::Abandoned { peer });
+                watched.core.begun();
                 failed.push(watched.core.clone());
             }
         }
@@ -256,26 +259,34 @@ fn look_around(
 /// Tells the peers of plans that have failed, and lets their waits here go; keeps those of which something is under way.
 fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let mut seen = HashSet::new();
-    failed.retain(|core| seen.insert(Arc::as_ptr(core)));
     failed.retain(|core| {
-        let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
-        if !core.told.load(Ordering::Acquire) {
-            // SAFETY: a word of the slab, which is mapped as long as `shared`.
-            let tell = |word| unsafe { shared.control.write_value32(word, 1) };
-            if core.wires.iter().map(|wire| wire.theirs.abort).try_for_each(tell).is_err() {
-                return under_way;
-            }
-            core.told.store(true, Ordering::Release);
+        let again = seen.insert(Arc::as_ptr(core)) && tell_and_release(shared, watched, core);
+        if !again {
+            core.ended();
         }
-        for wire in &core.wires {
-            let awaited = wire.awaited.load(Ordering::Acquire);
-            // SAFETY: as above; behind the words that tell the peers, on the same stream. What fails is done again.
-            let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
-            if core.captured.load(Ordering::Acquire) {
-                // SAFETY: as above.
-                let _ = unsafe { shared.control.write_value32(wire.own.toggle, 1) };
-            }
-        }
-        under_way
+        again
     });
+}
+
+/// Tells the peers of a plan that has failed, and lets its waits here go; whether that is to be done again.
+fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
+    let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
+    if !core.told.load(Ordering::Acquire) {
+        // SAFETY: a word of the slab, which is mapped as long as `shared`.
+        let tell = |word| unsafe { shared.control.write_value32(word, 1) };
+        if core.wires.iter().map(|wire| wire.theirs.abort).try_for_each(tell).is_err() {
+            return under_way;
+        }
+        core.told.store(true, Ordering::Release);
+    }
+    for wire in &core.wires {
+        let awaited = wire.awaited.load(Ordering::Acquire);
+        // SAFETY: as above; behind the words that tell the peers, on the same stream. What fails is done again.
+        let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
+        if core.captured.load(Ordering::Acquire) {
+            // SAFETY: as above.
+            let _ = unsafe { shared.control.write_value32(wire.own.toggle, 1) };
+        }
+    }
+    under_way
 }
