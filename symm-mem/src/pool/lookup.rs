@@ -138,8 +138,6 @@ impl Standings {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     extents: Vec<Extent>,
-    /// How many segments have been entered, with those that were retired since.
-    entered: usize,
     groups: Vec<(GroupId, Standings)>,
 }
 
@@ -149,7 +147,6 @@ impl Table {
         let mut table = self.clone();
         let at = table.extents.partition_point(|extent| extent.begin < begin);
         table.extents.insert(at, Extent { begin, end: begin + bytes, ordinal });
-        table.entered += 1;
         table
     }
 
@@ -175,11 +172,6 @@ impl Table {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
         table
-    }
-
-    /// How many segments have been entered, with those that were retired since.
-    pub(crate) fn entered(&self) -> usize {
-        self.entered
     }
 
     /// What the pool's segments are to `group`; `None` if it has never committed any.
@@ -312,6 +304,6 @@ mod tests {
         assert_eq!(standing(&table, 2000), Ok(Some(Standing::Pending)));
         let table = table.without_segments(&[0]);
         assert_eq!((standing(&table, 1000), standing(&table, 3000)), (Ok(None), Ok(Some(Standing::Agreed))));
-        assert_eq!((table.entered(), table.groups_of(0).count(), table.groups_of(2).count()), (3, 0, 1));
+        assert_eq!((table.groups_of(0).count(), table.groups_of(2).count()), (0, 1));
     }
 }

@@ -159,10 +159,11 @@ impl SymmetricPool {
 
     /// Publishes the segment that was made for a block, if one was, before the block is handed out.
     fn hand_out(&self, arena: &SymmetricArena, placed: Placed, bytes: u64) -> SymmetricBlock {
-        let table = self.table.load();
-        if let Some(segment) = arena.segments().get(table.entered()) {
+        if placed.grown
+            && let Some(segment) = arena.segments().last()
+        {
             let SymmetricSegment { ordinal, bytes, memory, .. } = *segment;
-            self.table.store(Arc::new(table.with_segment(ordinal, memory.address, bytes)));
+            self.table.store(Arc::new(self.table.load().with_segment(ordinal, memory.address, bytes)));
         }
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
     }

@@ -37,6 +37,8 @@ pub struct Placed {
     pub address: u64,
     /// Its length: what was asked for, rounded up to 512 bytes.
     pub bytes: u64,
+    /// Whether it lies in a segment that was made for it.
+    pub grown: bool,
 }
 
 /// Why an arena could not do what it was asked.
@@ -312,7 +314,8 @@ impl SymmetricArena {
             self.journal.enter(memory);
         }
         let base = self.segments()[placement.ordinal as usize].memory.address;
-        Ok(Placed { placement, address: base + placement.offset, bytes: bytes_of(units) })
+        let (address, grown) = (base + placement.offset, grown.is_some());
+        Ok(Placed { placement, address, bytes: bytes_of(units), grown })
     }
 
     fn grow(&self, bytes: u64) -> Result<SegmentMemory, SymmetricError> {
