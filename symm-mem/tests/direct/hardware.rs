@@ -104,7 +104,7 @@ fn hardware_graphs_run_again() {
         work.unwrap();
         let graph = capture.end().unwrap().instantiate().unwrap();
         for run in 0..20 {
-            from.copy_from_host(0, &pattern(10 * run + me, 500)).unwrap();
+            rank.fill(&from, &pattern(10 * run + me, 500));
             stream.launch(&graph).unwrap();
             stream.synchronize().unwrap();
             assert_eq!(bytes(&to), pattern(10 * run + peer, 500), "run {run}");

@@ -131,8 +131,15 @@ impl Rank {
     /// Memory with these bytes.
     pub(super) fn memory(&self, bytes: &[u8]) -> DeviceMemory {
         let memory = DeviceMemory::new(&self.context, bytes.len().max(1)).unwrap();
-        memory.copy_from_host(0, bytes).unwrap();
+        self.fill(&memory, bytes);
         memory
+    }
+
+    /// Writes these bytes. What the host copies from pageable memory may be on its way still when the call returns, and the
+    /// ranks' streams do not wait for it.
+    pub(super) fn fill(&self, memory: &DeviceMemory, bytes: &[u8]) {
+        memory.copy_from_host(0, bytes).unwrap();
+        self.context.synchronize().unwrap();
     }
 }
 
