@@ -64,7 +64,6 @@ pub mod agreement;
 mod commit;
 pub mod direct;
 mod domain;
-mod error;
 pub mod exchange;
 pub mod kernels;
 mod pool;
@@ -74,9 +73,8 @@ pub mod simulation;
 
 pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
-pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
+pub use commit::{CommitError, CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
-pub use error::CommitError;
 pub use pool::{
     AgreedError, Explanation, GraphPin, LookupError, Path, PoolCapture, Residence, RetireError, RetireReport,
     Standing, SymmetricBlock, SymmetricPool, Why,

@@ -13,7 +13,7 @@ use super::{
     work::Work,
     world::{Event, World, tell},
 };
-use crate::{Standing, agreement::PoolId, commit};
+use crate::{Standing, agreement::PoolId, commit::several};
 
 impl World {
     /// The rank goes on with its program.
@@ -35,7 +35,7 @@ impl World {
                     .filter_map(|group| Some((rank, state.groups.get(group)?.id, pool)))
                     .collect();
                 // They come first, the last of them last.
-                for at in commit::in_order(&named).into_iter().rev() {
+                for at in several::in_order(&named).into_iter().rev() {
                     let group = named[at].1.uid;
                     state.program.push_front(Action::Commit { group, policy, deadline });
                 }

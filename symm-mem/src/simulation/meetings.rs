@@ -19,7 +19,7 @@ use crate::{
         Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release, WindowSupport,
         hash::chain,
     },
-    commit::{self, lock},
+    commit::{lock, offer},
     pool,
     rendezvous::protocol::{self, Handles, Meeting, Record, Uuid},
 };
@@ -68,7 +68,7 @@ impl World {
             true => Readiness::Failed { ordinal: None, cause: "misaligned".to_owned() },
             false => Readiness::Ready,
         };
-        let found = commit::Found {
+        let found = offer::Found {
             readiness,
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
@@ -245,7 +245,7 @@ impl World {
                 }
                 Want::Recall(sequence) => {
                     let arena = state.pool.memory().arena();
-                    let operation = arena.log().operation(sequence).map(commit::operation);
+                    let operation = arena.log().operation(sequence).map(offer::operation);
                     answer = Answer::Store(Input::Operation(operation));
                 }
                 want => {

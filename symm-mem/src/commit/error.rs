@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use process_group::{group::GroupError, store::StoreError};
 
-use crate::agreement::{GroupId, Malformed, Poison, Refusal};
+use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 
 /// Why a commit failed.
 ///
@@ -116,5 +116,18 @@ impl CommitError {
             CommitError::Refused { refusal, .. } => Some(refusal),
             _ => None,
         }
+    }
+}
+
+/// The error of a commit that has ended so; with what the store said, if it failed.
+pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>) -> CommitError {
+    match (ending, failure) {
+        (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },
+        (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, poison },
+        (Ending::StoreFailed { registering: poisoned }, Some(source)) => {
+            CommitError::Store { group, poisoned, source }
+        }
+        (Ending::Unreadable(source), _) => CommitError::Unreadable { group, source },
+        (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },
     }
 }

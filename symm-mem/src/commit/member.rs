@@ -1,0 +1,102 @@
+//! What a commit's machine asks of this rank: its past, and the registration that was agreed.
+
+use std::{any::Any, sync::Arc};
+
+use cuda_driver::DevicePtr;
+use process_group::{
+    comm::{CommError, Communicator, Window, WindowOutcome, WindowRequest},
+    store::Deadline,
+};
+
+use super::{SymmetricGroup, driver::Local, offer::operation, watch::Watch};
+use crate::{
+    agreement::{Operation, Outcome, Segment},
+    pool::{Memory, SymmetricPool},
+};
+
+/// This rank's side of one commit.
+pub(super) struct Member<'a> {
+    pub(super) pool: &'a SymmetricPool,
+    pub(super) group: &'a dyn SymmetricGroup,
+    pub(super) communicator: &'a Communicator,
+    pub(super) segments: &'a [Segment],
+    /// Each segment's window, and where in it the segment begins.
+    pub(super) windows: Vec<(Window, u64)>,
+}
+
+impl Local for Member<'_> {
+    fn goes_on(&self) -> bool {
+        self.group.standing().is_ok()
+    }
+
+    fn hash_at(&self, length: u64) -> Option<u64> {
+        self.pool.memory().arena().log().hash_at(length)
+    }
+
+    fn operation(&self, sequence: u64) -> Option<Operation> {
+        self.pool.memory().arena().log().operation(sequence).map(operation)
+    }
+
+    fn register(
+        &mut self,
+        segments: u32,
+        joined: &[u32],
+        deadline: Deadline,
+        verdict_key: String,
+    ) -> Outcome {
+        let mut requests: Vec<WindowRequest> = Vec::new();
+        // Of each segment, which request, and where in it.
+        let mut places: Vec<(usize, u64)> = Vec::new();
+        let arena = self.pool.memory().arena();
+        let agreed = self.segments.iter().take(segments as usize);
+        for segment in agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)) {
+            let (address, bytes) = (segment.memory.address, segment.bytes as usize);
+            match requests.last_mut() {
+                Some(last) if joined.contains(&segment.ordinal) => {
+                    places.push((places.last().map_or(0, |(at, _)| *at), last.bytes as u64));
+                    last.bytes += bytes;
+                }
+                _ => {
+                    places.push((requests.len(), 0));
+                    requests.push(WindowRequest::symmetric(DevicePtr(address), bytes));
+                }
+            }
+        }
+        drop(arena);
+        let domain = self.pool.domain().clone();
+        let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
+        let memory: Arc<Memory> = self.pool.memory().clone();
+        self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
+        // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until
+        // it is gone; segments neither move nor shrink, and a retired one goes when all have deregistered it.
+        let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
+            Ok(outcomes) => outcomes,
+            Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
+            Err(error) => return Outcome::Failed { ordinal: None, cause: error.to_string() },
+        };
+        let mut windows = Vec::new();
+        let mut unsupported = None;
+        for outcome in outcomes {
+            match outcome {
+                WindowOutcome::Registered(window) => windows.push(window),
+                WindowOutcome::Unsupported(reason) => unsupported = Some(reason.to_string()),
+                other => {
+                    return Outcome::Failed { ordinal: None, cause: format!("unknown outcome {other:?}") };
+                }
+            }
+        }
+        match unsupported {
+            None => {
+                let window = |(at, begin): &(usize, u64)| Some((windows.get(*at)?.clone(), *begin));
+                self.windows = places.iter().filter_map(window).collect();
+                Outcome::Registered
+            }
+            Some(reason) if windows.is_empty() => Outcome::Unsupported { reason },
+            Some(reason) => {
+                let (got, asked) = (windows.len(), requests.len());
+                let cause = format!("only {got} of {asked} requests became windows: {reason}");
+                Outcome::Failed { ordinal: None, cause }
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! What this rank brings to a commit: what it finds of its group, its segments, and its past.
+
+use caching_alloc::core::symmetric::{self, SymmetricSegment};
+use process_group::comm::Communicator;
+
+use super::SymmetricGroup;
+use crate::agreement::{
+    BlockPlace, Capabilities, Enqueued, LogPoint, Operation, OperationKind, Readiness, Segment, WindowSupport,
+};
+
+/// The first release with windows over several segments.
+pub(super) const JOINED_SINCE: u32 = 23003;
+
+/// What a commit finds of its group and of the thread that makes it. Nothing here fails: what is wrong goes into the
+/// record, so that all hear.
+pub(crate) struct Found {
+    pub(crate) readiness: Readiness,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) enqueued: Vec<Enqueued>,
+    pub(crate) address_space_left: Option<u64>,
+}
+
+impl Found {
+    pub(super) fn of(group: &dyn SymmetricGroup, inside: bool, alone: bool) -> Self {
+        let communicator = group.communicator();
+        let readiness = if inside {
+            Readiness::GroupOpen
+        } else if !alone {
+            let cause = "another thread commits another pool for this group; the same one must come first on every rank";
+            Readiness::Failed { ordinal: None, cause: cause.to_owned() }
+        } else {
+            match communicator.check() {
+                Ok(()) => Readiness::Ready,
+                Err(error) => Readiness::Failed { ordinal: None, cause: error.to_string() },
+            }
+        };
+        let windows = match group.windows_supported() {
+            Ok(()) => WindowSupport::Available,
+            Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
+        };
+        let library = communicator.nccl().release().code().unsigned_abs();
+        Self {
+            readiness,
+            capabilities: Capabilities { library, windows },
+            enqueued: group.enqueued(),
+            address_space_left: address_space_left(communicator),
+        }
+    }
+}
+
+/// What windows may still take of the communicator's symmetric address space, in bytes, as far as this rank knows:
+/// NCCL reserves the largest device memory among the members, rounded up to 4 GiB.
+fn address_space_left(communicator: &Communicator) -> Option<u64> {
+    const STEP: u64 = 4 << 30;
+    let total = communicator.context().device().total_memory().ok()? as u64;
+    Some(total.next_multiple_of(STEP).saturating_sub(communicator.window_bytes()))
+}
+
+/// What a commit is about: the segments that are not retired. Where windows over several segments can be had, with who
+/// follows whom.
+pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
+    let mut end = None;
+    let live = segments.iter().filter(|it| !it.retired);
+    let offer = live.map(|it| {
+        let follows = joins && end == Some(it.memory.address);
+        end = Some(it.memory.address + it.bytes);
+        Segment { flags: if follows { Segment::FOLLOWS } else { 0 }, ..segment(it) }
+    });
+    offer.collect()
+}
+
+fn segment(segment: &SymmetricSegment) -> Segment {
+    let SymmetricSegment { ordinal, bytes, log, .. } = *segment;
+    Segment { ordinal, bytes, flags: 0, log: LogPoint { length: log.length, hash: log.hash } }
+}
+
+/// An operation of the allocation log, as the others are told of it.
+pub(crate) fn operation(operation: &symmetric::Operation) -> Operation {
+    let kind = match operation.kind {
+        symmetric::OperationKind::Allocate => OperationKind::Allocate,
+        symmetric::OperationKind::Free => OperationKind::Free,
+        symmetric::OperationKind::Refuse => OperationKind::Refuse,
+        symmetric::OperationKind::Retire => OperationKind::Retire,
+    };
+    Operation {
+        kind,
+        bytes: operation.bytes,
+        place: operation
+            .placement
+            .map(|placement| BlockPlace { ordinal: placement.ordinal, offset: placement.offset }),
+        tag: operation.tag.as_ref().map(ToString::to_string),
+        call_site: format!("{}:{}", operation.file, operation.line),
+    }
+}

@@ -1,0 +1,48 @@
+//! How a commit is made.
+
+use std::time::Duration;
+
+use crate::agreement::Policy;
+
+/// How a commit is made. All members give the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommitOptions {
+    /// How differences between ranks are treated.
+    pub policy: Policy,
+    /// The time after which every member has an answer. A member may come up to half of it later than the first;
+    /// the rest is for the registration.
+    pub deadline: Duration,
+    /// Whether adjacent new segments share a window where the library allows it (NCCL 2.30.3), which saves the time of
+    /// the further ones. NCCL's one-sided calls take windows of one segment only: whoever uses them says no.
+    pub joined: bool,
+}
+
+impl Default for CommitOptions {
+    /// Strict, within 30 seconds, with as few windows as can be.
+    fn default() -> Self {
+        Self { policy: Policy::Strict, deadline: Duration::from_secs(30), joined: true }
+    }
+}
+
+impl CommitOptions {
+    /// With this policy.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// With this deadline.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Whether adjacent segments share a window.
+    #[must_use]
+    pub fn joined(mut self, joined: bool) -> Self {
+        self.joined = joined;
+        self
+    }
+}

@@ -1,0 +1,62 @@
+//! Several commits by one call.
+
+use std::{thread, time::Instant};
+
+use process_group::comm::Group;
+
+use super::{CommitError, CommitOptions, CommitReport, SymmetricGroup};
+use crate::{
+    agreement::{GroupId, PoolId},
+    pool::SymmetricPool,
+};
+
+/// The order in which commits are made, of (rank, group, pool): ranks apart, each with its groups by number.
+pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..commits.len()).collect();
+    order.sort_by_key(|index| commits[*index]);
+    order
+}
+
+/// Commits several pools for several groups: for a rank with several groups, and for a thread that drives several
+/// ranks. Each rank (that is, each domain handle's rank) commits its groups in the order of their numbers; ranks run
+/// side by side, on threads that end before this returns. A commit that fails does not keep the others from being
+/// made. One result each, in the order given.
+///
+/// The deadline is that of the whole call: each commit is given what the former ones have left of it.
+///
+/// # Errors
+/// Each as [`SymmetricPool::commit`].
+pub fn commit_all(
+    commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
+    options: CommitOptions,
+) -> Vec<Result<CommitReport, CommitError>> {
+    let named: Vec<(u32, GroupId, PoolId)> =
+        commits.iter().map(|(pool, group)| (pool.domain().rank(), group.id(), pool.id())).collect();
+    let order = in_order(&named);
+    let ranks: Vec<&[usize]> = order
+        .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
+        .collect();
+    let (inside, begun) = (Group::is_open(), Instant::now());
+    let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, CommitError>)> {
+        let commit = |index: usize| {
+            let (pool, group) = commits[index];
+            let left = options.deadline.saturating_sub(begun.elapsed());
+            (index, pool.commit_from(group, options.deadline(left), inside))
+        };
+        indices.iter().copied().map(commit).collect()
+    };
+    let mut results = match ranks.as_slice() {
+        [] => Vec::new(),
+        [only] => of_rank(only),
+        several => thread::scope(|scope| {
+            let threads: Vec<_> = several.iter().map(|indices| scope.spawn(|| of_rank(indices))).collect();
+            // A panic in a commit is a panic here.
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        }),
+    };
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
