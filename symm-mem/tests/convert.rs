@@ -11,7 +11,7 @@ pub(crate) fn segment(segment: &symmetric::SymmetricSegment) -> Segment {
     Segment { ordinal: segment.ordinal, bytes: segment.bytes, flags: 0, log: point(segment.log) }
 }
 
-pub(crate) fn operation(operation: &symmetric::Operation) -> Operation {
+pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,
         symmetric::OperationKind::Free => OperationKind::Free,

@@ -210,7 +210,7 @@ impl SymmetricPool {
         let arena = self.memory().arena();
         let state = arena.log().state();
         let log = LogPoint { length: state.length, hash: state.hash };
-        let log_since = arena.log().recent().next().map_or(state.length, |operation| operation.seq);
+        let log_since = arena.log().oldest();
         let joins = options.joined && found.capabilities.library >= JOINED_SINCE;
         let segments = offered(arena.segments(), joins);
         let frozen = arena.is_frozen();

@@ -1,5 +1,7 @@
 //! What this rank brings to a commit: what it finds of its group, its segments, and its past.
 
+use std::borrow::Cow;
+
 use caching_alloc::core::symmetric::{self, SymmetricSegment};
 use process_group::comm::Communicator;
 
@@ -75,7 +77,7 @@ fn segment(segment: &SymmetricSegment) -> Segment {
 }
 
 /// An operation of the allocation log, as the others are told of it.
-pub(crate) fn operation(operation: &symmetric::Operation) -> Operation {
+pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
     let kind = match operation.kind {
         symmetric::OperationKind::Allocate => OperationKind::Allocate,
         symmetric::OperationKind::Free => OperationKind::Free,
@@ -88,7 +90,7 @@ pub(crate) fn operation(operation: &symmetric::Operation) -> Operation {
         place: operation
             .placement
             .map(|placement| BlockPlace { ordinal: placement.ordinal, offset: placement.offset }),
-        tag: operation.tag.as_ref().map(ToString::to_string),
+        tag: operation.tag.map(Cow::into_owned),
         call_site: format!("{}:{}", operation.file, operation.line),
     }
 }

@@ -215,7 +215,7 @@ impl Rank {
     /// What the pool was asked for, one entry an operation.
     pub(super) fn history(&self) -> Vec<Entry> {
         let arena = self.pool.memory().arena();
-        let entry = |it: &caching_alloc::core::symmetric::Operation| {
+        let entry = |it: caching_alloc::core::symmetric::Operation| {
             (it.kind as u64, it.bytes, it.placement.map(|place| (place.ordinal, place.offset)))
         };
         arena.log().recent().map(entry).collect()

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Geometry;
 use super::Placement;
+use crate::core::size::UNIT;
 
 /// How far a log has come, and the hash of everything in it. Equal states mean equal histories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,21 +85,76 @@ pub(crate) struct NewOperation {
 pub struct Log {
     state: LogState,
     powers: Vec<LogState>,
-    /// The state before the first of `recent`.
+    /// The state before the oldest of `recent`.
     before: LogState,
-    recent: VecDeque<Operation>,
+    /// The last operations: operation `seq` at `seq` modulo the capacity, a power of two.
+    recent: Vec<Record>,
+    /// Tags of those among them that have one, oldest first.
+    tags: VecDeque<(u64, Cow<'static, str>)>,
     capacity: usize,
 }
 
+/// An operation as the log keeps it: small, since every allocation writes one.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    what: What,
+    place: PackedPlacement,
+    site: &'static Location<'static>,
+    /// Hash of the log with this operation.
+    hash: u64,
+}
+
+/// Kind and bytes in one word: no block or segment comes near 2^56 bytes.
+#[derive(Debug, Clone, Copy)]
+struct What(u64);
+
+impl What {
+    const BYTES: u64 = (1 << 56) - 1;
+
+    fn new(kind: OperationKind, bytes: u64) -> Self {
+        Self(((kind as u64) << 56) | (bytes & Self::BYTES))
+    }
+
+    fn kind(self) -> OperationKind {
+        match self.0 >> 56 {
+            0 => OperationKind::Allocate,
+            1 => OperationKind::Free,
+            2 => OperationKind::Refuse,
+            _ => OperationKind::Retire,
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        self.0 & Self::BYTES
+    }
+}
+
+/// Ordinal and offset in one word: offsets are multiples of [`UNIT`], as many as a `u32` can count.
+#[derive(Debug, Clone, Copy)]
+struct PackedPlacement(u64);
+
+impl PackedPlacement {
+    fn new(placement: Option<Placement>) -> Self {
+        Self(placement.map_or(0, |it| (u64::from(it.ordinal) << 32) | (it.offset / UNIT)))
+    }
+
+    fn placement(self) -> Placement {
+        let (ordinal, units) = ((self.0 >> 32) as u32, self.0 as u32);
+        Placement { ordinal, offset: u64::from(units) * UNIT }
+    }
+}
+
 impl Log {
-    /// An empty log. Its hash depends on the geometry, so that ranks that differ in it are told apart.
+    /// An empty log that keeps the last `capacity` operations, rounded up to a power of two. Its hash depends on the
+    /// geometry, so that ranks that differ in it are told apart.
     #[must_use]
     pub fn new(geometry: Geometry, capacity: usize) -> Self {
         let Geometry { first_segment, largest_segment } = geometry;
         let hash = mix(mix(SEED, first_segment), largest_segment);
         let capacity = capacity.max(2).next_power_of_two();
         let state = LogState { length: 0, hash };
-        Self { state, powers: vec![state], before: state, recent: VecDeque::new(), capacity }
+        let (recent, tags) = (Vec::new(), VecDeque::new());
+        Self { state, powers: vec![state], before: state, recent, tags, capacity }
     }
 
     /// How far it has come.
@@ -108,62 +164,80 @@ impl Log {
     }
 
     /// The last operations, oldest first.
-    pub fn recent(&self) -> impl DoubleEndedIterator<Item = &Operation> {
-        self.recent.iter()
+    pub fn recent(&self) -> impl DoubleEndedIterator<Item = Operation> {
+        (self.before.length..self.state.length).filter_map(|seq| self.operation(seq))
+    }
+
+    /// The number of the oldest operation that is kept in full.
+    #[must_use]
+    pub fn oldest(&self) -> u64 {
+        self.before.length
     }
 
     /// The hash when the log had `length` operations, if that is still known: for bisection between ranks.
     #[must_use]
     pub fn hash_at(&self, length: u64) -> Option<u64> {
-        if length == self.state.length {
-            return Some(self.state.hash);
+        if let Some(record) = length.checked_sub(1).and_then(|seq| self.record(seq)) {
+            return Some(record.hash);
         }
-        let known = known_hash(&self.powers, &self.recent, length);
-        known.or((length == self.before.length).then_some(self.before.hash))
+        let known = self.powers.iter().chain([&self.before]).find(|state| state.length == length);
+        known.map(|state| state.hash)
     }
 
-    /// Operation `seq`, if the ring still has it.
+    /// Operation `seq`, if the log still has it in full.
     #[must_use]
-    pub fn operation(&self, seq: u64) -> Option<&Operation> {
-        operation(&self.recent, seq)
+    pub fn operation(&self, seq: u64) -> Option<Operation> {
+        let Record { what, place, site, hash } = *self.record(seq)?;
+        let kind = what.kind();
+        let tag = self.tags.binary_search_by_key(&seq, |(tagged, _)| *tagged);
+        Some(Operation {
+            seq,
+            kind,
+            bytes: what.bytes(),
+            placement: (kind != OperationKind::Refuse).then(|| place.placement()),
+            tag: tag.ok().map(|at| self.tags[at].1.clone()),
+            file: Cow::Borrowed(site.file()),
+            line: site.line(),
+            hash,
+        })
     }
 
     pub(crate) fn push(&mut self, new: NewOperation) {
         let NewOperation { kind, bytes, placement, tag, site } = new;
-        let mut hash = mix(mix(self.state.hash, kind as u64 + 1), bytes);
+        let (what, place) = (What::new(kind, bytes), PackedPlacement::new(placement));
         let given_up = matches!(kind, OperationKind::Free | OperationKind::Retire);
-        if let Some(Placement { ordinal, offset }) = placement.filter(|_| given_up) {
-            hash = mix(mix(hash, u64::from(ordinal)), offset);
+        let hash = mix(self.state.hash, what.0);
+        let hash = if given_up { mix(hash, place.0) } else { hash };
+        let seq = self.state.length;
+        let record = Record { what, place, site, hash };
+        let slot = self.slot(seq);
+        match self.recent.get_mut(slot) {
+            Some(oldest) => {
+                self.before = LogState { length: self.before.length + 1, hash: oldest.hash };
+                *oldest = record;
+                if self.tags.front().is_some_and(|(tagged, _)| *tagged < self.before.length) {
+                    self.tags.pop_front();
+                }
+            }
+            None => self.recent.push(record),
         }
-        if self.recent.len() == self.capacity {
-            let gone = self.recent.pop_front();
-            self.before = gone.map_or(self.before, |gone| LogState { length: gone.seq + 1, hash: gone.hash });
+        if let Some(tag) = tag {
+            self.tags.push_back((seq, tag));
         }
-        self.recent.push_back(Operation {
-            seq: self.state.length,
-            kind,
-            bytes,
-            placement,
-            tag,
-            file: Cow::Borrowed(site.file()),
-            line: site.line(),
-            hash,
-        });
-        self.state = LogState { length: self.state.length + 1, hash };
+        self.state = LogState { length: seq + 1, hash };
         if self.state.length.is_power_of_two() {
             self.powers.push(self.state);
         }
     }
-}
 
-fn operation(recent: &VecDeque<Operation>, seq: u64) -> Option<&Operation> {
-    let at = seq.checked_sub(recent.front()?.seq)?;
-    recent.get(usize::try_from(at).ok()?)
-}
+    fn record(&self, seq: u64) -> Option<&Record> {
+        let kept = self.before.length..self.state.length;
+        kept.contains(&seq).then(|| &self.recent[self.slot(seq)])
+    }
 
-fn known_hash(states: &[LogState], recent: &VecDeque<Operation>, length: u64) -> Option<u64> {
-    let ringed = length.checked_sub(1).and_then(|seq| operation(recent, seq)).map(|operation| operation.hash);
-    ringed.or_else(|| states.iter().find(|state| state.length == length).map(|state| state.hash))
+    fn slot(&self, seq: u64) -> usize {
+        seq as usize & (self.capacity - 1)
+    }
 }
 
 const SEED: u64 = 0x51a6_5e61_0c5b_9d4b;
@@ -180,6 +254,7 @@ fn mix(hash: u64, word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::size::MAX_BLOCK;
 
     const GEOMETRY: Geometry = Geometry { first_segment: 64 << 20, largest_segment: 4 << 30 };
 
@@ -202,7 +277,7 @@ mod tests {
     fn the_hash_is_pinned() {
         let mut log = log_of(&[1, 512, 1 << 30]);
         assert_eq!(Log::new(GEOMETRY, 8).state().hash, 294_558_605_038_270_209);
-        assert_eq!(log.state().hash, 15_013_113_259_403_531_601);
+        assert_eq!(log.state().hash, 15_452_243_419_694_803_540);
         log.push(NewOperation {
             kind: OperationKind::Free,
             bytes: 512,
@@ -210,7 +285,7 @@ mod tests {
             tag: Some("tags are not hashed".into()),
             site: Location::caller(),
         });
-        assert_eq!(log.state(), LogState { length: 4, hash: 4_718_518_264_129_775_086 });
+        assert_eq!(log.state(), LogState { length: 4, hash: 11_485_877_147_619_512_347 });
     }
 
     /// What ranks bisect over: prefixes up to the first difference are the same, and no longer ones.
@@ -230,6 +305,34 @@ mod tests {
             }
             let seen = right.operation(at as u64).map(|operation| operation.bytes);
             assert_eq!(seen, (at >= 12).then_some(other[at]));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_last_operations_are_kept_as_they_were(
+            operations in proptest::collection::vec(
+                (0..4usize, 1..=MAX_BLOCK, 0..u32::MAX, 0..u32::MAX, proptest::option::of("[a-z]{1,3}")),
+                0..40,
+            ),
+        ) {
+            use OperationKind::{Allocate, Free, Refuse, Retire};
+            let mut log = Log::new(GEOMETRY, 8);
+            let mut all = Vec::new();
+            for (kind, bytes, ordinal, units, tag) in operations {
+                let kind = [Allocate, Free, Refuse, Retire][kind];
+                let place = Placement { ordinal, offset: u64::from(units) * UNIT };
+                let (placement, tag) = ((kind != Refuse).then_some(place), tag.map(Cow::Owned));
+                let site = Location::caller();
+                log.push(NewOperation { kind, bytes, placement, tag: tag.clone(), site });
+                let (seq, hash) = (all.len() as u64, log.state().hash);
+                all.push(Operation { seq, kind, bytes, placement, tag, file: site.file().into(), line: site.line(), hash });
+            }
+            let oldest = all.len().saturating_sub(8);
+            proptest::prop_assert_eq!(log.oldest(), oldest as u64);
+            proptest::prop_assert!(log.recent().eq(all[oldest..].iter().cloned()));
+            proptest::prop_assert_eq!(log.operation(all.len() as u64), None);
+            proptest::prop_assert_eq!(oldest.checked_sub(1).and_then(|seq| log.operation(seq as u64)), None);
         }
     }
 
