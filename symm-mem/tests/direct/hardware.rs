@@ -80,7 +80,9 @@ fn hardware_messages_arrive() {
     let large = DirectOptions::default();
     for size in [2, devices] {
         ranks(&driver, &nccl, size, |rank| all_to_all(&rank, small(), &[1, 64, 65, 1000]));
-        ranks(&driver, &nccl, size, |rank| all_to_all(&rank, large, &[3, 64 << 10, (8 << 20) + 1, 100 << 20]));
+        ranks(&driver, &nccl, size, |rank| {
+            all_to_all(&rank, large, &[3, 64 << 10, (8 << 20) + 1, 100 << 20])
+        });
         println!("{size} ranks: what was sent is what was received");
     }
 }
