@@ -1,9 +1,9 @@
 //! The same calls through each layer: 2,000 all-reduces of 8 bytes.
 
-use std::ffi::c_void;
+use std::{cell::Cell, ffi::c_void};
 
 use cuda_driver::{
-    DevicePtr, Stream, StreamFlags,
+    DevicePtr, Event, EventFlags, Stream, StreamFlags,
     graph::{CaptureMode, GraphExec},
     memory::DeviceMemory,
 };
@@ -25,23 +25,28 @@ const CALLS: usize = 2000;
 const BURST: usize = 20;
 /// Calls of a graph.
 const GRAPH: usize = 50;
+/// Events that are used in turn, so that each was passed long before it is used again.
+const EVENTS: usize = 1024;
 
 /// A layer that is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contender {
     Raw,
+    /// The least that who asks later whether a call is done must add to it: an event.
+    RawAndEvent,
     Communicator,
     /// With a work for each call, which is dropped.
     ProcessGroup,
 }
 
-pub(crate) const CONTENDERS: [Contender; 3] =
-    [Contender::Raw, Contender::Communicator, Contender::ProcessGroup];
+pub(crate) const CONTENDERS: [Contender; 4] =
+    [Contender::Raw, Contender::RawAndEvent, Contender::Communicator, Contender::ProcessGroup];
 
 impl Contender {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Raw => "ncclAllReduce",
+            Self::RawAndEvent => "ncclAllReduce and an event",
             Self::Communicator => "Communicator",
             Self::ProcessGroup => "ProcessGroup",
         }
@@ -55,7 +60,7 @@ pub(crate) enum Case {
     /// Host time of bursts, without the waits between them.
     Bursts,
     /// Time until graphs of them are done; a graph for each contender.
-    Graphs([GraphExec; 3]),
+    Graphs([GraphExec; CONTENDERS.len()]),
 }
 
 impl Case {
@@ -87,6 +92,8 @@ pub(crate) struct Calls<'a> {
     raw: AllReduce,
     pub(crate) stream: Stream,
     memory: DeviceMemory,
+    events: Vec<Event>,
+    next: Cell<usize>,
 }
 
 /// What is reduced, and how: by our names, and by NCCL's.
@@ -108,6 +115,7 @@ impl<'a> Calls<'a> {
         let memory = DeviceMemory::new(rank.context, 8)?;
         // Sums of zeros stay what they are.
         memory.copy_from_host(0, &[0f32; 2])?;
+        let event = |_| Event::new(rank.context, EventFlags::DISABLE_TIMING);
         Ok(Self {
             rank,
             world,
@@ -115,6 +123,8 @@ impl<'a> Calls<'a> {
             raw: rank.nccl().api().ncclAllReduce()?,
             stream: Stream::new(rank.context, StreamFlags::NON_BLOCKING)?,
             memory,
+            events: (0..EVENTS).map(event).collect::<Result<_, _>>()?,
+            next: Cell::new(0),
         })
     }
 
@@ -128,13 +138,20 @@ impl<'a> Calls<'a> {
         Reduction { elements, dtype, op }: Reduction,
     ) -> Result<()> {
         let Self { world, communicator, stream, .. } = self;
-        // SAFETY: the caller's contract; this thread alone uses the communicator.
+        let raw = || {
+            let (from, to) = (from.0 as *const c_void, to.0 as *mut c_void);
+            let (comm, stream) = (communicator.raw(), stream.raw().cast());
+            // SAFETY: the caller's contract; this thread alone uses the communicator.
+            check(unsafe { (self.raw)(from, to, elements, dtype.1, op.1, comm, stream) }, "ncclAllReduce")
+        };
+        // SAFETY: as above.
         unsafe {
             match contender {
-                Contender::Raw => {
-                    let (from, to) = (from.0 as *const c_void, to.0 as *mut c_void);
-                    let (comm, stream) = (communicator.raw(), stream.raw().cast());
-                    check((self.raw)(from, to, elements, dtype.1, op.1, comm, stream), "ncclAllReduce")
+                Contender::Raw => raw(),
+                Contender::RawAndEvent => {
+                    raw()?;
+                    let next = self.next.replace((self.next.get() + 1) % EVENTS);
+                    Ok(stream.record(&self.events[next])?)
                 }
                 Contender::Communicator => {
                     Ok(communicator.all_reduce(from, to, elements, dtype.0, op.0, stream)?)
@@ -165,8 +182,8 @@ impl<'a> Calls<'a> {
 
     pub(crate) fn cases(&self) -> Result<[Case; 3]> {
         let graph = |contender| self.capture(|| self.calls(contender, GRAPH));
-        let [raw, communicator, group] = CONTENDERS.map(graph);
-        Ok([Case::Loop, Case::Bursts, Case::Graphs([raw?, communicator?, group?])])
+        let [raw, event, communicator, group] = CONTENDERS.map(graph);
+        Ok([Case::Loop, Case::Bursts, Case::Graphs([raw?, event?, communicator?, group?])])
     }
 
     /// ns a call.

@@ -19,8 +19,10 @@ const SIZES: [usize; 6] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 <
 /// How a rank sends, and another receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Copies alone: nobody is told.
+    /// Copies alone, by the sender, into its peer's memory: nobody is told.
     CopyEngine,
+    /// The same by the receiver, out of its peer's memory.
+    CopyEngineReading,
     /// The sender copies, once the receiver is ready.
     Put,
     /// The receiver copies, once the sender is ready.
@@ -35,6 +37,7 @@ impl Way {
     const fn name(self) -> &'static str {
         match self {
             Self::CopyEngine => "copy engine",
+            Self::CopyEngineReading => "copy engine, reading",
             Self::Put => "put",
             Self::Get => "get",
             Self::Messages => "ncclSend/Recv",
@@ -43,8 +46,9 @@ impl Way {
     }
 }
 
-const ONE_WAY: [Way; 4] = [Way::CopyEngine, Way::Put, Way::Get, Way::Messages];
-const BOTH_WAYS: [Way; 5] = [Way::CopyEngine, Way::Put, Way::Get, Way::Messages, Way::TwoCommunicators];
+const ONE_WAY: [Way; 5] = [Way::CopyEngine, Way::CopyEngineReading, Way::Put, Way::Get, Way::Messages];
+const BOTH_WAYS: [Way; 6] =
+    [Way::CopyEngine, Way::CopyEngineReading, Way::Put, Way::Get, Way::Messages, Way::TwoCommunicators];
 
 /// Buffers that are received into, in turn.
 const BUFFERS: usize = 2;
@@ -205,6 +209,7 @@ impl Transfer<'_> {
         unsafe {
             match self.way {
                 Way::CopyEngine => stream.copy(to, from, self.bytes)?,
+                Way::CopyEngineReading => {}
                 Way::Put => self.plan.put(self.place(mine, turn), stream, PATIENCE)?,
                 Way::Get => self.lend(mine, turn, count, stream)?,
                 Way::Messages | Way::TwoCommunicators => {
@@ -217,11 +222,12 @@ impl Transfer<'_> {
 
     fn receive(&self, turn: usize, count: usize) -> Result<()> {
         let (mine, peer, stream) = (self.rank.rank, self.peer(), &self.all.streams[1]);
-        let to = self.part(mine, 1)?;
+        let (from, to) = (self.part(peer, 0)?, self.part(mine, 1)?);
         // SAFETY: as above.
         unsafe {
             match self.way {
                 Way::CopyEngine => {}
+                Way::CopyEngineReading => stream.copy(to, from, self.bytes)?,
                 Way::Put => self.lend(peer, turn, count, stream)?,
                 Way::Get => self.plan.get(self.place(peer, turn), stream, PATIENCE)?,
                 Way::Messages | Way::TwoCommunicators => {

@@ -19,6 +19,8 @@ pub(crate) struct Options {
 
 /// Whose figure the others of a case are divided by.
 const RAW: &str = "ncclAllReduce";
+/// The same, and what is recorded after every call.
+const RAW_AND_EVENT: &str = "ncclAllReduce and an event";
 const GROUP: &str = "ProcessGroup";
 const TORCH: &str = "torch.distributed";
 /// What the last line is about.
@@ -50,6 +52,8 @@ struct Results {
 struct Bars {
     /// More than NCCL's own function, in µs: at most 0.5.
     above_raw_us: Option<f64>,
+    /// More than NCCL's own function and an event, in µs: the part of that which is not the event's. No bar.
+    above_raw_and_event_us: Option<f64>,
     /// As a part of PyTorch's: at most a third.
     of_torch: Option<f64>,
     /// In a graph, as a multiple of NCCL's own function: at most 1.
@@ -101,8 +105,10 @@ impl Bars {
     fn of(figures: &[Figure]) -> Self {
         let ns = |case, contender| find(figures, case, contender);
         let of = |contender, other, case| Some(ns(case, contender)? / ns(case, other)?);
+        let above = |other| Some((ns(LOOP, GROUP)? - ns(LOOP, other)?) / 1e3);
         Self {
-            above_raw_us: ns(LOOP, GROUP).zip(ns(LOOP, RAW)).map(|(ours, raw)| (ours - raw) / 1e3),
+            above_raw_us: above(RAW),
+            above_raw_and_event_us: above(RAW_AND_EVENT),
             of_torch: of(GROUP, TORCH, LOOP),
             in_graph: of(GROUP, RAW, GRAPHS),
         }
@@ -115,8 +121,10 @@ impl Bars {
             let holds = if figure <= most { "holds" } else { "does not hold" };
             Some(format!("{} ({holds})", words(figure)))
         };
+        let beside_event = self.above_raw_and_event_us.map(|us| format!("raw and an event {us:+.2} µs"));
         let bars = [
             bar(self.above_raw_us, 0.5, &|us| format!("raw {us:+.2} µs, at most +0.50")),
+            beside_event,
             bar(self.of_torch, 1.0 / 3.0, &|part| format!("{part:.2} of PyTorch's, at most 0.33")),
             bar(self.in_graph, 1.0, &|times| format!("in a graph {times:.3} of raw, at most 1")),
         ];
@@ -152,13 +160,14 @@ mod tests {
     #[test]
     fn the_bars_are_of_the_loop_and_of_graphs() {
         let lines = "loop of 2000\tncclAllReduce\t5000\nloop of 2000\tProcessGroup\t5400\n\
+                     loop of 2000\tncclAllReduce and an event\t5300\n\
                      loop of 2000\ttorch.distributed\t20000\nbursts of 20\tProcessGroup\t1\n\
                      graphs of 50\tncclAllReduce\t6000\ngraphs of 50\tProcessGroup\t6600\n";
         let figures = compare(medians(lines).unwrap(), &[RAW]);
         let bars = Bars::of(&figures);
         assert_eq!(
             bars.words(),
-            "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); 0.27 of PyTorch's, at most 0.33 (holds); \
+            "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); raw and an event +0.10 µs; 0.27 of PyTorch's, at most 0.33 (holds); \
              in a graph 1.100 of raw, at most 1 (does not hold)"
         );
     }
@@ -166,7 +175,10 @@ mod tests {
     #[test]
     fn what_is_not_measured_has_no_bar() {
         let bars = Bars::of(&medians("loop of 2000\tProcessGroup\t5400\n").unwrap());
-        assert_eq!(bars, Bars { above_raw_us: None, of_torch: None, in_graph: None });
+        assert_eq!(
+            bars,
+            Bars { above_raw_us: None, above_raw_and_event_us: None, of_torch: None, in_graph: None }
+        );
     }
 
     #[test]

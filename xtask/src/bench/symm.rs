@@ -21,6 +21,8 @@ const BASES: [&str; 3] = [BARE, TORCH, COPY];
 const BARE: &str = "bare registration";
 const TORCH: &str = "torch";
 const COPY: &str = "copy engine";
+/// The same, by the receiver.
+const READING: &str = "copy engine, reading";
 const OURS: &str = "SymmetricMemory";
 
 /// What is sent, of the sizes whose rate has a bar.
@@ -81,16 +83,21 @@ fn bars(figures: &[Figure]) -> Vec<Bar> {
     });
     let beside_torch = ["rendezvous of 64 MiB", "barrier", "signal, put to wait"]
         .map(|case| Bar::at_most(&format!("{case}, times PyTorch's"), of(case, OURS, TORCH), 1.0));
-    let rates =
-        LARGE.iter().flat_map(|size| ["put", "get"].map(|way| (size, way))).flat_map(|(size, way)| {
-            let (one, both) = (format!("{size} one way"), format!("{size} both ways"));
-            let beside = of(&one, way, COPY);
-            let at_once = ns(&both, way).zip(ns(&one, way)).map(|(both, one)| both / one);
-            [
-                Bar::at_most(&format!("{way} of {size}, times the copy engine's"), beside, 1.0 / 0.95),
-                Bar::at_most(&format!("{way} of {size} both ways, times one way"), at_once, 1.0 / 0.95),
-            ]
-        });
+    let rates = LARGE
+        .iter()
+        .flat_map(|size| [("put", COPY, "writes"), ("get", READING, "reads")].map(|way| (size, way)));
+    let rates = rates.flat_map(|(size, (way, alike, does))| {
+        let (one, both) = (format!("{size} one way"), format!("{size} both ways"));
+        let at_once = ns(&both, way).zip(ns(&one, way)).map(|(both, one)| both / one);
+        let at_most =
+            |what: &str, figure| Bar::at_most(&format!("{way} of {size}{what}"), figure, 1.0 / 0.95);
+        [
+            at_most(", times the copy engine's", of(&one, way, COPY)),
+            at_most(" both ways, times one way", at_once),
+            // What copies the same way, so that what both directions cost a device is told from what they cost here.
+            at_most(&format!(" both ways, times the bare engine's {does} both ways"), of(&both, way, alike)),
+        ]
+    });
     votes.into_iter().chain(beside_torch).chain(rates).flatten().collect()
 }
 
@@ -114,7 +121,8 @@ mod tests {
     fn the_bars_are_of_one_run() {
         let lines = "commit of 1 segment\tbare registration\t30000000\ncommit of 1 segment\tcommit_all\t33000000\n\
                      barrier\tSymmetricMemory\t2500\nbarrier\ttorch\t2000\n64 MiB one way\tcopy engine\t100\n\
-                     64 MiB one way\tput\t104\n64 MiB both ways\tput\t104\n";
+                     64 MiB one way\tput\t104\n64 MiB both ways\tput\t104\n\
+                     64 MiB both ways\tget\t210\n64 MiB both ways\tcopy engine, reading\t200\n";
         let bars = bars(&medians(lines).unwrap());
         let told: Vec<_> = bars.iter().map(|bar| (bar.what.as_str(), bar.figure, bar.holds)).collect();
         assert_eq!(
@@ -124,6 +132,7 @@ mod tests {
                 ("barrier, times PyTorch's", 1.25, false),
                 ("put of 64 MiB, times the copy engine's", 1.04, true),
                 ("put of 64 MiB both ways, times one way", 1.0, true),
+                ("get of 64 MiB both ways, times the bare engine's reads both ways", 1.05, true),
             ]
         );
         assert!(super::bars(&[]).is_empty());
