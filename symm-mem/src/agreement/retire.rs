@@ -15,7 +15,7 @@
 //! is done by all, in one order, and only when no device works on the windows any more. Memory goes back last, when
 //! all have posted that their windows are gone.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use process_group::group::GroupId;
 
@@ -159,8 +159,23 @@ pub enum Release {
     },
     /// It did not return in time.
     Blocked {},
+    /// All is done but for groups that are over, as one of their members is lost: their windows went with their
+    /// communicators, or will.
+    Over {
+        /// The groups, ascending.
+        groups: Vec<GroupId>,
+        /// What has ended the first of them.
+        cause: String,
+    },
 }
-wire_enum!(Release { 0 => Done {}, 1 => Failed { cause }, 2 => Blocked {} });
+wire_enum!(Release { 0 => Done {}, 1 => Failed { cause }, 2 => Blocked {}, 3 => Over { groups, cause } });
+
+impl Release {
+    /// Whether the rank did what was asked of it.
+    fn is_done(&self) -> bool {
+        matches!(self, Self::Done {} | Self::Over { .. })
+    }
+}
 
 impl Message for Release {
     const KIND: u8 = 11;
@@ -168,19 +183,19 @@ impl Message for Release {
 
 /// What the members make of how it went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Judged {
+pub(super) enum Judged {
     Done {},
     Refuse { refusal: Refusal },
-    Poison { poison: Poison, culprits: Vec<u32> },
+    Poison { poison: Poison, culprits: Vec<u32>, over: Vec<GroupId> },
 }
-wire_enum!(Judged { 0 => Done {}, 1 => Refuse { refusal }, 2 => Poison { poison, culprits } });
+wire_enum!(Judged { 0 => Done {}, 1 => Refuse { refusal }, 2 => Poison { poison, culprits, over } });
 
 impl Message for Judged {
     const KIND: u8 = 12;
 }
 
 /// What a rank posted, by rank; `None`: nothing.
-type Posted = Vec<(u32, Option<Release>)>;
+pub(super) type Posted = Vec<(u32, Option<Release>)>;
 
 fn read_releases(members: &[u32], posted: &[Option<Vec<u8>>]) -> Posted {
     let read = |bytes: &Option<Vec<u8>>| match Release::from_bytes(bytes.as_deref()?) {
@@ -220,18 +235,26 @@ fn judge_quiet(releases: &Posted, waited_ms: u64) -> Judged {
     Judged::Refuse { refusal }
 }
 
-/// Whether all windows are gone.
-fn judge_released(releases: &Posted) -> Judged {
-    let mut culprits = ranks_that(releases, |release| *release != Some(Release::Done {}));
-    culprits.sort_unstable();
+/// Whether all windows are gone. Who says that a group is over is not to blame for that: who is silent is.
+pub(super) fn judge_released(releases: &Posted) -> Judged {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
-    let poison = match failed(releases) {
-        Some((rank, cause)) => Poison::RetirementFailed { rank, cause },
-        None if culprits.is_empty() => return Judged::Done {},
-        None => Poison::MembersLost { missing, blocked },
+    let culprits = ranks_that(releases, |release| !release.as_ref().is_some_and(Release::is_done));
+    let told = releases.iter().filter_map(|(rank, release)| match release {
+        Some(Release::Over { groups, cause }) => Some((*rank, groups, cause)),
+        _ => None,
+    });
+    let over: BTreeSet<GroupId> = told.clone().flat_map(|(_, groups, _)| groups.iter().copied()).collect();
+    let poison = if let Some((rank, cause)) = failed(releases) {
+        Poison::RetirementFailed { rank, cause }
+    } else if !culprits.is_empty() {
+        Poison::MembersLost { missing, blocked }
+    } else if let Some((rank, _, cause)) = told.clone().next() {
+        Poison::RetirementFailed { rank, cause: cause.clone() }
+    } else {
+        return Judged::Done {};
     };
-    Judged::Poison { poison, culprits }
+    Judged::Poison { poison, culprits, over: over.into_iter().collect() }
 }
 
 /// How a retirement that was decided ended.
@@ -246,6 +269,8 @@ pub enum Retired {
         poison: Poison,
         /// The ranks that are to blame, ascending.
         culprits: Vec<u32>,
+        /// The groups that ended meanwhile, ascending.
+        over: Vec<GroupId>,
     },
 }
 
@@ -408,7 +433,9 @@ impl Retire {
             Step::Stands(value) => {
                 let result = match Judged::from_bytes(&value) {
                     Ok(Judged::Done {}) => Ok(Retired::Everywhere),
-                    Ok(Judged::Poison { poison, culprits }) => Ok(Retired::Poisoned { poison, culprits }),
+                    Ok(Judged::Poison { poison, culprits, over }) => {
+                        Ok(Retired::Poisoned { poison, culprits, over })
+                    }
                     Ok(Judged::Refuse { .. }) => Err(Ending::OutOfStep),
                     Err(malformed) => Err(Ending::Unreadable(malformed)),
                 };

@@ -7,7 +7,11 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{hash::chain, *};
+use super::{
+    hash::chain,
+    retire::{Judged, judge_released},
+    *,
+};
 
 const RANKS: u32 = 3;
 
@@ -143,7 +147,7 @@ proptest! {
             }
             match first {
                 Ok(Retired::Everywhere) => prop_assert_eq!(deregistered.len(), RANKS as usize),
-                Ok(Retired::Poisoned { poison: Poison::MembersLost { missing, .. }, culprits }) => {
+                Ok(Retired::Poisoned { poison: Poison::MembersLost { missing, .. }, culprits, .. }) => {
                     prop_assert_eq!((missing, culprits), (&vec![victim], &vec![victim]));
                 }
                 Err(Ending::Refused(_)) => prop_assert!(deregistered.is_empty(), "{:?}", deregistered),
@@ -155,4 +159,29 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
+    let [world, pair] = [0, 1].map(|uid| GroupId { uid, epoch: 0 });
+    let over = |groups: &[GroupId]| {
+        Some(Release::Over { groups: groups.to_vec(), cause: "rank 1 is lost".to_owned() })
+    };
+    let done = || Some(Release::Done {});
+    let judge = |releases: [Option<Release>; 3]| judge_released(&(0..).zip(releases).collect());
+    let silent = judge([over(&[world, pair]), None, over(&[world])]);
+    let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
+    assert_eq!(silent, Judged::Poison { poison, culprits: vec![1], over: vec![world, pair] });
+    // It died when it had said that it was done.
+    let late = judge([done(), done(), over(&[world])]);
+    let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
+    assert_eq!(late, Judged::Poison { poison, culprits: Vec::new(), over: vec![world] });
+    assert_eq!(judge([done(), done(), done()]), Judged::Done {});
+    let failed = Some(Release::Failed { cause: "invalid usage".to_owned() });
+    let Judged::Poison { poison: Poison::RetirementFailed { rank: 2, .. }, culprits, .. } =
+        judge([over(&[world]), None, failed])
+    else {
+        panic!("rank 2 says what went wrong")
+    };
+    assert_eq!(culprits, [1, 2]);
 }

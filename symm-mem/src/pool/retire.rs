@@ -13,11 +13,12 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::SymmetricPool;
+use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
         Candidate, Committed, Ending, Enqueued, GroupId, Held, Input, LogPoint, Malformed, Meeting, Poison,
         PoolId, Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
+        Seat,
     },
     commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
 };
@@ -300,37 +301,33 @@ impl SymmetricPool {
         }
     }
 
-    /// Unmaps the peers' segments, and deregisters the windows of the segments, or what stands for them, group by group, in the order in which they were committed. How that
-    /// went, and how many are gone.
+    /// Unmaps the peers' segments, and deregisters the windows of the segments, or what stands for them, group by
+    /// group, in the order in which they were committed. How that went, and how many are gone.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
         // Where peers have them: a peer's memory goes when nobody maps it any more.
         self.memory().homes().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
+        let mut over = Vec::new();
+        let mut end = None;
         for party in parties {
-            let id = party.group.id();
-            for registration in ordinals.iter().filter_map(|ordinal| table.registered(*ordinal, id)) {
-                if let Err(error) = registration.deregister(deadline) {
-                    return (Release::Failed { cause: error.to_string() }, gone);
-                }
-            }
-            let mut windows: Vec<Window> = ordinals
-                .iter()
-                .filter_map(|ordinal| table.window(*ordinal, id).map(|(window, _)| window.clone()))
-                .collect();
-            // Segments of one window go together, and follow each other.
-            windows.dedup_by_key(|window| window.serial());
-            let count = windows.len();
-            if count == 0 {
-                continue;
-            }
-            match party.group.communicator().deregister_windows(windows, deadline) {
-                Ok(()) => gone += count,
-                Err(CommError::DeadlineExceeded { .. }) => return (Release::Blocked {}, gone),
-                Err(error) => return (Release::Failed { cause: error.to_string() }, gone),
+            match deregister_from(party, ordinals, &table, deadline) {
+                Ok(windows) => gone += windows,
+                Err(error) => match (party.group.standing(), error) {
+                    // It failed for that: the others' windows go all the same.
+                    (Err(ended), _) => {
+                        over.push(party.group.id());
+                        end.get_or_insert(ended.to_string());
+                    }
+                    (Ok(()), CommError::DeadlineExceeded { .. }) => return (Release::Blocked {}, gone),
+                    (Ok(()), error) => return (Release::Failed { cause: error.to_string() }, gone),
+                },
             }
         }
-        (Release::Done {}, gone)
+        match end {
+            None => (Release::Done {}, gone),
+            Some(cause) => (Release::Over { groups: over, cause }, gone),
+        }
     }
 
     /// Takes over what came of the retirement of `ordinals` with the groups of `seats`; `cause` is what the store said
@@ -345,8 +342,10 @@ impl SymmetricPool {
     ) -> (u64, Vec<GroupId>) {
         match (result, cause) {
             (Ok(Retired::Everywhere), _) => (self.take_out(ordinals), Vec::new()),
-            (Ok(Retired::Poisoned { poison, culprits }), _) => {
-                let is_dead = |members: &[u32]| members.iter().any(|it| culprits.contains(it));
+            (Ok(Retired::Poisoned { poison, culprits, over }), _) => {
+                let is_dead = |seat: &Seat| {
+                    over.contains(&seat.group()) || seat.members().iter().any(|it| culprits.contains(it))
+                };
                 let dead = self.poison_groups(seats, poison, is_dead);
                 self.take_out(ordinals);
                 (0, dead)
@@ -387,17 +386,17 @@ impl SymmetricPool {
         bytes
     }
 
-    /// The groups of `seats` whose members are such are dead from now on. Returns them.
+    /// The groups of `seats` that are such are dead from now on. Returns them.
     fn poison_groups(
         &self,
         seats: &[Arc<Mutex<Seated>>],
         poison: &Poison,
-        is_dead: impl Fn(&[u32]) -> bool,
+        is_dead: impl Fn(&Seat) -> bool,
     ) -> Vec<GroupId> {
         let mut dead = Vec::new();
         for seated in seats {
             let mut seated = lock(seated);
-            if is_dead(seated.seat.members()) {
+            if is_dead(&seated.seat) {
                 seated.seat.set_poison(poison.clone());
                 dead.push(seated.seat.group());
             }
@@ -405,6 +404,28 @@ impl SymmetricPool {
         self.update_table(|table| dead.iter().fold(table.clone(), |table, id| table.without_group(*id)));
         dead
     }
+}
+
+/// Deregisters what a group has of the segments. Returns how many windows that were.
+fn deregister_from(
+    party: &Party<'_>,
+    ordinals: &[u32],
+    table: &Table,
+    deadline: Deadline,
+) -> Result<usize, CommError> {
+    let id = party.group.id();
+    for registration in ordinals.iter().filter_map(|ordinal| table.registered(*ordinal, id)) {
+        registration.deregister(deadline)?;
+    }
+    let windows = ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id));
+    let mut windows: Vec<Window> = windows.map(|(window, _)| window.clone()).collect();
+    // Segments of one window go together, and follow each other.
+    windows.dedup_by_key(|window| window.serial());
+    let count = windows.len();
+    if count > 0 {
+        party.group.communicator().deregister_windows(windows, deadline)?;
+    }
+    Ok(count)
 }
 
 /// What a retirement finds of its groups and of the thread that makes it. Nothing here fails: what is wrong goes into the
@@ -422,8 +443,12 @@ impl Found {
         } else if let Some(cause) = trouble {
             failed(cause)
         } else {
-            let checked = parties.iter().find_map(|party| party.group.communicator().check().err());
-            checked.map_or(Readiness::Ready, |error| failed(error.to_string()))
+            // Where a group is over, what has ended it says more than that its communicator is gone.
+            let wrong = parties.iter().find_map(|party| match party.group.standing() {
+                Err(ended) => Some(ended.to_string()),
+                Ok(()) => party.group.communicator().check().err().map(|error| error.to_string()),
+            });
+            wrong.map_or(Readiness::Ready, failed)
         };
         let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
         enqueued.sort_by_key(|it| it.group);

@@ -1,5 +1,5 @@
-//! Commits by ranks that are processes: the orders in which they come to several groups, and what is left when one of
-//! them is killed.
+//! Commits and retirements by ranks that are processes: the orders in which they come to several groups, and what is
+//! left when one of them is killed.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -16,7 +16,11 @@ use process_group::{
     local,
     store::{Store, barrier},
 };
-use symm_mem::{CommitError, CommitOptions, Domain, Geometry, Poison, Refusal, SymmetricPool};
+use symm_mem::{
+    CommitError, CommitOptions, Domain, Geometry, Poison, Refusal, RetireError, RetireReport, SymmetricGroup,
+    SymmetricPool,
+    rendezvous::{Rendezvous, RendezvousOptions},
+};
 
 use super::{NCCL_2_28_9, job::soon};
 use crate::end_to_end::processes::{Fatal, Told, descriptors, far, kill_each, run_all};
@@ -69,6 +73,22 @@ impl Member {
         barrier(&self.store.inner, name, self.rank, RANKS, far()).unwrap();
     }
 
+    /// A group of those of the same `color`.
+    fn split(&self, name: &str, color: usize) -> ProcessGroup {
+        let request = Request::Color { color: Some(color as u32), key: self.rank as i64 };
+        self.world.split(name, &request).unwrap().unwrap()
+    }
+
+    /// Whoever is the victim dies at the `nth` call of `what` from now: of the store, or of a library.
+    fn doom(&self, what: &str, nth: u64) {
+        if self.rank == VICTIM {
+            match what {
+                "store" => self.store.left.store(nth, Ordering::Relaxed),
+                call => self.machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
+            }
+        }
+    }
+
     /// Ends all groups by force, and looks whether anything is left.
     fn leave(self, others: Vec<ProcessGroup>) {
         let Self { machine, world, store, pool, .. } = self;
@@ -88,18 +108,27 @@ fn one_rank() {
     match told.case.split_once(' ').unwrap_or((&told.case, "")) {
         ("next", _) => local::sweep(),
         ("order", dp_first) => commit_in_order(&told, dp_first),
-        (what, nth) => commit_with_a_victim(&told, what, nth.parse().unwrap()),
+        (deed, at) => {
+            let before = descriptors();
+            let (what, nth) = at.split_once(' ').unwrap();
+            match deed {
+                "commit" => commit_with_a_victim(&told, what, nth.parse().unwrap()),
+                _ => retire_with_a_victim(&told, what, nth.parse().unwrap()),
+            }
+            // Threads that are about to end close theirs.
+            let late = soon();
+            while descriptors() > before && !late.expired() {
+                thread::sleep(Duration::from_millis(10));
+            }
+            assert!(descriptors() <= before, "{}: descriptors are left", told.case);
+        }
     }
 }
 
 /// Commits for the rank's neighbour (TP) and for its stride (DP), that one first if the rank's digit of `dp_first` is 1.
 fn commit_in_order(told: &Told, dp_first: &str) {
     let member = Member::join(told);
-    let split = |name: &str, color: usize| {
-        let request = Request::Color { color: Some(color as u32), key: member.rank as i64 };
-        member.world.split(name, &request).unwrap().unwrap()
-    };
-    let (tp, dp) = (split("tp", member.rank / 2), split("dp", member.rank % 2));
+    let (tp, dp) = (member.split("tp", member.rank / 2), member.split("dp", member.rank % 2));
     let block = member.pool.allocate(1 << 20).unwrap();
     let circle = matches!(dp_first, "1001" | "0110");
     let deadline = Duration::from_secs(if circle { 8 } else { 100 });
@@ -135,19 +164,13 @@ fn commit_in_order(told: &Told, dp_first: &str) {
 
 /// Commits once well, and once while a rank is killed at the `nth` call of `what`: of the store, or of the library.
 fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
-    let before = descriptors();
     let member = Member::join(told);
     let first = member.pool.allocate(2 << 20).unwrap();
     let long = CommitOptions::default().deadline(Duration::from_secs(100));
     assert_eq!(member.pool.commit(&member.world, long).unwrap().windows, 1);
     let second = member.pool.allocate(2 << 20).unwrap();
     member.meet("ready");
-    if member.rank == VICTIM {
-        match what {
-            "store" => member.store.left.store(nth, Ordering::Relaxed),
-            call => member.machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
-        }
-    }
+    member.doom(what, nth);
     let result = member.pool.commit(&member.world, long.deadline(Duration::from_secs(12)));
     assert_ne!(member.rank, VICTIM, "it was to be killed at {what} {nth}, and came to {result:?}");
     match &result {
@@ -164,12 +187,66 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     }
     drop((result, first, second));
     member.leave(Vec::new());
-    // Threads that are about to end close theirs.
-    let late = soon();
-    while descriptors() > before && !late.expired() {
-        thread::sleep(Duration::from_millis(10));
+}
+
+/// Retires a segment of two that is in windows of two groups and mapped by all peers, while a rank is killed at the `nth`
+/// call of `what`.
+fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
+    let member = Member::join(told);
+    let tp = member.split("tp", member.rank / 2);
+    let [first, second] = [0, 1].map(|_| member.pool.allocate(2 << 20).unwrap());
+    let long = Duration::from_secs(100);
+    for group in [&member.world, &tp] {
+        assert_eq!(member.pool.commit(group, CommitOptions::default().deadline(long)).unwrap().windows, 2);
     }
-    assert!(descriptors() <= before, "{what} {nth}: descriptors are left");
+    let meeting = RendezvousOptions::default().deadline(long);
+    let rendezvous = Rendezvous::of(&member.world, meeting).unwrap();
+    drop((rendezvous.rendezvous(&first).unwrap(), first));
+    member.meet("ready");
+    member.doom(what, nth);
+    let groups: [&dyn SymmetricGroup; 2] = [&member.world, &tp];
+    let result = member.pool.retire(&[0], &groups, Duration::from_secs(16));
+    assert_ne!(member.rank, VICTIM, "it was to be killed at {what} {nth}, and came to {result:?}");
+    // The survivors were told the same, but that each sees its own groups.
+    let said = match &result {
+        // It died when it had read that all was well.
+        Ok(RetireReport { bytes, windows, .. }) => format!("{bytes} bytes of {windows} windows"),
+        Err(RetireError::Refused { refusal, .. }) => {
+            let is_named = match refusal {
+                Refusal::SyncTimeout { missing, .. } => missing.iter().any(|it| it.rank == VICTIM as u32),
+                // Who began when the group had ended says so.
+                Refusal::PeerPrepareFailed { cause, .. } => cause.contains(&format!("rank {VICTIM}")),
+                _ => false,
+            };
+            assert!(is_named, "{what} {nth}: {refusal}");
+            refusal.to_string()
+        }
+        Err(RetireError::Poisoned { poison, groups, .. }) => {
+            let silent: &[u32] = match poison {
+                Poison::MembersLost { missing, .. } => missing,
+                // It had said that its windows were gone.
+                Poison::RetirementFailed { cause, .. } if cause.contains(&format!("rank {VICTIM}")) => &[],
+                other => panic!("{what} {nth}: {other}"),
+            };
+            assert!(silent.is_empty() || silent.contains(&(VICTIM as u32)), "{what} {nth}: {poison}");
+            // The pair without anybody who was silent goes on.
+            let pair_is_dead = silent.iter().any(|rank| *rank as usize / 2 == member.rank / 2);
+            let dead = [Some(member.world.id()), pair_is_dead.then(|| tp.id())];
+            assert!(
+                groups.iter().copied().eq(dead.into_iter().flatten()),
+                "{what} {nth}: {poison}, {groups:?}"
+            );
+            poison.to_string()
+        }
+        Err(other) => panic!("{what} {nth}: {other}"),
+    };
+    member.store.inner.set(&format!("said/{}", member.rank), said.as_bytes()).unwrap();
+    for survivor in (0..RANKS).filter(|rank| *rank != VICTIM) {
+        let heard = member.store.inner.get(&format!("said/{survivor}"), far()).unwrap();
+        assert_eq!(heard, said.as_bytes(), "{what} {nth}: {} beside {said}", String::from_utf8_lossy(&heard));
+    }
+    drop((result, second, rendezvous));
+    member.leave(vec![tp]);
 }
 
 #[test]
@@ -182,6 +259,16 @@ fn processes_commit_in_any_order_or_are_all_told_of_the_circle() {
 #[test]
 fn a_rank_that_is_killed_at_any_step_of_a_commit_leaves_nothing_and_keeps_nobody() {
     let calls = ["ncclGroupStart 1", "ncclCommWindowRegister 1", "ncclGroupEnd 1"].map(str::to_owned);
-    let cases: Vec<String> = (1..=8).map(|nth| format!("store {nth}")).chain(calls).collect();
+    let cases = (1..=8).map(|nth| format!("store {nth}")).chain(calls);
+    let cases: Vec<String> = cases.map(|case| format!("commit {case}")).collect();
+    kill_each(BODY, &cases, RANKS, VICTIM);
+}
+
+#[test]
+fn a_rank_that_is_killed_at_any_step_of_a_retirement_leaves_nothing_and_keeps_nobody() {
+    let calls =
+        ["cuCtxSynchronize 1", "cuMemUnmap 1", "ncclCommWindowDeregister 1", "ncclCommWindowDeregister 2"];
+    let cases = (1..=10).map(|nth| format!("store {nth}")).chain(calls.map(str::to_owned));
+    let cases: Vec<String> = cases.map(|case| format!("retire {case}")).collect();
     kill_each(BODY, &cases, RANKS, VICTIM);
 }
