@@ -156,7 +156,7 @@ pub(crate) fn run(body: &str, case: &str, ranks: usize) -> Vec<bool> {
 pub(crate) fn run_all(body: &str, cases: &[String], ranks: usize, check: impl Fn(&str, Vec<bool>) + Sync) {
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in 0..4 {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
                     check(case, run(body, case, ranks));

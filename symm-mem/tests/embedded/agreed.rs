@@ -36,7 +36,7 @@ fn a_rank_that_does_not_say_its_length_is_named() {
         |_| {},
         |rank| {
             let pool = rank.pool();
-            let result = (rank.rank != 2).then(|| pool.allocate_agreed(1, Duration::from_secs(2)));
+            let result = (rank.rank != 2).then(|| pool.allocate_agreed(1, Duration::from_secs(6)));
             let log = pool.log();
             drop(pool);
             rank.leave();

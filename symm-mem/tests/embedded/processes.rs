@@ -33,6 +33,10 @@ const BODY: &str = concat!(module_path!(), "::one_rank");
 /// The rank that is killed where one is.
 const VICTIM: usize = 1;
 
+/// What is given to calls that somebody may not come to: half of it passes where nobody is known to be lost. All that are
+/// to come are there when it begins.
+const SHORT: Duration = Duration::from_secs(24);
+
 /// One rank as a process.
 struct Member {
     rank: usize,
@@ -131,8 +135,7 @@ fn commit_in_order(told: &Told, dp_first: &str) {
     let (tp, dp) = (member.split("tp", member.rank / 2), member.split("dp", member.rank % 2));
     let block = member.pool.allocate(1 << 20).unwrap();
     let circle = matches!(dp_first, "1001" | "0110");
-    let deadline = Duration::from_secs(if circle { 8 } else { 100 });
-    let options = CommitOptions::default().deadline(deadline);
+    let options = CommitOptions::default().deadline(if circle { SHORT } else { Duration::from_secs(100) });
     let groups = match dp_first.as_bytes()[member.rank] {
         b'1' => [&dp, &tp],
         _ => [&tp, &dp],
@@ -171,7 +174,7 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     let second = member.pool.allocate(2 << 20).unwrap();
     member.meet("ready");
     member.doom(what, nth);
-    let result = member.pool.commit(&member.world, long.deadline(Duration::from_secs(12)));
+    let result = member.pool.commit(&member.world, long.deadline(SHORT));
     assert_ne!(member.rank, VICTIM, "it was to be killed at {what} {nth}, and came to {result:?}");
     match &result {
         // It died when it had read that all was well, or before anybody could notice; or the watchdog was faster.
@@ -205,7 +208,7 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
     member.meet("ready");
     member.doom(what, nth);
     let groups: [&dyn SymmetricGroup; 2] = [&member.world, &tp];
-    let result = member.pool.retire(&[0], &groups, Duration::from_secs(16));
+    let result = member.pool.retire(&[0], &groups, SHORT);
     assert_ne!(member.rank, VICTIM, "it was to be killed at {what} {nth}, and came to {result:?}");
     // The survivors were told the same, but that each sees its own groups.
     let said = match &result {

@@ -180,7 +180,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_goes() {
             assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
             drop(block);
             let result = (rank.rank != 1).then(|| {
-                let result = pool.retire(&[0], &[&rank.world], Duration::from_secs(4));
+                let result = pool.retire(&[0], &[&rank.world], Duration::from_secs(8));
                 assert_eq!(pool.reserved(), 2 << 20);
                 refusal(result)
             });

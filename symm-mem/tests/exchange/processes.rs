@@ -5,6 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -111,11 +112,18 @@ fn killed(
     (what, nth): (&str, u64),
 ) {
     let case = &told.case;
-    let short = ExchangeOptions { deadline: 3 * SOON, lease: SOON, ..options() };
+    let short = ExchangeOptions { deadline: 6 * SOON, lease: SOON, ..options() };
     let place = (told.rank, RANKS);
     let first = Rank::join(context.clone(), store.clone(), place, options(), meet);
+    let free = || context.memory_info().unwrap().0;
+    let at_first = free();
     all_pairs(&first, &[(100, 1)]);
-    let rank = Rank::join(context, store.clone(), place, short, meet);
+    // Who dies before it has let go of what it was lent leaves that to the lease.
+    let late = far();
+    while free() < at_first && !late.expired() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let rank = Rank::join(context.clone(), store.clone(), place, short, meet);
     let all = transfers(&rank);
     // What is there before, and stays.
     let before = descriptors();

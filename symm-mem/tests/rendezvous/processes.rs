@@ -76,7 +76,7 @@ fn one_rank() {
     }
 
     // Those that are to come are there before the deadline runs.
-    let short = RendezvousOptions::default().deadline(Duration::from_secs(6));
+    let short = RendezvousOptions::default().deadline(Duration::from_secs(16));
     let second = Rendezvous::new(info.clone(), &context, short).unwrap();
     let before = descriptors();
     let memory = allocator.allocate(4096).unwrap();
