@@ -110,7 +110,10 @@ fn write_trace(seed: u64, limits: &Limits) -> Result<PathBuf> {
     let least = simulation::shrink(seed, limits);
     let run = simulation::run(seed, &least, true);
     let end = run.violation.map_or_else(String::new, |violation| violation.to_string());
-    let file = shell::target(&shell::workspace()?).join(format!("sim-seed-{seed}.txt"));
+    let folder = shell::target(&shell::workspace()?);
+    // What was built may lie elsewhere, as where bugs are put in on purpose.
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let file = folder.join(format!("sim-seed-{seed}.txt"));
     fs::write(&file, format!("{least:?}\n{}\n{end}\n", run.trace.join("\n")))
         .with_context(|| format!("cannot write {}", file.display()))?;
     Ok(file)
