@@ -95,19 +95,23 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["patch", "crate", "what it breaks", "seen by", "s"]);
-    let mut missed = Vec::new();
+    let (mut missed, mut broken) = (Vec::new(), Vec::new());
     for mutant in &mutants {
         bar.inc(1);
         bar.set_message(mutant.name.clone());
         let begin = Instant::now();
-        let outcome = tree.with(&mutant.patch, || tree.find(mutant.crate_name, mutant.finder));
-        let outcome = outcome.with_context(|| mutant.name.clone())?;
-        let seen = match outcome {
-            Outcome::Failed(by) => by,
-            Outcome::Died(how) => format!("the process dies: {how}"),
-            Outcome::Passed | Outcome::Hung => {
+        let seen = match tree.with(&mutant.patch, || tree.find(mutant.crate_name, mutant.finder)) {
+            Ok(Outcome::Failed(by)) => by,
+            Ok(Outcome::Died(how)) => format!("the process dies: {how}"),
+            Ok(outcome) => {
                 missed.push(mutant.name.as_str());
                 if outcome == Outcome::Hung { "NOBODY: it hangs".into() } else { "NOBODY".into() }
+            }
+            // What the others show is not lost for it.
+            Err(error) => {
+                eprintln!("{}: {}", mutant.name, shell::explain(&error));
+                broken.push(mutant.name.as_str());
+                "BROKEN".into()
             }
         };
         let seconds = format!("{:.0}", begin.elapsed().as_secs_f64());
@@ -115,7 +119,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     bar.finish_and_clear();
     println!("{table}");
-    println!("{} of {} bugs are seen", mutants.len() - missed.len(), mutants.len());
+    let seen = mutants.len() - missed.len() - broken.len();
+    println!("{seen} of {} bugs are seen", mutants.len());
+    ensure!(broken.is_empty(), "what these patches make tests nothing: {}", broken.join(", "));
     ensure!(missed.is_empty(), "nobody sees {}", missed.join(", "));
     Ok(())
 }
