@@ -141,13 +141,15 @@ impl Seat {
     }
 
     /// Begins the vote on the plain registration of what the last commit left without windows, which went so on this
-    /// rank; until then, from its begin, the others are waited for.
-    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
+    /// rank. That commit may take `deadline`, which ends at `until`: a sixteenth of it is for the store's own answers,
+    /// and the others are waited for before.
+    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration, deadline: Duration) -> PlainVote {
+        let patience = until.saturating_sub(deadline / 16);
         let round = self.rounds.saturating_sub(1);
         let members = self.members.clone();
         let place = Place { errand: Errand::Commit { group: self.group }, round, members: members.clone() };
         let prefix = place.vote_prefix(self.pool, "plain");
-        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
+        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), patience);
         self.used_keys.extend(vote.keys_to_remove());
         PlainVote::new(members, vote)
     }

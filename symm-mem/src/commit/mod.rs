@@ -144,7 +144,8 @@ impl SymmetricPool {
             {
                 let left = Deadline::after(options.deadline.saturating_sub(begun.elapsed()));
                 let new = &segments[..report.new_segments.min(segments.len())];
-                let (registered, failure) = self.register_plainly(group, &mut seated, new, left);
+                let (registered, failure) =
+                    self.register_plainly(group, &mut seated, new, (left, options.deadline));
                 (registered.map(|registered| CommitReport { registered, ..report }), failure)
             }
             result => (result, failure),

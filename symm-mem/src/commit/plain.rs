@@ -3,6 +3,7 @@
 use std::{
     any::Any,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use cuda_driver::DevicePtr;
@@ -13,7 +14,7 @@ use process_group::{
 
 use super::{Seated, SymmetricGroup, driver::Line};
 use crate::{
-    agreement::{Attempt, Ending, Input, Next, Plain, Poison, Segment},
+    agreement::{Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
     pool::SymmetricPool,
 };
 
@@ -31,20 +32,20 @@ impl PlainRegistration {
 
 impl SymmetricPool {
     /// Registers `segments`, which the last commit left without windows, and agrees with the others whether that
-    /// stays. Whether it did; with what the store said, if it failed.
+    /// stays. Whether it did; with what the store said, if it failed. `deadline` is what is left of `whole`.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
         seated: &mut Seated,
         segments: &[Segment],
-        deadline: Deadline,
+        (deadline, whole): (Deadline, Duration),
     ) -> (Result<bool, Ending>, Option<StoreError>) {
-        let (attempt, registered) = match self.try_to_register(group, segments, deadline) {
+        let (attempt, mut registered) = match self.try_to_register(group, segments, deadline) {
             Ok(registered) => (Attempt::Done {}, registered),
             Err(cause) => (Attempt::Failed { cause }, Vec::new()),
         };
         let mut line = Line::new(self.domain().store());
-        let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining());
+        let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining(), whole);
         let mut input = Input::Start;
         let meeting = loop {
             match vote.step(input) {
@@ -52,20 +53,45 @@ impl SymmetricPool {
                 Next::Done(meeting) => break meeting,
             }
         };
-        let result = match meeting.result {
+        let undone = match &meeting.result {
             Ok(Plain::Registered {}) => {
-                self.keep_registered(group, registered);
+                let all = registered.iter().map(|(_, it)| it.clone() as Arc<dyn Any + Send + Sync>);
+                all.for_each(|registration| group.communicator().keep(registration));
+                Ok(())
+            }
+            Ok(Plain::Undone { .. }) => {
+                registered.drain(..).rev().try_for_each(|(_, registration)| registration.deregister(deadline))
+            }
+            _ => Ok(()),
+        };
+        let undone = undone.map_err(|error| error.to_string());
+        let cause = line.failure.as_ref().map(ToString::to_string);
+        (self.end_plain(seated, segments, meeting.result, undone, registered, cause), line.failure)
+    }
+
+    /// Takes over what came of the vote on the plain registration of `segments`: whether it stays. `undone` is how it
+    /// was undone, if it was to be, `registered` what there is of it, and `cause` what the store said if it failed.
+    pub(crate) fn end_plain(
+        &self,
+        seated: &mut Seated,
+        segments: &[Segment],
+        result: Result<Plain, Ending>,
+        undone: Result<(), String>,
+        registered: Vec<(u32, Arc<PlainRegistration>)>,
+        cause: Option<String>,
+    ) -> Result<bool, Ending> {
+        let rank = self.domain().rank();
+        let result = match result {
+            Ok(Plain::Registered {}) => {
+                self.enter_registered(seated.seat.group(), segments, registered);
                 Ok(true)
             }
-            Ok(Plain::Undone { rank, cause }) => {
-                let undone = registered.into_iter().rev().try_for_each(|(_, it)| it.deregister(deadline));
-                let cause = format!("rank {rank}: {cause}");
+            Ok(Plain::Undone { rank: culprit, cause }) => {
+                let cause = format!("rank {culprit}: {cause}");
                 let why = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
                 seated.unregistered.extend(why);
-                undone.map(|()| false).map_err(|error| {
-                    let (rank, cause) = (self.domain().rank(), error.to_string());
-                    Ending::Poisoned(Poison::RegistrationFailed { rank, ordinal: None, cause })
-                })
+                let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
+                undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
             }
             Ok(Plain::Poison { poison }) => Err(Ending::Poisoned(poison)),
             Err(ending) => Err(ending),
@@ -73,15 +99,15 @@ impl SymmetricPool {
         match &result {
             Err(Ending::Poisoned(poison)) => seated.seat.set_poison(poison.clone()),
             Err(ending) => {
-                let cause = line.failure.as_ref().map_or_else(|| format!("{ending:?}"), ToString::to_string);
-                seated.seat.set_poison(Poison::StoreLost { rank: self.domain().rank(), cause });
+                let cause = cause.unwrap_or_else(|| format!("{ending:?}"));
+                seated.seat.set_poison(Poison::StoreLost { rank, cause });
             }
             Ok(_) => {}
         }
         if seated.seat.poison().is_some() {
-            self.update_table(|table| table.without_group(group.id()));
+            self.update_table(|table| table.without_group(seated.seat.group()));
         }
-        (result, line.failure)
+        result
     }
 
     /// Registers all of `segments`, or none.
@@ -90,7 +116,7 @@ impl SymmetricPool {
         group: &dyn SymmetricGroup,
         segments: &[Segment],
         deadline: Deadline,
-    ) -> Result<Vec<(u32, PlainRegistration)>, String> {
+    ) -> Result<Vec<(u32, Arc<PlainRegistration>)>, String> {
         let communicator = group.communicator();
         communicator.keep(self.memory().clone() as Arc<dyn Any + Send + Sync>);
         let mut registered = Vec::new();
@@ -105,18 +131,20 @@ impl SymmetricPool {
             if !registration.is_effective() {
                 return Err("NCCL registers nothing with NCCL_LOCAL_REGISTER=0".to_owned());
             }
-            registered.push((*ordinal, PlainRegistration(Mutex::new(Some(registration)))));
+            registered.push((*ordinal, Arc::new(PlainRegistration(Mutex::new(Some(registration))))));
         }
         Ok(registered)
     }
 
-    fn keep_registered(&self, group: &dyn SymmetricGroup, registered: Vec<(u32, PlainRegistration)>) {
-        let mut standings = self.table().standings(group.id()).cloned().unwrap_or_default();
-        for (ordinal, registration) in registered {
-            let registration = Arc::new(registration);
-            group.communicator().keep(registration.clone() as Arc<dyn Any + Send + Sync>);
-            standings.enter_registered(ordinal, registration);
-        }
-        self.update_table(|table| table.with_group(group.id(), standings));
+    fn enter_registered(
+        &self,
+        group: GroupId,
+        segments: &[Segment],
+        registered: Vec<(u32, Arc<PlainRegistration>)>,
+    ) {
+        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
+        let ordinals = segments.iter().map(|segment| segment.ordinal);
+        standings.enter_registered(ordinals, registered);
+        self.update_table(|table| table.with_group(group, standings));
     }
 }

@@ -90,12 +90,18 @@ impl Standings {
         self.windows[at] = window;
     }
 
-    /// Notes that segment `ordinal`, which was entered without a window, is registered plainly.
-    pub(crate) fn enter_registered(&mut self, ordinal: u32, registration: Arc<PlainRegistration>) {
-        if let Some(standing) = self.standings.get_mut(ordinal as usize) {
-            *standing = Standing::Registered;
-            self.registered.push((ordinal, registration));
+    /// Notes that these segments, which were entered without a window, are registered plainly.
+    pub(crate) fn enter_registered(
+        &mut self,
+        ordinals: impl IntoIterator<Item = u32>,
+        registered: Vec<(u32, Arc<PlainRegistration>)>,
+    ) {
+        for ordinal in ordinals {
+            if let Some(standing) = self.standings.get_mut(ordinal as usize) {
+                *standing = Standing::Registered;
+            }
         }
+        self.registered.extend(registered);
     }
 
     /// How many segments are the group's.

@@ -7,7 +7,7 @@ use process_group::group::GroupId;
 use super::{
     Violation,
     library::Life,
-    oracle::Used,
+    oracle::{Used, Way},
     rank::Membership,
     scenario::{Action, DEADLINE},
     work::Work,
@@ -151,14 +151,21 @@ impl World {
             return Err(Violation(format!("rank {rank} does not find its block at {place:?}: {found:?}")));
         };
         let life = state.life(id);
-        let window = match found.standing {
-            Standing::Window { serial } => {
+        let way = match (found.standing, self.library.is_plain(life, rank, ptr.0)) {
+            (Standing::Window { serial }, false) => {
                 let begin = self.library.window(life, rank, serial).map_or(0, |own| own.address);
-                Some((serial, ptr.0.wrapping_sub(begin)))
+                Way::Window { serial, offset: ptr.0.wrapping_sub(begin) }
             }
-            _ => None,
+            (Standing::Registered, true) => Way::Registered,
+            (Standing::Agreed | Standing::Pending, false) => Way::Without,
+            (standing, plain) => {
+                let what = format!(
+                    "rank {rank} finds {place:?} as {standing:?} of group {id}; registered plainly: {plain}"
+                );
+                return Err(Violation(what));
+            }
         };
-        if let Some((serial, offset)) = window {
+        if let Way::Window { serial, offset } = way {
             let own = self.library.window(life, rank, serial);
             if own.is_none_or(|own| offset >= own.bytes) {
                 let what =
@@ -176,7 +183,7 @@ impl World {
                 }
             }
         }
-        self.uses.entry((group, site)).or_default().push(Used { rank, identity, window });
+        self.uses.entry((group, site)).or_default().push(Used { rank, identity, way });
         Ok(())
     }
 }

@@ -12,7 +12,8 @@ use super::{
     Violation,
     library::Life,
     oracle::Ended,
-    rank::Task,
+    rank::{Span, Task},
+    registration::Left,
     work::{Answer, End, Work},
     world::{Event, World, tell},
 };
@@ -23,7 +24,7 @@ use crate::{
 };
 
 /// What a store that has failed says.
-const LOST: &str = "the store is gone";
+pub(super) const LOST: &str = "the store is gone";
 
 impl World {
     /// A meeting has ended on a rank.
@@ -31,15 +32,21 @@ impl World {
         let said = end.said();
         let now = self.now;
         let state = self.rank(rank);
-        let Some(Task { work, round, epoch, begun, deadline, history, registered, .. }) = state.task.take()
-        else {
-            return Ok(());
-        };
+        let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
+        let Span { round, epoch, begun, deadline } = span;
         let kind = work.kind();
         state.lost |= said.name() == "store failed";
+        let mut left = None;
         let doomed = match (work, end) {
-            (Work::Commit { seated, segments, serials, .. }, End::Commit(conclusion)) => {
-                self.end_commit(rank, &seated, &segments, &serials, conclusion)?
+            (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
+                let (without, doomed) = self.end_commit(rank, &seated, &segments, &serials, conclusion)?;
+                segments.truncate(without);
+                left = (without > 0).then_some(Left { seated, group, segments });
+                doomed
+            }
+            (Work::Plain { seated, group, segments, registered, .. }, End::Plain(meeting)) => {
+                self.end_plain(rank, Left { seated, group, segments }, registered, meeting.result)?;
+                meeting.keys
             }
             (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
                 let (result, doomed) = state.pool.leave(meeting);
@@ -105,10 +112,14 @@ impl World {
             registered,
         });
         self.observe(rank)?;
+        if let Some(left) = left {
+            return self.register_plainly(rank, left, span);
+        }
         self.soon(Event::Resume(rank));
         Ok(())
     }
 
+    /// Returns also how many segments are left for plain registration.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -116,7 +127,7 @@ impl World {
         segments: &[Segment],
         serials: &[u64],
         conclusion: Conclusion,
-    ) -> Result<Vec<String>, Violation> {
+    ) -> Result<(usize, Vec<String>), Violation> {
         let state = &mut self.ranks[rank as usize];
         let mut seated = lock(seated);
         let id = seated.seat.group();
@@ -129,7 +140,7 @@ impl World {
         if dead {
             self.library.leave(life, rank);
         }
-        let Ok(report) = result else { return Ok(doomed) };
+        let Ok(report) = result else { return Ok((0, doomed)) };
         let with = report.without.is_none();
         for (at, segment) in segments.iter().take(report.new_segments).enumerate() {
             let Some(extent) = state.extent(segment.ordinal) else { continue };
@@ -153,7 +164,8 @@ impl World {
                 return Err(Violation(what));
             }
         }
-        Ok(doomed)
+        let left = matches!(report.without, Some(NoWindows::Unsupported { .. }));
+        Ok((if left { report.new_segments } else { 0 }, doomed))
     }
 
     /// The rank's watchdogs know that another is dead: who waits for it stops.

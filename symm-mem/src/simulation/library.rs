@@ -56,6 +56,8 @@ struct Side {
     /// By serial, with whether it is registered still.
     windows: Vec<(Extent, bool)>,
     deregistered: Vec<u64>,
+    /// What is registered without being a window.
+    plain: Vec<Extent>,
 }
 
 impl Side {
@@ -195,6 +197,48 @@ impl Library {
         Ok(())
     }
 
+    /// A rank registers memory plainly: alone, and waits for nobody.
+    pub(super) fn register_plainly(
+        &mut self,
+        group: Life,
+        rank: u32,
+        extent: Extent,
+    ) -> Result<(), Violation> {
+        let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
+        if side.live().chain(&side.plain).any(|other| other.overlaps(extent.address, extent.bytes)) {
+            return Err(Violation(format!("rank {rank} registers {:#x} twice with {group}", extent.address)));
+        }
+        side.plain.push(extent);
+        Ok(())
+    }
+
+    /// A rank takes that back.
+    pub(super) fn deregister_plainly(
+        &mut self,
+        group: Life,
+        rank: u32,
+        extent: Extent,
+    ) -> Result<(), Violation> {
+        let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
+        match side.plain.iter().position(|other| *other == extent) {
+            Some(at) => drop(side.plain.swap_remove(at)),
+            None => {
+                let what = format!(
+                    "rank {rank} deregisters {:#x}, which {group} has not registered",
+                    extent.address
+                );
+                return Err(Violation(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a rank has registered plainly what lies at this address.
+    pub(super) fn is_plain(&self, group: Life, rank: u32, address: u64) -> bool {
+        let side = self.side(group, rank).filter(|side| !side.gone);
+        side.is_some_and(|side| side.plain.iter().any(|extent| extent.overlaps(address, 1)))
+    }
+
     /// A window of a rank, while it is registered.
     pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
@@ -206,6 +250,9 @@ impl Library {
         self.communicators.iter().find_map(|(group, communicator)| {
             // What the rank's own side had went with it.
             let side = communicator.sides.get(&rank).filter(|side| !side.gone)?;
+            if side.plain.iter().any(|extent| extent.overlaps(address, bytes)) {
+                return Some((*group, rank));
+            }
             let over =
                 side.windows.iter().enumerate().filter(|(_, (window, _))| window.overlaps(address, bytes));
             let serials: Vec<usize> = over.map(|(serial, _)| serial).collect();

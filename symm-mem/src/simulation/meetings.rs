@@ -2,22 +2,18 @@
 
 use std::{collections::BTreeSet, mem, time::Duration};
 
-use cuda_driver::DevicePtr;
-
 use super::{
     Violation,
-    library::{Extent, Life, Met},
-    rank::{Home, Membership, Task},
+    rank::{Home, Span, Task},
     scenario::Subject,
     trouble::Trouble,
     work::{Answer, Want, Work},
     world::{Event, World, tell},
 };
 use crate::{
-    CommitOptions, Standing,
+    CommitOptions,
     agreement::{
-        Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release, WindowSupport,
-        hash::chain,
+        Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release, hash::chain,
     },
     commit::{lock, offer},
     pool,
@@ -33,13 +29,16 @@ impl World {
         epoch: u64,
         deadline: Duration,
     ) -> Result<(), Violation> {
-        let (begun, token) = (self.now, self.random.next());
-        let deadline = deadline.as_micros() as u64;
+        let (begun, deadline) = (self.now, deadline.as_micros() as u64);
+        self.start(rank, work, Span { round, epoch, begun, deadline })
+    }
+
+    pub(super) fn start(&mut self, rank: u32, work: Work, span: Span) -> Result<(), Violation> {
+        let token = self.random.next();
         let state = self.rank(rank);
         state.token = token;
         let history = state.history().len();
-        let (registered, waits, at) = (false, false, 0);
-        state.task = Some(Task { work, round, epoch, begun, deadline, history, registered, waits, at });
+        state.task = Some(Task { work, span, history, registered: false, waits: false, at: 0 });
         self.answer(rank, token, Answer::Store(Input::Start))
     }
 
@@ -302,170 +301,14 @@ impl World {
         }
         Ok(())
     }
-
-    fn register(&mut self, rank: u32, token: u64, count: usize, joined: &[u32]) -> Result<(), Violation> {
-        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
-        let state = self.rank(rank);
-        let Some(task) = state.task.as_mut() else { return Ok(()) };
-        task.registered = true;
-        let Work::Commit { seated, segments, group, .. } = &task.work else { return Ok(()) };
-        let (id, group) = (lock(seated).seat.group(), *group);
-        let ordinals: Vec<u32> = segments.iter().take(count).map(|segment| segment.ordinal).collect();
-        state.registrations += 1;
-        let number = state.registrations;
-        let memory = state.pool.memory().clone();
-        if let Some(membership) = state.groups.get_mut(&group) {
-            membership.kept = Some(memory);
-        }
-        let extents: Vec<Extent> = ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)).collect();
-        for extent in &extents {
-            let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
-            if found.map(|found| found.standing) != Some(Standing::Pending) {
-                let at = extent.address;
-                return Err(Violation(format!(
-                    "rank {rank} takes {at:#x} for committed before it is: {found:?}"
-                )));
-            }
-        }
-        let (extents, windows) = join(rank, &ordinals, &extents, joined)?;
-        if let Some(Task { work: Work::Commit { places, .. }, .. }) = &mut state.task {
-            *places = windows;
-        }
-        let id = state.life(id);
-        let fails = culprit && trouble == Trouble::RegistrationFails(number);
-        match trouble {
-            Trouble::RegistrationSlow(at, ms) if culprit && at == number => {
-                let later = self.now + 1000 * ms;
-                self.at(later, Event::Enter(rank, token, id, extents));
-                Ok(())
-            }
-            _ => self.enter(rank, token, id, extents, fails),
-        }
-    }
-
-    /// The rank's call of the library.
-    pub(super) fn enter(
-        &mut self,
-        rank: u32,
-        token: u64,
-        group: Life,
-        extents: Vec<Extent>,
-        fails: bool,
-    ) -> Result<(), Violation> {
-        let bytes = extents.iter().map(|extent| extent.bytes).sum();
-        let met = self.library.register(group, rank, extents, token, fails)?;
-        self.may_register(&met, bytes)?;
-        if fails {
-            let outcome = Outcome::Failed { ordinal: None, cause: "unhandled cuda error".to_owned() };
-            self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
-        }
-        for met in met {
-            let without = match self.scenario.trouble {
-                Trouble::WithoutWindows => true,
-                Trouble::SomeWithoutWindows => self.scenario.is_culprit(met.rank),
-                _ => false,
-            };
-            let answer = if without {
-                self.library.take_back(group, met.rank, &met.serials);
-                Answer::Registered(Outcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
-            } else {
-                Answer::Registered(Outcome::Registered, met.serials)
-            };
-            self.soon(Event::Answer(met.rank, met.token, answer));
-        }
-        Ok(())
-    }
-
-    /// Whether these ranks may register `bytes` together: what the library does not look at, and then hangs or goes wrong.
-    fn may_register(&self, met: &[Met], bytes: u64) -> Result<(), Violation> {
-        let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
-        for Met { rank, .. } in met {
-            let state = &self.ranks[*rank as usize];
-            if state.capture.is_some() {
-                return wrong(*rank, "while it captures");
-            }
-            if self.scenario.address_space(*rank) < bytes {
-                return wrong(*rank, "for which it has no addresses");
-            }
-            if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
-                return wrong(*rank, "with another library than its peers, or one without");
-            }
-            let first = &self.ranks[met[0].rank as usize];
-            let differs = |(uid, mine): (&u64, &Membership)| {
-                let its = first.groups.get(uid).filter(|its| (its.id, its.life) == (mine.id, mine.life));
-                its.is_some_and(|its| its.operations != mine.operations)
-            };
-            if state.groups.iter().any(differs) {
-                return wrong(*rank, "with collectives that its peers have not enqueued");
-            }
-        }
-        Ok(())
-    }
-
-    fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
-        let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
-        let state = self.rank(rank);
-        let Some(Task { work: Work::Retire { ordinals, seats, .. }, .. }) = &state.task else {
-            return Ok(Release::Done {});
-        };
-        let mut windows = Vec::new();
-        for (_, seated) in seats {
-            let id = lock(seated).seat.group();
-            for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
-                let found = state.pool.lookup(DevicePtr(extent.address), 1, id);
-                if let Some(Standing::Window { serial }) = found.map_err(Violation::of)?.map(|it| it.standing)
-                {
-                    windows.push((state.life(id), serial));
-                }
-            }
-        }
-        // Segments of one window follow each other.
-        windows.dedup();
-        for (id, serial) in windows {
-            if fails {
-                return Ok(Release::Failed { cause: "invalid usage".to_owned() });
-            }
-            self.library.deregister(id, rank, serial)?;
-        }
-        Ok(Release::Done {})
-    }
 }
 
-/// The windows of the segments `ordinals`, of which those of `joined` share one with the segment before them; and of each
-/// segment which it is.
-fn join(
-    rank: u32,
-    ordinals: &[u32],
-    extents: &[Extent],
-    joined: &[u32],
-) -> Result<(Vec<Extent>, Vec<usize>), Violation> {
-    let mut windows: Vec<Extent> = Vec::new();
-    let mut places = Vec::new();
-    for (ordinal, extent) in ordinals.iter().zip(extents) {
-        match windows.last_mut().filter(|_| joined.contains(ordinal)) {
-            None => windows.push(*extent),
-            Some(last) if last.address + last.bytes == extent.address => {
-                last.bytes += extent.bytes;
-                last.identity = chain(last.identity, [extent.identity, extent.bytes]);
-            }
-            Some(_) => {
-                let what = format!(
-                    "rank {rank} makes one window of segment {ordinal} and one that it does not follow"
-                );
-                return Err(Violation(what));
-            }
-        }
-        places.push(windows.len() - 1);
-    }
-    Ok((windows, places))
-}
-
-/// What a rank can come to a rendezvous with that its peers have not.
+/// What a rank can come to a rendezvous with that its peers have not, nor will have.
 fn differ(how: usize, record: &mut Record) {
     match how {
-        0 => record.group.epoch += 1,
+        0 => record.group.epoch += 1000,
         1 => record.group.uid += 1000,
-        2 => record.life += 1,
+        2 => record.life += 1000,
         3 => record.members += 1,
         4 => record.number += 1000,
         5 => record.shared_devices = true,

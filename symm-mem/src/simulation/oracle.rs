@@ -3,15 +3,15 @@
 //! - Members of a meeting are given the same result, before the deadline, and nobody living is left without one.
 //! - A refusal is one that the trouble can make, and names the rank and the place where histories part. Without a
 //!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
-//! - Members use a block by the same window at the same offset, or all without; a window that is found is registered, on
-//!   all members, over that memory.
+//! - Members use a block by the same window at the same offset, or all registered plainly, or all without; a window that is
+//!   found is registered, on all members, over that memory.
 //! - In the end nothing is left: no device memory, no keys of meetings that all have left.
 
 use std::collections::BTreeMap;
 
 use super::{Violation, trouble::Trouble, world::World};
 use crate::{
-    agreement::{self, Agreed, Divergence, Poison, Refusal, Retired},
+    agreement::{self, Agreed, Divergence, Plain, Poison, Refusal, Retired},
     rendezvous::{RendezvousRefusal, protocol},
 };
 
@@ -19,6 +19,8 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
+    /// To keep what they have registered plainly.
+    Plain(u64),
     Retire,
     Length,
     Meet(u64),
@@ -28,6 +30,7 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Said {
     Commit(Result<Agreed, agreement::Ending>),
+    Plain(Result<Plain, agreement::Ending>),
     Retire(Result<Retired, agreement::Ending>),
     Length(Result<u64, agreement::Ending>),
     Meet(Result<u64, protocol::Ending>),
@@ -54,8 +57,15 @@ pub(super) struct Ended {
 pub(super) struct Used {
     pub(super) rank: u32,
     pub(super) identity: u64,
-    /// The window and the offset in it.
-    pub(super) window: Option<(u64, u64)>,
+    pub(super) way: Way,
+}
+
+/// How a collective reaches a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Window { serial: u64, offset: u64 },
+    Registered,
+    Without,
 }
 
 impl Said {
@@ -63,6 +73,7 @@ impl Said {
         matches!(
             self,
             Said::Commit(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Plain(Err(agreement::Ending::StoreFailed { .. }))
                 | Said::Retire(Err(agreement::Ending::StoreFailed { .. }))
                 | Said::Length(Err(agreement::Ending::StoreFailed { .. }))
                 | Said::Meet(Err(protocol::Ending::StoreFailed))
@@ -76,6 +87,7 @@ impl Said {
         };
         match self {
             Said::Commit(result) => result.as_ref().err().is_none_or(said),
+            Said::Plain(result) => result.as_ref().err().is_none_or(said),
             Said::Retire(result) => result.as_ref().err().is_none_or(said),
             Said::Length(result) => result.as_ref().err().is_none_or(said),
             Said::Meet(result) => {
@@ -96,7 +108,8 @@ impl Said {
 
     fn poison(&self) -> Option<&Poison> {
         match self {
-            Said::Commit(Err(agreement::Ending::Poisoned(poison))) => Some(poison),
+            Said::Commit(Err(agreement::Ending::Poisoned(poison)))
+            | Said::Plain(Err(agreement::Ending::Poisoned(poison))) => Some(poison),
             Said::Retire(Ok(Retired::Poisoned { poison, .. })) => Some(poison),
             _ => None,
         }
@@ -121,6 +134,8 @@ impl Said {
             (.., Some(refusal)) => refusal.name(),
             (Said::Commit(Ok(agreed)), ..) if agreed.without.is_some() => "without windows",
             (Said::Commit(Ok(_)), ..) => "committed",
+            (Said::Plain(Ok(Plain::Registered {})), ..) => "registered plainly",
+            (Said::Plain(Ok(_)), ..) => "registration undone",
             (Said::Retire(Ok(_)), ..) => "retired",
             (Said::Length(Ok(_)), ..) => "agreed length",
             (Said::Meet(Ok(_)), ..) => "mapped",
@@ -189,7 +204,9 @@ impl World {
 
     fn members(&self, kind: Kind) -> Vec<u32> {
         match kind {
-            Kind::Commit(group) | Kind::Meet(group) => self.scenario.groups[&group].clone(),
+            Kind::Commit(group) | Kind::Plain(group) | Kind::Meet(group) => {
+                self.scenario.groups[&group].clone()
+            }
             Kind::Retire | Kind::Length => (0..self.ranks.len() as u32).collect(),
         }
     }
@@ -248,7 +265,7 @@ impl World {
         if let Some(refusal) = said.rendezvous() {
             let fits = match refusal {
                 RendezvousRefusal::RendezvousTimeout { missing, .. } => {
-                    trouble.delays() && !missing.is_empty()
+                    !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
                 }
                 RendezvousRefusal::MembersLost { .. } => trouble.silences(),
                 RendezvousRefusal::SharingFailed { rank, .. } => {
@@ -280,6 +297,8 @@ impl World {
                             Trouble::RegistrationSlow(..) | Trouble::Killed(_) | Trouble::Stopped(..)
                         )
                 }
+                // Where the group was made anew, it has made it anew between other commits than they.
+                Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
                     trouble == Trouble::DeregistrationFails && *rank == culprit
@@ -288,6 +307,10 @@ impl World {
             };
             return if fits { Ok(()) } else { wrong(poison.to_string()) };
         }
+        if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
+            let fits = trouble.forbids_plain() && *rank == culprit;
+            return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
+        }
         let Some(refusal) = said.refusal() else { return Ok(()) };
         // Whoever has left one out meets the others of the next, at another point of its program.
         if trouble == Trouble::Absent && affected {
@@ -295,7 +318,10 @@ impl World {
         }
         let fits = match refusal {
             Refusal::SyncTimeout { missing, .. } => {
-                trouble.delays() && !missing.is_empty() && missing.iter().all(|it| members.contains(&it.rank))
+                let missing: Vec<u32> = missing.iter().map(|it| it.rank).collect();
+                !missing.is_empty()
+                    && missing.iter().all(|rank| members.contains(rank))
+                    && (trouble.delays() || self.came_late(told, &missing))
             }
             Refusal::SegmentCountMismatch { .. }
             | Refusal::SegmentShapeMismatch { .. }
@@ -338,6 +364,16 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
+    /// Whether those that are said to be missing were elsewhere while the first waited for them: a rank of few groups is
+    /// early where the store is slow.
+    fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
+        let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
+        // Until the others see that a rank has come, a few messages go by.
+        let messages = 8 * self.scenario.slowest;
+        let late = |it: &&&Ended| it.begun + messages >= first + it.deadline / 2;
+        told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
+    }
+
     /// The first operation in which histories part is the one that is named, if one is.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
@@ -370,7 +406,7 @@ impl World {
     fn judge_uses(&self) -> Result<(), Violation> {
         for ((group, site), uses) in &self.uses {
             for one in uses {
-                let other = uses.iter().find(|it| it.identity == one.identity && it.window != one.window);
+                let other = uses.iter().find(|it| it.identity == one.identity && it.way != one.way);
                 if let Some(other) = other {
                     let what = format!(
                         "group {group} uses a block by different ways at {site}: {one:?} and {other:?}"

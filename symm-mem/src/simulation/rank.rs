@@ -48,13 +48,19 @@ pub(super) struct Membership {
     pub(super) homes: BTreeMap<Home, (u64, Vec<u64>)>,
 }
 
-/// A meeting in progress.
-pub(super) struct Task {
-    pub(super) work: Work,
+/// Which meeting it is, and how long it may take, in µs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
     pub(super) round: u64,
     pub(super) epoch: u64,
     pub(super) begun: u64,
     pub(super) deadline: u64,
+}
+
+/// A meeting in progress.
+pub(super) struct Task {
+    pub(super) work: Work,
+    pub(super) span: Span,
     /// How many operations the pool had seen.
     pub(super) history: usize,
     pub(super) registered: bool,
@@ -77,6 +83,7 @@ pub(super) struct Rank {
     pub(super) lengths: u64,
     pub(super) retirements: u64,
     pub(super) registrations: u32,
+    pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
     pub(super) token: u64,
     pub(super) clock: Duration,
@@ -123,6 +130,7 @@ impl Rank {
             lengths: 0,
             retirements: 0,
             registrations: 0,
+            plain_registrations: 0,
             task: None,
             token: 0,
             clock: Duration::from_micros(random.below(1 << 40)),
@@ -172,7 +180,9 @@ impl Rank {
         let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
         let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
         match &task.work {
-            Work::Commit { group, .. } | Work::Meet { group, .. } => in_group(group),
+            Work::Commit { group, .. } | Work::Plain { group, .. } | Work::Meet { group, .. } => {
+                in_group(group)
+            }
             Work::Retire { seats, .. } => seats.iter().any(|(group, _)| in_group(group)),
             Work::Length { .. } => false,
         }
@@ -180,7 +190,9 @@ impl Rank {
 
     /// What it is in, for a reader.
     pub(super) fn doing(&self) -> String {
-        self.task.as_ref().map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.round))
+        self.task
+            .as_ref()
+            .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
     /// What it is at, without numbers that grow.

@@ -98,8 +98,10 @@ pub(super) struct Scenario {
 }
 
 /// Releases of the library: with windows and without, and one that has them wrong.
-pub(super) const RELEASES: [u32; 12] =
+const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
+/// Those of which no window can be had.
+const WINDOWLESS: [u32; 4] = [21304, 22203, 22605, 22803];
 
 /// Whether a release has windows that can be used.
 fn has_windows(release: u32) -> bool {
@@ -115,9 +117,11 @@ impl Scenario {
         let groups = groups(random, world, limits);
         let phases = (2 + random.below(3)).min(limits.phases);
         let bad = random.below(phases);
-        let release = match random.one_in(4) || matches!(trouble, Trouble::OtherEnvironment) {
-            true => 22809,
-            false => *random.pick(&RELEASES),
+        let release = match trouble {
+            Trouble::OtherEnvironment => 22809,
+            _ if trouble.forbids_plain() => *random.pick(&WINDOWLESS),
+            _ if random.one_in(4) => 22809,
+            _ => *random.pick(&RELEASES),
         };
         let mut writer = Writer {
             random: Random(random.next()),

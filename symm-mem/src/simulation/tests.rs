@@ -35,6 +35,8 @@ fn members_agree_whatever_happens() {
         "committed",
         "prefix",
         "without windows",
+        "registered plainly",
+        "registration undone",
         "retired",
         "agreed length",
         "mapped",

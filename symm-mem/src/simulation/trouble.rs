@@ -27,6 +27,10 @@ pub(super) enum Trouble {
     /// No rank's library has windows, as all learn when they register.
     WithoutWindows,
     SomeWithoutWindows,
+    /// No library has windows, and its plain registration of this number fails.
+    PlainFails(u32),
+    /// No library has windows, and its environment forbids plain registration.
+    RegistersNothing,
     /// It has another release of the library.
     OtherRelease,
     /// Its environment forbids windows.
@@ -66,7 +70,7 @@ impl Trouble {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        match random.below(34) {
+        match random.below(37) {
             0 => Self::None,
             1 => Self::ExtraSegment,
             2 | 3 => Self::ExtraBlock,
@@ -97,6 +101,8 @@ impl Trouble {
             30 => Self::Stopped(steps(random), random.below(3000)),
             31 => Self::CutOff(steps(random)),
             32 => Self::StoreDies(steps(random) * 3),
+            33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
+            35 => Self::RegistersNothing,
             _ => Self::None,
         }
     }
@@ -124,6 +130,11 @@ impl Trouble {
     /// Whether a rank stops answering because of it.
     pub(super) fn silences(self) -> bool {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(_) | Self::StoreDies(_))
+    }
+
+    /// Whether what cannot be a window cannot be registered plainly on the culprit either.
+    pub(super) fn forbids_plain(self) -> bool {
+        matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }
 
     /// Whether the culprit's pool becomes another one by it.

@@ -1,4 +1,4 @@
-//! What a rank is in the middle of: one machine of the four, behind one face.
+//! What a rank is in the middle of: one machine of the five, behind one face.
 
 use std::{
     sync::{Arc, Mutex},
@@ -8,8 +8,8 @@ use std::{
 use super::oracle::{Kind, Said};
 use crate::{
     agreement::{
-        Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Release, Retire,
-        RetireInput, RetireOutput, Retired, Segment,
+        Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Plain, PlainVote,
+        Release, Retire, RetireInput, RetireOutput, Retired, Segment,
     },
     commit::Seated,
     rendezvous::protocol::{self, Meeting, Record},
@@ -25,6 +25,14 @@ pub(super) enum Work {
         /// Of each segment that is registered, which of the windows.
         places: Vec<usize>,
         serials: Vec<u64>,
+    },
+    Plain {
+        machine: PlainVote,
+        seated: Arc<Mutex<Seated>>,
+        group: u64,
+        segments: Vec<Segment>,
+        /// Whether it has registered them.
+        registered: bool,
     },
     Retire {
         machine: Retire,
@@ -72,6 +80,7 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) enum End {
     Commit(Conclusion),
+    Plain(DomainMeeting<Plain>),
     Retire(DomainMeeting<Retired>),
     Length(DomainMeeting<u64>),
     Meet(protocol::Conclusion),
@@ -102,6 +111,7 @@ impl End {
     pub(super) fn said(&self) -> Said {
         match self {
             End::Commit(end) => Said::Commit(end.result.clone()),
+            End::Plain(end) => Said::Plain(end.result.clone()),
             End::Retire(end) => Said::Retire(end.result.clone()),
             End::Length(end) => Said::Length(end.result.clone()),
             End::Meet(end) => Said::Meet(end.result.clone()),
@@ -113,6 +123,7 @@ impl Work {
     pub(super) fn kind(&self) -> Kind {
         match self {
             Work::Commit { group, .. } => Kind::Commit(*group),
+            Work::Plain { group, .. } => Kind::Plain(*group),
             Work::Retire { .. } => Kind::Retire,
             Work::Length { .. } => Kind::Length,
             Work::Meet { group, .. } => Kind::Meet(*group),
@@ -126,6 +137,7 @@ impl Work {
             Work::Retire { .. } => 2,
             Work::Length { .. } => 3,
             Work::Meet { .. } => 4,
+            Work::Plain { .. } => 5,
         }
     }
 
@@ -150,6 +162,15 @@ impl Work {
                         Want::Register { segments: segments as usize, joined, until, verdict_key }
                     }
                     ask => Want::Store(ask),
+                }
+            }
+            Work::Plain { machine, .. } => {
+                let Answer::Store(input) = answer else {
+                    return Want::Store(Output::Fetch { keys: Vec::new() });
+                };
+                match machine.step(input) {
+                    Next::Ask(ask) => Want::Store(ask),
+                    Next::Done(meeting) => Want::Done(End::Plain(meeting)),
                 }
             }
             Work::Retire { machine, .. } => {

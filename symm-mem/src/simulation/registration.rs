@@ -1,0 +1,270 @@
+//! What ranks register with the library, and how they take it back: windows, which pair, and memory alone, which does not.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use cuda_driver::DevicePtr;
+
+use super::{
+    Violation,
+    ends::LOST,
+    library::{Extent, Life, Met},
+    rank::{Membership, Span, Task},
+    trouble::Trouble,
+    work::{Answer, Work},
+    world::{Event, World},
+};
+use crate::{
+    Standing,
+    agreement::{Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain},
+    commit::{Seated, lock},
+};
+
+/// What a commit has left without windows.
+pub(super) struct Left {
+    pub(super) seated: Arc<Mutex<Seated>>,
+    pub(super) group: u64,
+    pub(super) segments: Vec<Segment>,
+}
+
+impl World {
+    /// The rank registers windows.
+    pub(super) fn register(
+        &mut self,
+        rank: u32,
+        token: u64,
+        count: usize,
+        joined: &[u32],
+    ) -> Result<(), Violation> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let state = self.rank(rank);
+        let Some(task) = state.task.as_mut() else { return Ok(()) };
+        task.registered = true;
+        let Work::Commit { seated, segments, group, .. } = &task.work else { return Ok(()) };
+        let (id, group) = (lock(seated).seat.group(), *group);
+        let ordinals: Vec<u32> = segments.iter().take(count).map(|segment| segment.ordinal).collect();
+        state.registrations += 1;
+        let number = state.registrations;
+        let memory = state.pool.memory().clone();
+        if let Some(membership) = state.groups.get_mut(&group) {
+            membership.kept = Some(memory);
+        }
+        let extents: Vec<Extent> = ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)).collect();
+        for extent in &extents {
+            let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
+            if found.map(|found| found.standing) != Some(Standing::Pending) {
+                let at = extent.address;
+                return Err(Violation(format!(
+                    "rank {rank} takes {at:#x} for committed before it is: {found:?}"
+                )));
+            }
+        }
+        let (extents, windows) = join(rank, &ordinals, &extents, joined)?;
+        if let Some(Task { work: Work::Commit { places, .. }, .. }) = &mut state.task {
+            *places = windows;
+        }
+        let id = state.life(id);
+        let fails = culprit && trouble == Trouble::RegistrationFails(number);
+        match trouble {
+            Trouble::RegistrationSlow(at, ms) if culprit && at == number => {
+                let later = self.now + 1000 * ms;
+                self.at(later, Event::Enter(rank, token, id, extents));
+                Ok(())
+            }
+            _ => self.enter(rank, token, id, extents, fails),
+        }
+    }
+
+    /// The rank's call of the library.
+    pub(super) fn enter(
+        &mut self,
+        rank: u32,
+        token: u64,
+        group: Life,
+        extents: Vec<Extent>,
+        fails: bool,
+    ) -> Result<(), Violation> {
+        let bytes = extents.iter().map(|extent| extent.bytes).sum();
+        let met = self.library.register(group, rank, extents, token, fails)?;
+        self.may_register(&met, bytes)?;
+        if fails {
+            let outcome = Outcome::Failed { ordinal: None, cause: "unhandled cuda error".to_owned() };
+            self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
+        }
+        for met in met {
+            let without = match self.scenario.trouble {
+                Trouble::WithoutWindows => true,
+                Trouble::SomeWithoutWindows => self.scenario.is_culprit(met.rank),
+                _ => false,
+            };
+            let answer = if without {
+                self.library.take_back(group, met.rank, &met.serials);
+                Answer::Registered(Outcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
+            } else {
+                Answer::Registered(Outcome::Registered, met.serials)
+            };
+            self.soon(Event::Answer(met.rank, met.token, answer));
+        }
+        Ok(())
+    }
+
+    /// Whether these ranks may register `bytes` together: what the library does not look at, and then hangs or goes wrong.
+    fn may_register(&self, met: &[Met], bytes: u64) -> Result<(), Violation> {
+        let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
+        for Met { rank, .. } in met {
+            let state = &self.ranks[*rank as usize];
+            if state.capture.is_some() {
+                return wrong(*rank, "while it captures");
+            }
+            if self.scenario.address_space(*rank) < bytes {
+                return wrong(*rank, "for which it has no addresses");
+            }
+            if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
+                return wrong(*rank, "with another library than its peers, or one without");
+            }
+            let first = &self.ranks[met[0].rank as usize];
+            let differs = |(uid, mine): (&u64, &Membership)| {
+                let its = first.groups.get(uid).filter(|its| (its.id, its.life) == (mine.id, mine.life));
+                its.is_some_and(|its| its.operations != mine.operations)
+            };
+            if state.groups.iter().any(differs) {
+                return wrong(*rank, "with collectives that its peers have not enqueued");
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank deregisters what it retires.
+    pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
+        let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
+        let state = self.rank(rank);
+        let Some(Task { work: Work::Retire { ordinals, seats, .. }, .. }) = &state.task else {
+            return Ok(Release::Done {});
+        };
+        let (mut plain, mut windows) = (Vec::new(), Vec::new());
+        for (_, seated) in seats {
+            let id = lock(seated).seat.group();
+            for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
+                let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
+                match found.map(|found| found.standing) {
+                    Some(Standing::Window { serial }) => windows.push((state.life(id), serial)),
+                    Some(Standing::Registered) => plain.push((state.life(id), extent)),
+                    _ => {}
+                }
+            }
+        }
+        if fails && !(plain.is_empty() && windows.is_empty()) {
+            return Ok(Release::Failed { cause: "invalid usage".to_owned() });
+        }
+        for (id, extent) in plain {
+            self.library.deregister_plainly(id, rank, extent)?;
+        }
+        // Segments of one window follow each other.
+        windows.dedup();
+        for (id, serial) in windows {
+            self.library.deregister(id, rank, serial)?;
+        }
+        Ok(Release::Done {})
+    }
+
+    /// The rank registers plainly what a commit has left without windows, and begins the vote on it, which is to be over when
+    /// the commit is.
+    pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
+        let Left { seated, group, segments } = left;
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
+        let state = &mut self.ranks[rank as usize];
+        state.plain_registrations += 1;
+        let cause = match trouble {
+            Trouble::PlainFails(at) if culprit && at == state.plain_registrations => "unhandled cuda error",
+            Trouble::RegistersNothing if culprit => "NCCL_LOCAL_REGISTER is 0",
+            _ => "",
+        };
+        let registered = cause.is_empty();
+        let attempt = match registered {
+            true => Attempt::Done {},
+            false => Attempt::Failed { cause: cause.to_owned() },
+        };
+        let (id, memory) = (lock(&seated).seat.group(), state.pool.memory().clone());
+        if let Some(membership) = state.groups.get_mut(&group) {
+            membership.kept = Some(memory);
+        }
+        for extent in
+            segments.iter().filter_map(|segment| state.extent(segment.ordinal)).filter(|_| registered)
+        {
+            self.library.register_plainly(state.life(id), rank, extent)?;
+        }
+        let (until, whole) =
+            (state.time(commit.begun + commit.deadline), Duration::from_micros(commit.deadline));
+        let machine = lock(&seated).seat.begin_plain(&attempt, until, whole);
+        self.start(rank, Work::Plain { machine, seated, group, segments, registered }, commit)
+    }
+
+    /// The vote has ended on a rank: all have what it says.
+    pub(super) fn end_plain(
+        &mut self,
+        rank: u32,
+        left: Left,
+        registered: bool,
+        result: Result<Plain, Ending>,
+    ) -> Result<(), Violation> {
+        let Left { seated, segments, .. } = left;
+        let state = &self.ranks[rank as usize];
+        let mut seated = lock(&seated);
+        let (id, life) = (seated.seat.group(), state.life(seated.seat.group()));
+        let extents: Vec<Extent> =
+            segments.iter().filter_map(|segment| state.extent(segment.ordinal)).collect();
+        if registered && matches!(result, Ok(Plain::Undone { .. })) {
+            for extent in extents.iter().rev() {
+                self.library.deregister_plainly(life, rank, *extent)?;
+            }
+        }
+        let cause = Some(LOST.to_owned());
+        let kept = state.pool.end_plain(&mut seated, &segments, result, Ok(()), Vec::new(), cause);
+        if seated.seat.poison().is_some() {
+            self.library.leave(life, rank);
+        }
+        drop(seated);
+        let Ok(kept) = kept else { return Ok(()) };
+        for extent in extents {
+            let found =
+                state.pool.lookup(DevicePtr(extent.address), extent.bytes, id).map_err(Violation::of)?;
+            let standing = if kept { Standing::Registered } else { Standing::Agreed };
+            if found.map(|found| found.standing) != Some(standing) {
+                let what = format!("rank {rank} of group {id} is to have {standing:?}, and has {found:?}");
+                return Err(Violation(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The windows of the segments `ordinals`, of which those of `joined` share one with the segment before them; and of each
+/// segment which it is.
+fn join(
+    rank: u32,
+    ordinals: &[u32],
+    extents: &[Extent],
+    joined: &[u32],
+) -> Result<(Vec<Extent>, Vec<usize>), Violation> {
+    let mut windows: Vec<Extent> = Vec::new();
+    let mut places = Vec::new();
+    for (ordinal, extent) in ordinals.iter().zip(extents) {
+        match windows.last_mut().filter(|_| joined.contains(ordinal)) {
+            None => windows.push(*extent),
+            Some(last) if last.address + last.bytes == extent.address => {
+                last.bytes += extent.bytes;
+                last.identity = chain(last.identity, [extent.identity, extent.bytes]);
+            }
+            Some(_) => {
+                let what = format!(
+                    "rank {rank} makes one window of segment {ordinal} and one that it does not follow"
+                );
+                return Err(Violation(what));
+            }
+        }
+        places.push(windows.len() - 1);
+    }
+    Ok((windows, places))
+}
