@@ -11,18 +11,22 @@ use rusty_fork::rusty_fork_test;
 
 const UNUSABLE: ncclResult_t = ncclResult_t::ncclInvalidArgument;
 
-/// Splits a communicator whose other ranks do not come, and aborts it; what the split said.
+/// Splits a communicator whose other ranks do not come, and aborts it, then the child, which is given all the same; what
+/// the split said.
 fn split_until_aborted(world: &World, rig: &Rig, comm: Comm) -> ncclResult_t {
     let split = |comm: Comm| {
         let mut child = std::ptr::null_mut();
-        nccl!(rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()))
+        let code = nccl!(rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()));
+        (code, Comm(child))
     };
-    std::thread::scope(|scope| {
+    let (code, child) = std::thread::scope(|scope| {
         let split = scope.spawn(move || split(comm));
         until_waiting(world, "ncclCommSplit", 1);
         rig.abort(comm);
         split.join().unwrap()
-    })
+    });
+    rig.abort(child);
+    code
 }
 
 rusty_fork_test! {
@@ -291,7 +295,7 @@ rusty_fork_test! {
                 ok!(rank.rig, ncclCommShrink(comm.0, list, 1, &mut child, std::ptr::null_mut(), 0));
                 std::thread::scope(|scope| scope.spawn(|| rank.rig.abort(comm)).join()).unwrap();
                 assert_ne!(nccl!(rank.rig, ncclGroupEnd()), OK);
-                assert!(child.is_null());
+                rank.rig.abort(Comm(child));
             } else {
                 rank.rig.abort(comm);
             }
@@ -307,6 +311,28 @@ rusty_fork_test! {
         });
         assert!(over, "a root still waits for ranks");
         world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_fails_is_there_until_it_is_aborted_and_not_before_its_parent() {
+        for parent_first in [true, false] {
+            let world = world(2);
+            let id = Rig::new(&world).unique_id();
+            run(&world, 2, move |rank| {
+                let comm = rank.init(id, 2);
+                if rank.rank == 1 {
+                    return rank.rig.destroy(comm);
+                }
+                let mut child = std::ptr::null_mut();
+                let code = nccl!(rank.rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()));
+                assert_eq!(code, ncclResult_t::ncclRemoteError);
+                let ends = [comm, Comm(child)];
+                ends.into_iter().cycle().skip(usize::from(!parent_first)).take(2).for_each(|comm| rank.rig.abort(comm));
+            });
+            let end = world.finish().map_err(|error| error.to_string());
+            assert_eq!(end.is_ok(), parent_first, "{end:?}");
+            assert!(end.err().is_none_or(|error| error.contains("still writes to that one's abort flag")));
+        }
     }
 
     #[test]

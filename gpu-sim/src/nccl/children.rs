@@ -17,8 +17,9 @@ use crate::world::Machine;
 /// The colour of a rank that joins no child.
 pub(crate) const NO_COLOR: i32 = -1;
 
-/// Splits the parent, with all its ranks; the child, or nothing without a colour. `made` is told of the child's
-/// handle as soon as there is one, so that an abort can end the meeting of its ranks.
+/// Splits the parent, with all its ranks, for the ranks of each colour. `made` is told of the child's handle as soon as
+/// there is one, so that an abort can end the meeting of its ranks. Where a child fails, its handle is given all the
+/// same, as real NCCL does: it is there until it is aborted.
 pub(crate) fn split(
     machine: &Machine,
     library: &Library,
@@ -26,7 +27,40 @@ pub(crate) fn split(
     (color, key): (i32, i32),
     config: Config,
     made: impl FnOnce(usize),
-) -> Result<Option<Arc<Comm>>> {
+) -> Result {
+    let part = divide(machine, library, parent, color, key);
+    if color == NO_COLOR {
+        return part.map(drop);
+    }
+    // Of a child that failed nobody asks where this rank would have been.
+    let (rank, size) = part.as_ref().map_or((0, 1), |part| (part.rank, part.size));
+    let child = init::create(machine, library, rank, size, parent.device, config);
+    parent.adopt(&child);
+    made(child.handle);
+    let Part { id, opened, .. } = part?;
+    init::meet(machine, library, &child, id)?;
+    parent.let_live();
+    Opened::met(opened);
+    Ok(())
+}
+
+/// This rank's part in a split.
+struct Part<'a> {
+    rank: usize,
+    size: usize,
+    /// Of the child's meeting; of no meaning without a colour.
+    id: UniqueId,
+    opened: Option<Opened<'a>>,
+}
+
+/// The ranks of the parent tell each other their colours.
+fn divide<'a>(
+    machine: &Machine,
+    library: &'a Library,
+    parent: &Comm,
+    color: i32,
+    key: i32,
+) -> Result<Part<'a>> {
     let mut card = host::card(Call::Split);
     card[1] = u64::from(color as u32);
     card[2] = u64::from(key as u32);
@@ -47,23 +81,16 @@ pub(crate) fn split(
     }
     let invitations = host::exchange(parent, &invitation)?;
     let opened = opened.transpose()?;
-    if color == NO_COLOR {
-        return Ok(None);
-    }
     let words = [invitations[members[0].1][1], invitations[members[0].1][2]];
-    if words == [0, 0] {
+    if color != NO_COLOR && words == [0, 0] {
         return Err(Failure::remote(format!("rank {} of {parent} could not open the child", members[0].1)));
     }
     let rank = members.iter().position(|member| member.1 == parent.rank).unwrap_or_default();
-    let child = init::create(machine, library, rank, members.len(), parent.device, config);
-    parent.adopt(&child);
-    made(child.handle);
-    init::meet(machine, library, &child, UniqueId::from_words(words))?;
-    Opened::met(opened);
-    Ok(Some(child))
+    Ok(Part { rank, size: members.len(), id: UniqueId::from_words(words), opened })
 }
 
-/// Makes a communicator of the parent's ranks but the excluded ones, which do not call.
+/// Makes a communicator of the parent's ranks but the excluded ones, which do not call. `made` is told of the child as
+/// for [`split`].
 pub(crate) fn shrink(
     machine: &Machine,
     library: &Library,
@@ -71,11 +98,14 @@ pub(crate) fn shrink(
     excluded: &[usize],
     config: Config,
     made: impl FnOnce(usize),
-) -> Result<Arc<Comm>> {
+) -> Result {
     let survivors: Vec<usize> = (0..parent.size).filter(|rank| !excluded.contains(rank)).collect();
     let Some(rank) = survivors.iter().position(|&rank| rank == parent.rank) else {
         return Err(Failure::argument(format!("{parent} is asked to shrink by its own rank")));
     };
+    let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
+    parent.adopt(&child);
+    made(child.handle);
     // The survivors alone have counted this shrink; its name tells it from those with other survivors.
     let name = {
         let mut shrinks = parent.shrinks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,12 +131,10 @@ pub(crate) fn shrink(
         || shared.word(words[0]).load(Ordering::SeqCst) == name,
     )?;
     let id = UniqueId::from_words([words[1], words[2]].map(|word| shared.word(word).load(Ordering::Relaxed)));
-    let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
-    parent.adopt(&child);
-    made(child.handle);
     init::meet(machine, library, &child, id)?;
+    parent.let_live();
     Opened::met(opened);
-    Ok(child)
+    Ok(())
 }
 
 /// A child's meeting. Who opened it closes it, unless its ranks have met.

@@ -56,6 +56,9 @@ pub(crate) struct Comm {
     async_error: AtomicU32,
     /// Communicators made from this one, to get their init out too.
     children: Mutex<Vec<Weak<Comm>>>,
+    /// The child whose abort flag real NCCL raises together with this one's, by handle: of the last, until it is made.
+    /// 0 for none.
+    linked: AtomicUsize,
     /// Calls of the host that are inside the communicator.
     pub(crate) calls: AtomicUsize,
     /// Work that is recorded in live graphs.
@@ -122,6 +125,7 @@ impl Comm {
             finalized: AtomicBool::new(false),
             async_error: AtomicU32::new(ncclResult_t::ncclSuccess.0),
             children: Mutex::default(),
+            linked: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             graphs: AtomicUsize::new(0),
             one_sided: AtomicBool::new(false),
@@ -256,9 +260,20 @@ impl Comm {
         children.retain(|child| child.strong_count() > 0);
         children.push(Arc::downgrade(child));
         drop(children);
+        self.linked.store(child.handle, Ordering::SeqCst);
         if self.is_aborted() {
             child.abort();
         }
+    }
+
+    /// The child is made: what becomes of it is no longer this communicator's.
+    pub(crate) fn let_live(&self) {
+        self.linked.store(0, Ordering::SeqCst);
+    }
+
+    /// The child that is not made, or failed: its handle, 0 for none.
+    pub(crate) fn linked(&self) -> usize {
+        self.linked.load(Ordering::SeqCst)
     }
 
     pub(crate) fn is_aborted(&self) -> bool {

@@ -40,21 +40,15 @@ pub(crate) fn create(
     comm
 }
 
-/// Meets the other ranks under `id`. A communicator that fails here is forgotten.
+/// Meets the other ranks under `id`. What becomes of a communicator that fails here is the caller's to say.
 pub(crate) fn meet(machine: &Machine, library: &Library, comm: &Comm, id: UniqueId) -> Result {
     let met = join(machine, library, comm, id).map_err(|error| match error {
         JoinError::Lost { .. } if comm.is_aborted() => Failure::internal("the communicator was aborted"),
         other => other.into(),
     });
-    let met = met.and_then(|shared| {
-        comm.set_shared(shared);
-        furnish(machine, comm)?;
-        introduce(machine, comm)
-    });
-    if met.is_err() {
-        library.remove(comm);
-    }
-    met
+    comm.set_shared(met?);
+    furnish(machine, comm)?;
+    introduce(machine, comm)
 }
 
 fn join(

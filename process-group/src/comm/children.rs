@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use nccl_sys::{Feature, NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm};
+use nccl_sys::{Feature, NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm, ncclComm_t};
 
 use super::{
     Communicator, Config, Result,
@@ -85,9 +85,8 @@ impl Communicator {
             if mode == ShrinkMode::AfterFailure {
                 parent.gate.poison("it was shrunk after a failure");
             }
-            made?;
             let making = begun.done(&parent.context, Origin::Shrink(mode));
-            child(parent, CALL, handle, raw, (config, making))
+            child(parent, CALL, made, handle, raw, (config, making))
         })
         .finish(deadline)
     }
@@ -121,29 +120,52 @@ impl Communicator {
     }
 }
 
-/// What NCCL has made of `parent` and written to `handle`. On the service thread of the parent.
+/// What `call` has made of `parent` and written to `handle`. On the service thread of the parent, inside its gate.
+///
+/// NCCL gives a child also where its making failed (`ncclCommInitRankFunc`, 2.18 to 2.30), to be aborted. And a child
+/// that was made while an abort of its parent raised the flags of both looks whole, and does nothing. Neither is given
+/// to anybody: the parent [keeps](Shared::keep_child) them.
 pub(super) fn child(
     parent: &Shared,
     call: &'static str,
+    made: Result<()>,
     handle: Arc<AtomicPtr<ncclComm>>,
     raw: nccl_sys::Config,
     (config, making): (Config, Making),
 ) -> Result<Communicator> {
     let comm = handle.load(Ordering::Acquire);
     if comm.is_null() {
+        made?;
         return Err(unwritten(parent.nccl.api(), call, parent.name(), "communicator"));
     }
+    let place = made.and_then(|()| place(parent, comm));
+    // What failed may have no place of its own; its name is all that it takes one for.
+    let (rank, size) = *place.as_ref().unwrap_or(&(parent.place.rank, parent.place.size));
+    let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank };
+    let shared = Shared::new(&seat, size, &config, raw, handle);
+    shared.gate.open();
+    // Who closes the gate later raises the flags later, and finds the child's no longer linked with its parent's.
+    let whole = place.and_then(|_| parent.gate.check_not_closed(call));
+    match whole.and_then(|()| Service::start(shared.name())) {
+        Ok(service) => {
+            // Set once: a communicator is made once.
+            let _ = shared.making.set(making);
+            Ok(Communicator { shared, service, config })
+        }
+        Err(error) => {
+            parent.keep_child(shared);
+            Err(error)
+        }
+    }
+}
+
+/// The rank and the size of a child that was just made of `parent`.
+fn place(parent: &Shared, child: ncclComm_t) -> Result<(usize, usize)> {
     let (mut rank, mut size) = (0, 0);
     // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.
     unsafe {
-        call!(&parent.nccl, parent.name(), ncclCommUserRank(comm, &mut rank))?;
-        call!(&parent.nccl, parent.name(), ncclCommCount(comm, &mut size))?;
+        call!(&parent.nccl, parent.name(), ncclCommUserRank(child, &mut rank))?;
+        call!(&parent.nccl, parent.name(), ncclCommCount(child, &mut size))?;
     }
-    let seat = Seat { nccl: &parent.nccl, context: &parent.context, rank: rank as usize };
-    let shared = Shared::new(&seat, size as usize, &config, raw, handle);
-    // Set once: a communicator is made once.
-    let _ = shared.making.set(making);
-    shared.gate.open();
-    let service = Service::start(shared.name())?;
-    Ok(Communicator { shared, service, config })
+    Ok((rank as usize, size as usize))
 }

@@ -224,18 +224,18 @@ impl Communicator {
                 let mut settings = raw.raw();
                 // SAFETY: the parent is alive while this call is inside; the cell and the settings outlive the call,
                 // and the cell what it becomes.
-                unsafe {
+                let made = unsafe {
                     call!(
                         &parent.nccl,
                         parent.name(),
                         ncclCommSplit(parent.raw(), color, key, handle.as_ptr(), &mut settings)
                     )
-                }?;
+                };
                 if color == NCCL_SPLIT_NOCOLOR && handle.load(Ordering::Acquire).is_null() {
-                    return Ok(None);
+                    return made.map(|()| None);
                 }
                 let making = begun.done(&parent.context, Origin::Split);
-                child(parent, CALL, handle, raw, (config, making)).map(Some)
+                child(parent, CALL, made, handle, raw, (config, making)).map(Some)
             });
         split.finish_while(deadline, go_on)
     }

@@ -18,6 +18,7 @@ use super::{
     check::Place,
     gate::{Gate, Kind},
     making::Making,
+    reaper,
     registry::Registry,
     service::{Force, Listener, Service, Ticket, Unkept},
     window::Windows,
@@ -46,6 +47,8 @@ pub(crate) struct Shared {
     /// Whether one-sided operations were prepared.
     pub(crate) one_sided: AtomicBool,
     pub(crate) registry: Registry,
+    /// Communicators of some of its ranks that nobody was given.
+    children: Mutex<Vec<Arc<Self>>>,
 }
 
 impl Shared {
@@ -73,6 +76,7 @@ impl Shared {
             listeners: Mutex::default(),
             one_sided: AtomicBool::new(false),
             registry: Registry::default(),
+            children: Mutex::default(),
         })
     }
 
@@ -117,9 +121,19 @@ impl Shared {
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
-    /// The communicator is gone: nothing reaches what its windows showed, or what was registered, any more.
+    /// Keeps a child that nobody is given until this communicator is gone: until then NCCL raises this one's abort flag
+    /// and the child's together, wherever the child's was (`childAbortFlag`, which only a child that is made unlinks).
+    /// The caller is inside the gate, so an end of this one finds it.
+    pub(crate) fn keep_child(&self, child: Arc<Self>) {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+    }
+
+    /// The communicator is gone: nothing reaches what its windows showed, or what was registered, any more, and the
+    /// children that it kept are aborted.
     pub(crate) fn let_go(&self) {
         self.registry.clear();
+        let children = std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner));
+        children.iter().for_each(reaper::take);
         let kept = std::mem::take(&mut self.windows().kept);
         // Dropped here, with the lock released: memory may have much to tell when it goes.
         drop(kept);

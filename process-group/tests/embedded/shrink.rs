@@ -6,8 +6,8 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{
-        ArgumentError, CommError, Communicator, DataType::F32, Origin, ReduceOp, ShrinkMode, WindowRequest,
-        wait_for_dropped,
+        AbortHandle, ArgumentError, CommError, Communicator, DataType::F32, Origin, ReduceOp, ShrinkMode,
+        WindowRequest, wait_for_dropped,
     },
     group::{Buffer, GroupError, Request, ShrinkError},
     store::{Deadline, Store, TcpStore},
@@ -201,6 +201,109 @@ rusty_fork_test! {
                 }
                 _ => whole.abort(far()).unwrap(),
             }
+        });
+        assert!(wait_for_dropped(far()));
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn children_whose_making_an_abort_ends_go_with_their_parents() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let (first, second) = (rank.communicator(), rank.communicator_named("second"));
+            // The others never come.
+            if rank.rank == 0 {
+                let config = rank.config();
+                let split = || first.split(Some(0), 0, &config, far()).map(drop);
+                let shrink = || second.shrink(&[2], ShrinkMode::Orderly, &config, far()).map(drop);
+                std::thread::scope(|scope| {
+                    let blocked = [scope.spawn(split), scope.spawn(shrink)];
+                    for call in ["ncclCommSplit", "ncclCommShrink"] {
+                        while machine.world.calls(call) == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                    let handles = [first.abort_handle(), second.abort_handle()];
+                    AbortHandle::abort_together(&handles, far()).into_iter().for_each(Result::unwrap);
+                    blocked.into_iter().for_each(|call| drop(call.join().unwrap().unwrap_err()));
+                });
+                assert!(wait_for_dropped(far()));
+                assert_eq!(machine.world.calls("ncclCommAbort"), 4, "two parents and two children");
+                return rank.store.set("over", b"").unwrap();
+            }
+            rank.store.wait(&["over"], far()).unwrap();
+            first.abort(far()).unwrap();
+            second.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_fails_beside_a_parent_that_goes_on_is_freed_after_it() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let whole = rank.communicator();
+            if rank.rank == 1 {
+                return whole.destroy(far()).unwrap();
+            }
+            let error = whole.split(Some(0), 0, &rank.config(), far()).unwrap_err();
+            assert!(matches!(error, CommError::Nccl { call: "ncclCommSplit", .. }), "{error}");
+            // NCCL raises the flag of the child that failed together with the whole's.
+            let rest = whole.shrink(&[1], ShrinkMode::AfterFailure, &rank.config(), far()).unwrap();
+            assert_eq!(sum(&rank, &rest), 2.0);
+            rest.destroy(far()).unwrap();
+            whole.abort(far()).unwrap();
+        });
+        assert!(wait_for_dropped(far()));
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_an_abort_of_its_parent_may_have_reached_is_given_to_nobody() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let free = || rank.context.memory_info().unwrap().0;
+            let before = free();
+            let whole = rank.communicator();
+            if rank.rank == 0 {
+                // NCCL has made it, and we are about to look at it.
+                let slowly = Action::Delay(Duration::from_secs(2));
+                machine.world.faults().inject(Injection::new("ncclCommUserRank", slowly));
+                std::thread::scope(|scope| {
+                    let shrink =
+                        scope.spawn(|| whole.shrink(&[1], ShrinkMode::Orderly, &rank.config(), far()).unwrap_err());
+                    while machine.world.calls("ncclCommUserRank") == 0 {
+                        std::thread::yield_now();
+                    }
+                    whole.abort_handle().abort(far()).unwrap();
+                    // At once: with the abort's end somebody has the child who aborts it.
+                    assert!(wait_for_dropped(far()));
+                    assert_eq!(free(), before);
+                    let error = shrink.join().unwrap();
+                    assert!(matches!(error, CommError::Closed { .. }), "{error}");
+                });
+                return rank.store.set("over", b"").unwrap();
+            }
+            rank.store.wait(&["over"], far()).unwrap();
+            whole.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_asked_is_lost_to_nobody() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let whole = rank.communicator();
+            if rank.rank == 0 {
+                for call in ["ncclCommUserRank", "ncclCommCount"] {
+                    machine.world.faults().inject(Injection::new(call, Action::Fail(3)));
+                    let shrunk = whole.shrink(&[1], ShrinkMode::AfterFailure, &rank.config(), far());
+                    let error = shrunk.unwrap_err();
+                    assert!(matches!(error, CommError::Nccl { call: failed, .. } if failed == call), "{error}");
+                }
+            }
+            whole.abort(far()).unwrap();
         });
         assert!(wait_for_dropped(far()));
         machine.world.finish().unwrap();

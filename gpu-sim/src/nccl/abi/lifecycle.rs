@@ -194,8 +194,6 @@ pub(super) unsafe extern "C" fn ncclCommSplit(
         let job = Box::new(move || {
             let made = |handle: usize| out.set(handle as ncclComm_t);
             children::split(&machine_, &library_, &parent_, (color, key), config, made)
-                .map(drop)
-                .inspect_err(|_| out.set(std::ptr::null_mut()))
         });
         group::add_job(machine, library, &parent, job)
     })
@@ -228,6 +226,7 @@ pub(super) unsafe extern "C" fn ncclCommShrink(
         // SAFETY: the caller's structure, by NCCL's contract.
         let config = unsafe { config::parse(config, machine.nccl_release as u32, Some(&parent.config)) }?;
         if flags == 1 {
+            check_linked(machine, library, &parent);
             // Stops what is under way on the parent.
             parent.revoke();
         }
@@ -235,11 +234,20 @@ pub(super) unsafe extern "C" fn ncclCommShrink(
         let job = Box::new(move || {
             let made = |handle: usize| out.set(handle as ncclComm_t);
             children::shrink(&machine_, &library_, &parent_, &list, config, made)
-                .map(drop)
-                .inspect_err(|_| out.set(std::ptr::null_mut()))
         });
         group::add_job(machine, library, &parent, job)
     })
+}
+
+/// The flags of a communicator are about to rise, and with them that of a child whose making failed: real NCCL writes
+/// there whether or not the child was freed meanwhile.
+fn check_linked(machine: &Machine, library: &Library, comm: &Comm) {
+    let child = comm.linked();
+    if child != 0 && library.comm(child as ncclComm_t).is_err() {
+        machine.misuse(format!(
+            "{comm} is given up after a child whose making failed was freed: it still writes to that one's abort flag"
+        ));
+    }
 }
 
 /// A communicator that children can be made of: a revoked one too.
@@ -321,6 +329,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
                 "ncclCommAbort of {comm} while another thread is inside it: releases below 2.22 free it at once"
             ));
         }
+        check_linked(machine, library, &comm);
         comm.abort();
         // From 2.22 the flag rises at once and a group frees at its end.
         if comm.release >= 22200 && group::forget_at_end(machine, &comm) {
@@ -333,7 +342,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
 
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
-    call("ncclCommRevoke", |_, library| {
+    call("ncclCommRevoke", |machine, library| {
         let comm = library.comm(comm)?;
         if flags != 0 {
             return Err(Failure::argument(format!("flags {flags:#x} of a revocation")));
@@ -342,6 +351,7 @@ pub(super) unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, flags: c_int) -
             return Err(Failure::argument(format!("{comm} was revoked or finalized before")));
         }
         comm.usable()?;
+        check_linked(machine, library, &comm);
         comm.revoke();
         Ok(())
     })

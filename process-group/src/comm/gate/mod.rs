@@ -180,6 +180,14 @@ impl Gate {
         self.admitted(&self.lock(), call)
     }
 
+    /// Refuses only what comes after an end has begun.
+    pub(crate) fn check_not_closed(&self, call: &'static str) -> Result<()> {
+        match self.check(call) {
+            Err(closed @ CommError::Closed { .. }) => Err(closed),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether nothing is let in any more.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.lock().phase, Phase::Closed(_))

@@ -17,13 +17,34 @@ use nccl_sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclU
 use process_group::comm::UniqueId;
 
 use super::{Case, round::segment};
+use crate::demo::Backend;
 
 /// Longer than a call takes to block.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Rounds that tell what a call leaves that blocks, always in the same place.
+const BLOCKED: u32 = 5;
+
+/// And one that does not: of two ranks the one that is left shrinks alone, and what an abort leaves is a matter of the
+/// moment.
+const MOMENTS: u32 = 100;
+
 /// Whether the case can be made of NCCL's functions alone.
 pub(super) fn knows(case: Case) -> bool {
-    matches!(case, Case::Init | Case::Window | Case::Message | Case::GroupEnd | Case::Queue)
+    matches!(
+        case,
+        Case::Init | Case::Split | Case::Shrink | Case::Window | Case::Message | Case::GroupEnd | Case::Queue
+    )
+}
+
+/// How many rounds tell what so many of the case would leave.
+pub(super) fn rounds(case: Case, times: u32) -> u32 {
+    if case == Case::Shrink { times.max(MOMENTS) } else { BLOCKED }
+}
+
+/// When a round's abort comes.
+pub(super) fn pause(case: Case, number: u32) -> Duration {
+    if case == Case::Shrink { case.moment(Backend::Cuda, number) } else { PAUSE }
 }
 
 /// Where NCCL writes a communicator, also while another thread looks.
@@ -36,13 +57,22 @@ impl Cell {
     }
 }
 
-/// One round: the first rank is aborted by another thread while it is inside the case's call, then the others.
-pub(super) fn round(case: Case, contexts: &[Context], api: &Api, id: &UniqueId) -> Result<()> {
+/// One round: the first rank is aborted by another thread while it is inside the case's call, then the others, then a
+/// child, which NCCL gives also where it could not be made.
+pub(super) fn round(
+    case: Case,
+    contexts: &[Context],
+    api: &Api,
+    id: &UniqueId,
+    pause: Duration,
+) -> Result<()> {
     let id = ncclUniqueId { internal: id.as_bytes().map(u8::cast_signed) };
     let (init, abort) = (api.ncclCommInitRank()?, api.ncclCommAbort()?);
     let size = i32::try_from(contexts.len())?;
     // Kept when something fails: NCCL may still write there.
-    let cells: &'static [Cell] = Vec::leak(contexts.iter().map(|_| Cell::default()).collect());
+    let cells = Vec::leak((0..=contexts.len()).map(|_| Cell::default()).collect());
+    let (child, cells) = cells.split_last().context("no cells")?;
+    let (child, cells): (&'static Cell, &'static [Cell]) = (child, cells);
     let join = |rank: usize| -> Result<ncclResult_t> {
         let _current = contexts[rank].enter()?;
         // SAFETY: the cell is as large as a handle, and is never freed.
@@ -72,6 +102,14 @@ pub(super) fn round(case: Case, contexts: &[Context], api: &Api, id: &UniqueId) 
             unsafe {
                 match case {
                     Case::Init => drop(join(0)?),
+                    Case::Split => {
+                        api.ncclCommSplit()?(comm, 0, 0, child.0.as_ptr().cast(), ptr::null_mut());
+                    }
+                    Case::Shrink => {
+                        let (mut excluded, flags) = ([1], nccl_sys::NCCL_SHRINK_DEFAULT as i32);
+                        let (list, out) = (excluded.as_mut_ptr(), child.0.as_ptr().cast());
+                        api.ncclCommShrink()?(comm, list, 1, out, ptr::null_mut(), flags);
+                    }
                     Case::Window => {
                         let (mut window, segment) = (ptr::null_mut(), segment.as_ref().context("no memory")?);
                         let at = segment.ptr().0 as *mut c_void;
@@ -88,7 +126,7 @@ pub(super) fn round(case: Case, contexts: &[Context], api: &Api, id: &UniqueId) 
             }
             Ok(())
         });
-        thread::sleep(PAUSE);
+        thread::sleep(pause);
         let abort_one = |cell: &Cell| {
             if !cell.get().is_null() {
                 // SAFETY: the communicator is there, and is aborted once.
@@ -99,6 +137,8 @@ pub(super) fn round(case: Case, contexts: &[Context], api: &Api, id: &UniqueId) 
         inside.join().ok().context("the call panicked")??;
         // The last of a process frees all of it: nobody is inside any more.
         cells[1..].iter().for_each(abort_one);
+        // After its parent, whose abort raises the flag of a child that failed.
+        abort_one(child);
         Ok::<_, anyhow::Error>(())
     })?;
     let _ = stream.synchronize();

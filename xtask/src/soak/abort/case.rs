@@ -61,4 +61,10 @@ impl Case {
             _ => 2_000,
         })
     }
+
+    /// When the abort of a round comes: another moment each time.
+    pub(super) fn moment(self, backend: Backend, number: u32) -> Duration {
+        let longest = self.longest_pause(backend).as_micros() as u64;
+        Duration::from_micros(u64::from(number) * 7919 % longest)
+    }
 }

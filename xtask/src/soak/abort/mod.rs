@@ -48,9 +48,6 @@ const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_millis(2
 /// Rounds that a case begins with on real GPUs. The embedded device keeps nothing that a first round does not show.
 const FIRST: u32 = 6;
 
-/// Rounds of what NCCL leaves alone, after as many for what it keeps once.
-const ALONE: u32 = 5;
-
 /// How often a line says how far it is, where nobody sees a bar.
 const PACE: Duration = Duration::from_secs(10);
 
@@ -256,8 +253,7 @@ impl Soak<'_> {
         let mut mark = begin.clone();
         let (mut taken, mut grew) = (Vec::new(), Vec::new());
         for number in 1..=times {
-            // Another moment each time.
-            let pause = Duration::from_micros(u64::from(number) * 7919 % longest.as_micros() as u64);
+            let pause = case.moment(self.backend, number);
             taken.extend(self.round(case, &format!("round {number}"), pause)?);
             let more = mark.beyond(self.contexts, slack, PATIENCE[usize::from(!grew.is_empty())])?;
             if !more.is_none() {
@@ -284,18 +280,21 @@ impl Soak<'_> {
         })
     }
 
-    /// What so many rounds of NCCL's own calls leave, told from a few.
+    /// What so many rounds of NCCL's own calls leave, told from a few, or from more, after some for what it keeps once.
     fn alone(&mut self, case: Case, times: u32) -> Result<Growth> {
+        let rounds = alone::rounds(case, times);
         let mut begin = Footprint::settled(self.contexts)?;
-        for number in 0..2 * ALONE {
-            if number == ALONE {
+        for number in 0..FIRST + rounds {
+            if number == FIRST {
                 begin = Footprint::settled(self.contexts)?;
             }
             self.progress.next(&format!("{}, NCCL alone, round {number}", case.name()));
             let id = if case == Case::Init { self.ids.next()? } else { self.nccl.unique_id()? };
-            alone::round(case, self.contexts, self.nccl.api(), &id)?;
+            alone::round(case, self.contexts, self.nccl.api(), &id, alone::pause(case, number))?;
         }
-        Ok(begin.growth(&Footprint::settled(self.contexts)?, 0).of_rounds(ALONE, times))
+        let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
+        // Of what is left now and then, more rounds are no measure of fewer.
+        Ok(left.of_rounds(rounds, times.max(rounds)))
     }
 
     /// How long the aborts of a round took, once nothing is under way any more.
