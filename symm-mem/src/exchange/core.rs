@@ -4,13 +4,15 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
 use cuda_driver::{DevicePtr, Event, Stream};
 
-use super::{Fault, Memory, Transfer, handles::Imported, protocol::Part, slots::Words};
+use super::{
+    Fault, Memory, Transfer, generation::Generations, handles::Imported, protocol::Part, slots::Words,
+};
 
 /// A plan: its transfers, and what it holds.
 #[derive(Debug)]
@@ -18,7 +20,7 @@ pub(super) struct Core {
     pub(super) plan: String,
     pub(super) generation: u64,
     /// The generation that counts.
-    pub(super) current: Arc<AtomicU64>,
+    pub(super) current: Generations,
     /// What begins the keys of its exchange.
     pub(super) key: String,
     pub(super) slots: Range<usize>,
@@ -115,6 +117,6 @@ impl Core {
 }
 
 /// The key under which `from` says to `to` that it has let go of a plan.
-pub(super) fn closed_key(key: &str, from: u32, to: u32) -> String {
+pub(crate) fn closed_key(key: &str, from: u32, to: u32) -> String {
     format!("{key}/closed/{from}/{to}")
 }

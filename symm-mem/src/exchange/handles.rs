@@ -10,14 +10,14 @@ use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
 use super::{Memory, protocol::AllocationId};
 
 /// An allocation of a rank of the job. Its number is never used again, so what is open under it is never another.
-pub(super) type Key = (u32, AllocationId);
+pub(crate) type Key = (u32, AllocationId);
 
 /// Allocations that are open, as long as this lives.
-pub(super) type Open = HashMap<Key, Arc<Imported>>;
+pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
 
 /// A peer's allocation, open here. Closed when dropped.
 #[derive(Debug)]
-pub(super) enum Imported {
+pub(crate) enum Imported {
     Mapped(Mapping),
     Legacy(ImportedMemory),
     /// Plain memory of another rank of this process.
@@ -29,7 +29,7 @@ pub(super) enum Imported {
 
 impl Imported {
     /// Where it begins on this rank.
-    pub(super) fn base(&self) -> DevicePtr {
+    pub(crate) fn base(&self) -> DevicePtr {
         match self {
             Self::Mapped(mapping) => mapping.ptr(),
             Self::Legacy(imported) => imported.ptr(),
@@ -39,30 +39,36 @@ impl Imported {
 }
 
 /// What is open, counted by who holds it.
-#[derive(Debug, Default)]
-pub(super) struct Handles {
-    open: Mutex<HashMap<Key, Weak<Imported>>>,
+#[derive(Debug)]
+pub(crate) struct Handles<T = Imported> {
+    open: Mutex<HashMap<Key, Weak<T>>>,
 }
 
-impl Handles {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Weak<Imported>>> {
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self { open: Mutex::default() }
+    }
+}
+
+impl<T> Handles<T> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Weak<T>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All that is open. While the answer lives, nothing of it is closed.
-    pub(super) fn held(&self) -> Open {
+    pub(crate) fn held(&self) -> Open<T> {
         let mut open = self.lock();
         open.retain(|_, imported| imported.strong_count() > 0);
         open.iter().filter_map(|(key, imported)| Some((*key, imported.upgrade()?))).collect()
     }
 
     /// Notes what was opened, which was not open before.
-    pub(super) fn note(&self, key: Key, imported: &Arc<Imported>) {
+    pub(crate) fn note(&self, key: Key, imported: &Arc<T>) {
         self.lock().insert(key, Arc::downgrade(imported));
     }
 
     /// How many allocations are open.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.lock().values().filter(|imported| imported.strong_count() > 0).count()
     }
 }

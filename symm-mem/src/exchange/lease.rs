@@ -7,14 +7,14 @@ use super::{Memory, core::Core};
 
 /// A lease that runs: this rank has let go of the plan, these peers have not said so yet.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     waiting: Vec<u32>,
     until: Duration,
 }
 
 /// What becomes of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(crate) enum Standing {
     /// Peers may reach into what is lent.
     Runs,
     /// All have let go.
@@ -25,17 +25,17 @@ pub(super) enum Standing {
 
 impl Lease {
     /// Of `peers`, who have until `until` to let go.
-    pub(super) fn new(peers: Vec<u32>, until: Duration) -> Self {
+    pub(crate) fn new(peers: Vec<u32>, until: Duration) -> Self {
         Self { waiting: peers, until }
     }
 
     /// Who has not let go yet.
-    pub(super) fn waiting(&self) -> &[u32] {
+    pub(crate) fn waiting(&self) -> &[u32] {
         &self.waiting
     }
 
     /// `closed` have let go; it is `now`.
-    pub(super) fn step(&mut self, closed: &[u32], now: Duration) -> Standing {
+    pub(crate) fn step(&mut self, closed: &[u32], now: Duration) -> Standing {
         self.waiting.retain(|peer| !closed.contains(peer));
         match (self.waiting.is_empty(), now >= self.until) {
             (true, _) => Standing::Over,

@@ -1,11 +1,10 @@
 //! One exchange: what this rank comes with, what all agree on, what becomes of it.
 
 use std::{
-    collections::HashMap,
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize},
     },
 };
 
@@ -203,7 +202,7 @@ impl Exchange {
         Record {
             rank: shared.rank(),
             plan: plan.to_owned(),
-            generation: self.named(plan).generation.load(Ordering::Acquire) + 1,
+            generation: self.named(plan).generations.next(),
             deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
             readiness: Readiness::Ready,
             host: identity.host,
@@ -220,8 +219,8 @@ impl Exchange {
 
     fn named(&self, plan: &str) -> Named {
         let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let Named { generation, last } = plans.entry(plan.to_owned()).or_default();
-        Named { generation: generation.clone(), last: last.clone() }
+        let Named { generations, last } = plans.entry(plan.to_owned()).or_default();
+        Named { generations: generations.clone(), last: last.clone() }
     }
 
     /// The plan that all have agreed on; `None` if what was agreed does not fit what this rank came with.
@@ -234,36 +233,31 @@ impl Exchange {
         (held, opened): (&Open, &Open),
     ) -> Option<Plan> {
         let shared = &self.owner.shared;
+        let routes = agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
         let mut imports = Open::new();
-        let mut met: HashMap<usize, usize> = HashMap::new();
         let mut wires = Vec::new();
-        for (transfer, slot) in transfers.iter().zip(candidate.slots.clone()) {
-            let rank = self.rank_of(transfer);
-            let record = agreement.records.iter().find(|record| record.rank == rank)?;
-            let nth = met.entry(transfer.peer).or_default();
-            let end = record.with(shared.rank()).nth(*nth)?;
-            *nth += 1;
-            let remote = match transfer.part.copies() {
-                false => None,
-                true => {
-                    let id = (rank, record.export_of(end)?.id);
-                    let imported = opened.get(&id).or_else(|| held.get(&id))?;
-                    imports.insert(id, imported.clone());
-                    Some(imported.base() + end.offset)
+        for ((transfer, slot), route) in transfers.iter().zip(candidate.slots.clone()).zip(routes) {
+            let remote = match route.remote {
+                None => None,
+                Some((id, offset)) => {
+                    let key = (route.peer, id);
+                    let imported = opened.get(&key).or_else(|| held.get(&key))?;
+                    imports.insert(key, imported.clone());
+                    Some(imported.base() + offset)
                 }
             };
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let own = words(shared.slab(), slot);
-            wires.push(Wire::new(rank, transfer, remote, own, words(theirs, end.slot as usize)));
+            wires.push(Wire::new(route.peer, transfer, remote, own, words(theirs, route.slot as usize)));
         }
         for (key, imported) in opened {
             shared.handles.note(*key, imported);
         }
         let plan = &candidate.record.plan;
-        let current = self.named(plan).generation;
+        let generations = self.named(plan).generations;
         let core = self.core(key, candidate, agreement.generation, wires);
         *core.imports.lock().unwrap_or_else(PoisonError::into_inner) = imports.into_values().collect();
-        current.store(agreement.generation, Ordering::Release);
+        generations.agreed(agreement.generation);
         let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.entry(plan.clone()).or_default().last = Arc::downgrade(&core);
         drop(plans);
@@ -274,7 +268,7 @@ impl Exchange {
         Arc::new(Core {
             plan: candidate.record.plan.clone(),
             generation,
-            current: self.named(&candidate.record.plan).generation,
+            current: self.named(&candidate.record.plan).generations,
             key: key.to_owned(),
             slots: candidate.slots.clone(),
             wires,

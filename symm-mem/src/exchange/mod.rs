@@ -36,7 +36,7 @@
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O |
 //! | `memory`, `transfer` | [`Memory`], and what is to be done with it |
-//! | `plan`, `core` | [`Plan`]: put and get on streams |
+//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the last plan of a name |
 //! | `share`, `handles` | peers' memory is opened: once, until the last plan lets go |
 //! | `slots` | where peers signal to this rank |
 //! | `watch` | the deadlines of waits |
@@ -51,10 +51,11 @@
 //! the driver does not define; virtual memory by file descriptor or fabric handle, where the driver keeps the pages.
 
 mod close;
-mod core;
+pub(crate) mod core;
 mod error;
-mod handles;
-mod lease;
+pub(crate) mod generation;
+pub(crate) mod handles;
+pub(crate) mod lease;
 mod meet;
 mod memory;
 mod options;
@@ -62,14 +63,14 @@ mod plan;
 pub mod protocol;
 mod share;
 mod shared;
-mod slots;
+pub(crate) mod slots;
 mod transfer;
 mod watch;
 
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread::{self, JoinHandle},
 };
 
@@ -78,6 +79,7 @@ use process_group::store::Deadline;
 
 use self::{
     core::Core,
+    generation::Generations,
     shared::{Shared, Tools},
     slots::SLOT_BYTES,
 };
@@ -113,7 +115,7 @@ struct Owner {
 /// What is known of the plans of one name.
 #[derive(Debug, Default)]
 struct Named {
-    generation: Arc<AtomicU64>,
+    generations: Generations,
     last: Weak<Core>,
 }
 

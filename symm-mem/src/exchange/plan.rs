@@ -195,11 +195,10 @@ impl Plan {
         if !expected.contains(&wire.part) {
             return Err(TransferError::WrongPart { at, asked, expected, found: wire.part });
         }
-        let current = core.current.load(Ordering::Acquire);
-        if current != core.generation {
+        core.current.admit(core.generation).map_err(|expected| {
             let (plan, found) = (core.plan.clone(), core.generation);
-            return Err(TransferError::StalePlan { plan, expected: current, found });
-        }
+            TransferError::StalePlan { plan, expected, found }
+        })?;
         core.fault()?;
         same_device(shared, stream)?;
         if stream.capture_status()? != CaptureStatus::None {

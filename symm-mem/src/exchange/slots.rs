@@ -29,19 +29,19 @@ pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
 
 /// Which slots of this rank's slab are free.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     /// Ranges that touch nobody, ascending.
     free: Vec<Range<usize>>,
 }
 
 impl Slots {
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let whole = 0..count;
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
     /// Takes `count` slots that lie next to each other: the first that are free.
-    pub(super) fn take(&mut self, count: usize) -> Option<Range<usize>> {
+    pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);
         }
@@ -56,7 +56,7 @@ impl Slots {
     }
 
     /// Gives slots back that were taken.
-    pub(super) fn give_back(&mut self, range: Range<usize>) {
+    pub(crate) fn give_back(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;
         }
@@ -74,7 +74,7 @@ impl Slots {
     }
 
     /// How many are free.
-    pub(super) fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.free.iter().map(Range::len).sum()
     }
 }

@@ -50,6 +50,12 @@ impl World {
             }
             Action::Retire { nth, count, deadline } => return self.retire(rank, nth, count, deadline),
             Action::Meet { group, what, deadline } => return self.meet(rank, group, what, deadline),
+            Action::Exchange { group, name, seed, deadline } => {
+                return self.exchange(rank, group, name, seed, deadline);
+            }
+            Action::Copy { group, name, former } => self.copy(rank, group, name, former)?,
+            Action::DropPlans { group, name, all } => self.drop_plans(rank, group, name, all),
+            Action::CloseExchanges => self.close_exchanges(rank),
             Action::Allocate { bytes } => self.allocate(rank, bytes)?,
             Action::Free { nth } => {
                 let state = self.rank(rank);

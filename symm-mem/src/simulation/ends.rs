@@ -91,6 +91,7 @@ impl World {
                 }
                 conclusion.read
             }
+            (Work::Exchange(work), End::Exchange(end)) => self.end_exchange(rank, *work, end)?,
             _ => return Err(Violation(format!("rank {rank} ends what it has not begun"))),
         };
         let state = self.rank(rank);
@@ -194,6 +195,7 @@ impl World {
             self.observe(rank)?;
         }
         self.left_keys()?;
+        self.left_plans()?;
         for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
             let (rank, device) = (state.number, state.device.clone());
             let ids: Vec<(u64, Life)> =
@@ -248,6 +250,7 @@ impl World {
             let old = match parts.as_slice() {
                 // What is written again, for want of an answer, nobody looks at.
                 ["symm", "meeting", ..] => !self.scenario.repeats,
+                ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
                 ["symm", _, _, what, round, ..] => {
                     let round: Option<u64> = round.parse().ok();
                     last.get(*what).zip(round).is_some_and(|(last, round)| round + 1 < *last)

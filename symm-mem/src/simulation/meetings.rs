@@ -297,6 +297,10 @@ impl World {
                 self.soon(Event::Answer(rank, token, Answer::Deregistered(release)));
             }
             Want::Share(records) => self.soon(Event::Share(rank, token, records)),
+            Want::Open(agreement) => {
+                let outcome = self.open(rank, &agreement);
+                self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
+            }
             Want::Hashes(_) | Want::Recall(_) => {}
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Whole programs of several ranks under seeded schedules, and what must hold of them whatever goes wrong.
 //!
 //! A seed draws ranks, overlapping groups, a program (allocations, commits alone and together, plain registration, agreed
-//! lengths, graphs, retirements, rendezvous, groups that come late or are made anew), one trouble, and the order of everything. The pools,
+//! lengths, graphs, retirements, rendezvous, exchanges and their transfers, groups that come late or are made anew), one trouble, and the order of everything. The pools,
 //! seats and machines are those of life; the device, the store and the library are models here, in one thread and with a
 //! clock of their own, so a seed gives the same run again.
 //!
@@ -10,6 +10,7 @@
 //! | `scenario`, `trouble` | what a seed draws, and what goes wrong |
 //! | `world` | the scheduler and the store |
 //! | `acts`, `meetings`, `ends` | what ranks do by themselves and with others, and how that ends |
+//! | `plans` | one-sided exchange |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the meeting that it is in |
 //! | `device`, `library` | memory, and windows |
@@ -24,6 +25,7 @@ mod ends;
 mod library;
 mod meetings;
 mod oracle;
+mod plans;
 mod random;
 mod rank;
 mod registration;

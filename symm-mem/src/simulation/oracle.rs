@@ -5,6 +5,7 @@
 //!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
 //! - Members use a block by the same window at the same offset, or all registered plainly, or all without; a window that is
 //!   found is registered, on all members, over that memory.
+//! - A transfer goes by the last plan that was agreed, to the memory and the slot that its peer named, which are lent still.
 //! - In the end nothing is left: no device memory, no keys of meetings that all have left.
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 use super::{Violation, trouble::Trouble, world::World};
 use crate::{
     agreement::{self, Agreed, Divergence, Plain, Poison, Refusal, Retired},
+    exchange::{ExchangeRefusal, protocol as exchange},
     rendezvous::{RendezvousRefusal, protocol},
 };
 
@@ -24,6 +26,7 @@ pub(super) enum Kind {
     Retire,
     Length,
     Meet(u64),
+    Exchange(u64),
 }
 
 /// What a rank was told in the end.
@@ -34,6 +37,7 @@ pub(super) enum Said {
     Retire(Result<Retired, agreement::Ending>),
     Length(Result<u64, agreement::Ending>),
     Meet(Result<u64, protocol::Ending>),
+    Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
 /// A meeting as it went on one rank.
@@ -77,6 +81,7 @@ impl Said {
                 | Said::Retire(Err(agreement::Ending::StoreFailed { .. }))
                 | Said::Length(Err(agreement::Ending::StoreFailed { .. }))
                 | Said::Meet(Err(protocol::Ending::StoreFailed))
+                | Said::Exchange(Err(exchange::Ending::StoreFailed))
         )
     }
 
@@ -90,6 +95,9 @@ impl Said {
             Said::Plain(result) => result.as_ref().err().is_none_or(said),
             Said::Retire(result) => result.as_ref().err().is_none_or(said),
             Said::Length(result) => result.as_ref().err().is_none_or(said),
+            Said::Exchange(result) => {
+                result.as_ref().err().is_none_or(|ending| matches!(ending, exchange::Ending::Refused(_)))
+            }
             Said::Meet(result) => {
                 result.as_ref().err().is_none_or(|ending| matches!(ending, protocol::Ending::Refused(_)))
             }
@@ -122,6 +130,13 @@ impl Said {
         }
     }
 
+    fn exchange(&self) -> Option<&ExchangeRefusal> {
+        match self {
+            Said::Exchange(Err(exchange::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
     /// What came of it, in a word.
     pub(super) fn name(&self) -> &'static str {
         if self.store_failed() {
@@ -132,6 +147,8 @@ impl Said {
             (_, Some(refusal), ..) => refusal.name(),
             (_, _, Some(poison), _) => poison.name(),
             (.., Some(refusal)) => refusal.name(),
+            (Said::Exchange(Ok(_)), ..) => "exchanged",
+            (Said::Exchange(_), ..) => self.exchange().map_or("out of step", ExchangeRefusal::name),
             (Said::Commit(Ok(agreed)), ..) if agreed.without.is_some() => "without windows",
             (Said::Commit(Ok(_)), ..) => "committed",
             (Said::Plain(Ok(Plain::Registered {})), ..) => "registered plainly",
@@ -204,7 +221,7 @@ impl World {
 
     fn members(&self, kind: Kind) -> Vec<u32> {
         match kind {
-            Kind::Commit(group) | Kind::Plain(group) | Kind::Meet(group) => {
+            Kind::Commit(group) | Kind::Plain(group) | Kind::Meet(group) | Kind::Exchange(group) => {
                 self.scenario.groups[&group].clone()
             }
             Kind::Retire | Kind::Length => (0..self.ranks.len() as u32).collect(),
@@ -281,6 +298,19 @@ impl World {
                     parts || affected && matches!(trouble, Trouble::MeetsOtherwise(_))
                 }
                 _ => inside && matches!(trouble, Trouble::MeetsOtherwise(_)),
+            };
+            return if fits { Ok(()) } else { wrong(refusal.to_string()) };
+        }
+        if let Some(refusal) = said.exchange() {
+            let fits = match refusal {
+                ExchangeRefusal::ExchangeTimeout { missing, .. } => {
+                    !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
+                }
+                ExchangeRefusal::MembersLost { .. } => trouble.silences(),
+                ExchangeRefusal::OpeningFailed { rank, .. } => {
+                    trouble == Trouble::CannotMap && *rank == culprit
+                }
+                _ => inside && matches!(trouble, Trouble::ExchangesOtherwise(_)),
             };
             return if fits { Ok(()) } else { wrong(refusal.to_string()) };
         }

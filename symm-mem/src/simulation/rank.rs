@@ -12,6 +12,7 @@ use super::{
     Violation,
     device::Device,
     library::{Extent, Life},
+    plans::Exchanges,
     random::Random,
     scenario::Action,
     work::Work,
@@ -80,6 +81,10 @@ pub(super) struct Rank {
     pub(super) capture: Option<PoolCapture>,
     pub(super) pins: Vec<GraphPin>,
     pub(super) groups: BTreeMap<u64, Membership>,
+    pub(super) exchanges: BTreeMap<u64, Exchanges>,
+    /// Where what it lends lies, and how many allocations it has made there.
+    pub(super) lending: Arc<Device>,
+    pub(super) allocations: u64,
     pub(super) lengths: u64,
     pub(super) retirements: u64,
     pub(super) registrations: u32,
@@ -127,6 +132,9 @@ impl Rank {
             capture: None,
             pins: Vec::new(),
             groups: BTreeMap::new(),
+            exchanges: BTreeMap::new(),
+            lending: Arc::new(Device::new(number, 1 << 50, u64::MAX >> 1)),
+            allocations: 0,
             lengths: 0,
             retirements: 0,
             registrations: 0,
@@ -183,6 +191,7 @@ impl Rank {
             Work::Commit { group, .. } | Work::Plain { group, .. } | Work::Meet { group, .. } => {
                 in_group(group)
             }
+            Work::Exchange(work) => in_group(&work.group),
             Work::Retire { seats, .. } => seats.iter().any(|(group, _)| in_group(group)),
             Work::Length { .. } => false,
         }

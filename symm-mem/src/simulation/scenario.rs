@@ -10,6 +10,9 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// What the last ones are given: enough for a rank that has waited for the absent in all its other meetings.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A lease that no rank overdraws that gets to its end, in µs.
+pub(super) const LONG_LEASE: u64 = 1_000_000_000;
+
 const MIB: u64 = 1 << 20;
 
 /// What a rank does next.
@@ -59,6 +62,27 @@ pub(super) enum Action {
         what: Subject,
         deadline: Duration,
     },
+    /// Exchanges the plan of a name, with transfers that the seed says.
+    Exchange {
+        group: u64,
+        name: u64,
+        seed: u64,
+        deadline: Duration,
+    },
+    /// The transfers of a plan, or of the one before it.
+    Copy {
+        group: u64,
+        name: u64,
+        former: bool,
+    },
+    /// Drops the plans of a name, or all but the last.
+    DropPlans {
+        group: u64,
+        name: u64,
+        all: bool,
+    },
+    /// Drops all plans.
+    CloseExchanges,
     /// Makes the group's communicator, or makes it anew: as the same group, or as its next epoch.
     Make {
         group: u64,
@@ -95,6 +119,8 @@ pub(super) struct Scenario {
     pub(super) repeats: bool,
     /// How long after a death its groups' watchdogs know, in µs; `None`: never.
     pub(super) noticed: Option<u64>,
+    /// How long peers may hold what they were lent, in µs.
+    pub(super) lease: u64,
 }
 
 /// Releases of the library: with windows and without, and one that has them wrong.
@@ -150,6 +176,7 @@ impl Scenario {
             slowest: *random.pick(&[5, 50, 2000]),
             repeats: random.one_in(3),
             noticed: random.one_in(2).then(|| random.below(100_000)),
+            lease: *random.pick(&[100_000, LONG_LEASE]),
         }
     }
 
@@ -269,6 +296,9 @@ impl Writer<'_> {
         if self.random.one_in(3) {
             self.meet();
         }
+        if self.random.one_in(3) || matches!(self.trouble, Trouble::ExchangesOtherwise(_)) {
+            self.exchange();
+        }
         if capturing {
             self.culprit(Action::EndCapture);
             self.culprit(Action::DropGraphs);
@@ -369,6 +399,22 @@ impl Writer<'_> {
         }
     }
 
+    fn exchange(&mut self) {
+        let Some(group) = (!self.made.is_empty()).then(|| *self.random.pick(&self.made)) else { return };
+        let name = self.random.below(2);
+        for _ in 0..1 + self.random.below(2) {
+            let seed = self.random.next();
+            self.members(group, &Action::Exchange { group, name, seed, deadline: DEADLINE });
+            for former in [self.random.one_in(2), false] {
+                self.members(group, &Action::Copy { group, name, former });
+            }
+        }
+        if self.random.one_in(2) {
+            let all = self.random.one_in(2);
+            self.members(group, &Action::DropPlans { group, name, all });
+        }
+    }
+
     /// A graph that all ranks capture.
     fn capture(&mut self) {
         self.all(&Action::BeginCapture);
@@ -407,5 +453,6 @@ impl Writer<'_> {
             let action = Action::Use { group, nth: self.random.next(), site: self.site };
             self.members(group, &action);
         }
+        self.all(&Action::CloseExchanges);
     }
 }

@@ -40,6 +40,7 @@ fn members_agree_whatever_happens() {
         "retired",
         "agreed length",
         "mapped",
+        "exchanged",
         "store failed",
         "SegmentCountMismatch",
         "SegmentShapeMismatch",
@@ -64,6 +65,14 @@ fn members_agree_whatever_happens() {
         "SubjectMismatch",
         "SizeMismatch",
         "OffsetMismatch",
+        "ExchangeTimeout",
+        "OpeningFailed",
+        "PlanMismatch",
+        "CounterpartMissing",
+        "PartMismatch",
+        "NoPeerAccess",
+        "OutOfReach",
+        "RecordUnreadable",
     ] {
         assert!(ends.contains(end), "{end} never happened: {ends:?}");
     }

@@ -52,6 +52,8 @@ pub(super) enum Trouble {
     DeregistrationFails,
     /// It comes to a rendezvous with something else.
     MeetsOtherwise(usize),
+    /// It comes to an exchange with something else.
+    ExchangesOtherwise(usize),
     CannotMap,
     /// It dies after so many steps.
     Killed(u64),
@@ -70,7 +72,7 @@ impl Trouble {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        match random.below(37) {
+        match random.below(38) {
             0 => Self::None,
             1 => Self::ExtraSegment,
             2 | 3 => Self::ExtraBlock,
@@ -103,6 +105,7 @@ impl Trouble {
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,
+            36 => Self::ExchangesOtherwise(random.below(8) as usize),
             _ => Self::None,
         }
     }

@@ -1,17 +1,21 @@
-//! What a rank is in the middle of: one machine of the five, behind one face.
+//! What a rank is in the middle of: one machine of the six, behind one face.
 
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use super::oracle::{Kind, Said};
+use super::{
+    oracle::{Kind, Said},
+    plans::Exchanging,
+};
 use crate::{
     agreement::{
         Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Plain, PlainVote,
         Release, Retire, RetireInput, RetireOutput, Retired, Segment,
     },
     commit::Seated,
+    exchange::protocol as exchange,
     rendezvous::protocol::{self, Meeting, Record},
 };
 
@@ -42,6 +46,7 @@ pub(super) enum Work {
     Length {
         machine: Length,
     },
+    Exchange(Box<Exchanging>),
     Meet {
         machine: Meeting,
         group: u64,
@@ -61,6 +66,7 @@ pub(super) enum Answer {
     Deregistered(Release),
     /// What this rank has mapped, by the identities that lie there.
     Shared(protocol::Outcome, Option<Vec<u64>>),
+    Opened(protocol::Outcome),
 }
 
 /// What a machine wants next.
@@ -73,6 +79,7 @@ pub(super) enum Want {
     Quiesce(Duration),
     Deregister(Duration),
     Share(Vec<Record>),
+    Open(exchange::Agreement),
     Done(End),
 }
 
@@ -84,6 +91,7 @@ pub(super) enum End {
     Retire(DomainMeeting<Retired>),
     Length(DomainMeeting<u64>),
     Meet(protocol::Conclusion),
+    Exchange(exchange::Conclusion),
 }
 
 impl Want {
@@ -103,6 +111,7 @@ impl Want {
             Want::Deregister(_) => 11,
             Want::Share(_) => 12,
             Want::Done(_) => 13,
+            Want::Open(_) => 14,
         }
     }
 }
@@ -115,6 +124,7 @@ impl End {
             End::Retire(end) => Said::Retire(end.result.clone()),
             End::Length(end) => Said::Length(end.result.clone()),
             End::Meet(end) => Said::Meet(end.result.clone()),
+            End::Exchange(end) => Said::Exchange(end.result.clone()),
         }
     }
 }
@@ -127,6 +137,7 @@ impl Work {
             Work::Retire { .. } => Kind::Retire,
             Work::Length { .. } => Kind::Length,
             Work::Meet { group, .. } => Kind::Meet(*group),
+            Work::Exchange(work) => Kind::Exchange(work.group),
         }
     }
 
@@ -138,6 +149,7 @@ impl Work {
             Work::Length { .. } => 3,
             Work::Meet { .. } => 4,
             Work::Plain { .. } => 5,
+            Work::Exchange(_) => 6,
         }
     }
 
@@ -194,6 +206,20 @@ impl Work {
                 match machine.step(input, now) {
                     Next::Ask(ask) => Want::Store(ask),
                     Next::Done(meeting) => Want::Done(End::Length(meeting)),
+                }
+            }
+            Work::Exchange(work) => {
+                let input = match answer {
+                    Answer::Store(Input::Start) => exchange::Input::Start,
+                    Answer::Store(Input::StoreFailed) => exchange::Input::StoreFailed,
+                    Answer::Store(input) => exchange::Input::Store(input),
+                    Answer::Opened(outcome) => exchange::Input::Opened(outcome),
+                    _ => exchange::Input::Start,
+                };
+                match work.machine.step(input, now) {
+                    exchange::Output::Store(ask) => Want::Store(ask),
+                    exchange::Output::Open { agreement, .. } => Want::Open(agreement),
+                    exchange::Output::Done(conclusion) => Want::Done(End::Exchange(conclusion)),
                 }
             }
             Work::Meet { machine, peers, .. } => {

@@ -7,7 +7,7 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use process_group::store::HashStore;
@@ -16,6 +16,7 @@ use super::{
     Limits, Violation,
     library::{Extent, Library, Life},
     oracle::{Ended, Used},
+    plans::Allocation,
     random::Random,
     rank::Rank,
     scenario::Scenario,
@@ -24,6 +25,7 @@ use super::{
 };
 use crate::{
     agreement::{Input, Outcome, Output, Verdict},
+    exchange::protocol::AllocationId,
     rendezvous::protocol::Record,
 };
 
@@ -39,6 +41,8 @@ pub(super) enum Event {
     Share(u32, u64, Vec<Record>),
     /// The rank's call of the library begins.
     Enter(u32, u64, Life, Vec<Extent>),
+    /// The rank looks whether peers have let go of what it has lent them.
+    Collect(u32),
     /// The rank learns that this one is dead.
     Noticed(u32, u32),
 }
@@ -72,6 +76,8 @@ pub(super) struct World {
     pub(super) watched: Vec<(String, u32, u64)>,
     /// What ranks offer to their peers, by token: the identity of what lies there.
     pub(super) offers: HashMap<u64, (u32, u64)>,
+    /// What ranks lend, until it is gone.
+    pub(super) desk: HashMap<(u32, AllocationId), Weak<Allocation>>,
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     pub(super) steps: u64,
@@ -119,6 +125,7 @@ impl World {
             library: Library::default(),
             watched: Vec::new(),
             offers: HashMap::new(),
+            desk: HashMap::new(),
             ended: Vec::new(),
             uses: BTreeMap::new(),
             steps: 0,
@@ -178,6 +185,7 @@ impl World {
             | Event::Answer(rank, ..)
             | Event::Share(rank, ..)
             | Event::Enter(rank, ..)
+            | Event::Collect(rank)
             | Event::Noticed(rank, _) => Some(*rank),
         };
         if let Some(rank) = rank {
@@ -208,6 +216,10 @@ impl World {
                 Ok(())
             }
             Event::Enter(rank, token, group, extents) => self.enter(rank, token, group, extents, false),
+            Event::Collect(rank) => {
+                self.collect(rank);
+                Ok(())
+            }
             Event::Noticed(rank, lost) => self.noticed(rank, lost),
         }
     }
@@ -252,11 +264,16 @@ impl World {
         if matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.store.served) {
             self.store.dead = true;
         }
-        let input = if self.store.dead || self.ranks[rank as usize].cut_off {
+        let input = if !self.reaches_store(rank) {
             Input::StoreFailed
         } else {
             match request {
                 Output::Set { key, value } => {
+                    // Who has lent something looks for this now and then.
+                    let (said, lender) = key.rsplit_once('/').unwrap_or_default();
+                    if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
+                        self.soon(Event::Collect(lender));
+                    }
                     self.store.values.insert(key, value);
                     Input::Stored
                 }
@@ -288,6 +305,10 @@ impl World {
             }
         };
         self.soon(Event::Answer(rank, token, Answer::Store(input)));
+    }
+
+    pub(super) fn reaches_store(&self, rank: u32) -> bool {
+        !self.store.dead && !self.ranks[rank as usize].cut_off
     }
 
     /// A verdict of death frees those that are blocked in the registration, or not: that they are is no promise.

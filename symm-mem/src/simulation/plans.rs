@@ -1,0 +1,478 @@
+//! One-sided exchange: plans of a group's ranks, the memory and the slots that they lend each other, and how that ends.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    ops::Range,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use caching_alloc::core::{SegmentMemory, SegmentSource};
+
+use super::{
+    Violation,
+    device::Device,
+    random::Random,
+    trouble::Trouble,
+    work::Work,
+    world::{Event, World},
+};
+use crate::{
+    agreement::Output,
+    exchange::{
+        core::closed_key,
+        generation::Generations,
+        handles::{Handles, Open},
+        lease::{Lease, Standing},
+        protocol::{
+            Agreement, AllocationId, Conclusion, End, Ending, Export, Held, Meeting, Part, Record, Route,
+            Way, missing,
+        },
+        slots::Slots,
+    },
+    rendezvous::protocol::{Outcome, Readiness, Uuid},
+};
+
+/// How many slots a rank has for its peers.
+const CHANNELS: usize = 256;
+/// How many allocations a rank lends of at a time.
+const BUFFERS: u64 = 3;
+const BUFFER_BYTES: u64 = 2 << 20;
+
+/// Memory that a rank lends. It goes back to the device with the last who holds it.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    number: u64,
+    memory: SegmentMemory,
+    device: Arc<Device>,
+}
+
+impl Allocation {
+    fn id(&self) -> AllocationId {
+        AllocationId::Own { number: self.number }
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // What is wrong with it the device says at the end.
+        let _ = self.device.release(&self.memory);
+    }
+}
+
+/// A peer's memory, open here.
+#[derive(Debug)]
+pub(super) struct Import(Weak<Allocation>);
+
+/// A plan that all have agreed on, or that the others may believe to have.
+pub(super) struct Plan {
+    key: String,
+    generation: u64,
+    slots: Range<usize>,
+    peers: Vec<u32>,
+    routes: Vec<Route>,
+    imports: Open<Import>,
+    _lent: Vec<Arc<Allocation>>,
+}
+
+/// The plans of one name.
+#[derive(Default)]
+struct Named {
+    generations: Generations,
+    /// The last generation that all agreed on, as this rank was told.
+    agreed: u64,
+    plans: Vec<Plan>,
+}
+
+/// A rank's exchanges in a group.
+pub(super) struct Exchanges {
+    device: Arc<Device>,
+    numbers: u64,
+    buffers: BTreeMap<u64, Arc<Allocation>>,
+    plans: BTreeMap<u64, Named>,
+    handles: Handles<Import>,
+    slots: Slots,
+    leases: Vec<(Plan, Lease)>,
+    quarantine: Vec<Plan>,
+}
+
+impl Exchanges {
+    fn new(device: Arc<Device>) -> Self {
+        Self {
+            device,
+            numbers: 0,
+            buffers: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            handles: Handles::default(),
+            slots: Slots::new(CHANNELS),
+            leases: Vec::new(),
+            quarantine: Vec::new(),
+        }
+    }
+
+    /// Whether a slot is the plan's of this key.
+    fn has_slot(&self, key: &str, slot: usize) -> bool {
+        let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
+        let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
+        plans.any(|plan| plan.key == key && plan.slots.contains(&slot))
+    }
+}
+
+/// An exchange that a rank is in.
+pub(super) struct Exchanging {
+    pub(super) machine: Meeting,
+    pub(super) group: u64,
+    name: u64,
+    key: String,
+    slots: Range<usize>,
+    ends: Vec<End>,
+    lent: Vec<Arc<Allocation>>,
+    /// While these live, nothing is closed that the others are told to be open.
+    held: Open<Import>,
+    opened: Open<Import>,
+    transfers: Vec<Transfer>,
+}
+
+/// A transfer, as all members know it.
+#[derive(Debug, Clone)]
+struct Transfer {
+    copier: u32,
+    lender: u32,
+    puts: bool,
+    buffer: u64,
+    /// Whether the lender takes new memory for it.
+    fresh: bool,
+    bytes: u64,
+    offset: u64,
+}
+
+/// What the members exchange under `seed`.
+fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
+    let mut random = Random(seed);
+    let count = if members.len() > 1 { random.below(6) } else { 0 };
+    let one = |at: u64| {
+        let copier = *random.pick(members);
+        let others: Vec<u32> = members.iter().copied().filter(|rank| *rank != copier).collect();
+        Transfer {
+            copier,
+            lender: *random.pick(&others),
+            puts: random.one_in(2),
+            buffer: random.below(BUFFERS),
+            fresh: random.one_in(4),
+            bytes: 64 * (1 + random.below(4)),
+            offset: 4096 * at,
+        }
+    };
+    (0..count).map(one).collect()
+}
+
+/// What a rank can come to an exchange with that its peers have not.
+fn differ(how: usize, record: &mut Record) {
+    match how {
+        0 => record.plan.push('x'),
+        1 => record.readiness = Readiness::Failed { cause: "no memory".into() },
+        2 => record.ends.iter_mut().take(1).for_each(|end| end.bytes += 1),
+        3 => drop(record.ends.pop()),
+        4 => record.unreachable.extend((0..64).map(|low| Uuid { low, high: 0 })),
+        5 => record.host += 1,
+        6 => record.ends.iter_mut().take(1).for_each(|end| end.part = end.part.counterpart()),
+        _ => record.ends.iter_mut().take(1).for_each(|end| end.slot = CHANNELS as u32),
+    }
+}
+
+impl World {
+    /// The rank exchanges a plan.
+    pub(super) fn exchange(
+        &mut self,
+        rank: u32,
+        group: u64,
+        name: u64,
+        seed: u64,
+        deadline: Duration,
+    ) -> Result<(), Violation> {
+        let otherwise = match self.scenario.trouble {
+            Trouble::ExchangesOtherwise(how) if self.scenario.is_culprit(rank) => Some(how),
+            _ => None,
+        };
+        let members = self.scenario.groups[&group].clone();
+        let state = &mut self.ranks[rank as usize];
+        let device = state.lending.clone();
+        let own = state.exchanges.entry(group).or_insert_with(|| Exchanges::new(device));
+        let (number, transfers) = (own.numbers, transfers(seed, &members));
+        own.numbers += 1;
+        let (mut exports, mut ends, mut lent) = (Vec::<Export>::new(), Vec::new(), Vec::new());
+        let mine = transfers.iter().filter(|it| it.copier == rank || it.lender == rank);
+        let slots = own.slots.take(mine.clone().count());
+        let Some(slots) = slots else { return Err(Violation(format!("rank {rank} has no slots left"))) };
+        for (transfer, slot) in mine.zip(slots.clone()) {
+            let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
+            let mut end =
+                End { peer: lender, part: Part::PutTo, bytes, export: None, offset: 0, slot: slot as u32 };
+            if copier == rank {
+                end.part = if puts { Part::PutTo } else { Part::GetFrom };
+                ends.push(end);
+                continue;
+            }
+            if fresh || !own.buffers.contains_key(&buffer) {
+                state.allocations += 1;
+                let (number, device) = (state.allocations, own.device.clone());
+                let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
+                let allocation = Arc::new(Allocation { number, memory, device });
+                self.desk.insert((rank, allocation.id()), Arc::downgrade(&allocation));
+                own.buffers.insert(buffer, allocation);
+            }
+            let allocation = &own.buffers[&buffer];
+            let id = allocation.id();
+            let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
+                let way = Way::Virtual { descriptor: true, fabric: None };
+                exports.push(Export { id, bytes: BUFFER_BYTES, way, token: 0 });
+                exports.len() - 1
+            });
+            lent.push(allocation.clone());
+            end.part = if puts { Part::PutFrom } else { Part::GetBy };
+            (end.peer, end.export, end.offset) = (copier, Some(at as u32), offset);
+            ends.push(end);
+        }
+        let held = own.handles.held();
+        let mut record = Record {
+            rank,
+            plan: name.to_string(),
+            generation: own.plans.entry(name).or_default().generations.next(),
+            deadline_ms: deadline.as_millis() as u64,
+            readiness: Readiness::Ready,
+            host: 1,
+            process: rank.into(),
+            device: Uuid { low: rank.into(), high: 0 },
+            unreachable: Vec::new(),
+            card: Vec::new(),
+            channels: CHANNELS as u32,
+            exports,
+            held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
+            ends: ends.clone(),
+        };
+        if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
+            differ(how, &mut record);
+        }
+        let key = format!("exchange/{group}/{number}");
+        let machine = Meeting::new(record, key.clone(), members);
+        let opened = Open::new();
+        let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
+        self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
+    }
+
+    /// The rank opens what it lacks of its peers' memory.
+    pub(super) fn open(&mut self, rank: u32, agreement: &Agreement) -> Outcome {
+        if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
+            return Outcome::Failed { cause: "no addresses".to_owned() };
+        }
+        let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
+            return Outcome::Failed { cause: "it is none of them".to_owned() };
+        };
+        let (mut opened, mut gone) = (Open::new(), Vec::new());
+        for peer in agreement.records.iter().filter(|peer| peer.rank != rank) {
+            for export in missing(peer, me).into_iter().filter_map(|at| peer.exports.get(at)) {
+                let key = (peer.rank, export.id);
+                if self.ranks[peer.rank as usize].dead {
+                    gone.push(peer.rank);
+                } else if let Some(memory) = self.desk.get(&key) {
+                    opened.insert(key, Arc::new(Import(memory.clone())));
+                }
+            }
+        }
+        if !gone.is_empty() {
+            return Outcome::Alone { gone };
+        }
+        let state = self.rank(rank);
+        if let Some(Work::Exchange(work)) = state.task.as_mut().map(|task| &mut task.work) {
+            work.opened = opened;
+        }
+        Outcome::Mapped
+    }
+
+    /// An exchange has ended on a rank. Returns the keys that it removes.
+    pub(super) fn end_exchange(
+        &mut self,
+        rank: u32,
+        work: Exchanging,
+        end: Conclusion,
+    ) -> Result<Vec<String>, Violation> {
+        let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers, .. } = work;
+        let state = self.rank(rank);
+        let Some(own) = state.exchanges.get_mut(&group) else { return Ok(end.read) };
+        let mut peers: Vec<u32> = ends.iter().map(|end| end.peer).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let mut plan =
+            Plan { key, generation: 0, slots, peers, routes: Vec::new(), imports: Open::new(), _lent: lent };
+        match end.result {
+            Ok(agreement) => {
+                let routes = agreement.routes(rank);
+                let Some(routes) = routes.filter(|routes| *routes == expected(rank, &agreement, &transfers))
+                else {
+                    let routes = agreement.routes(rank);
+                    return Err(Violation(format!(
+                        "rank {rank} takes other ways than were agreed: {routes:?}"
+                    )));
+                };
+                for (peer, id) in routes.iter().filter_map(|it| Some((it.peer, it.remote?.0))) {
+                    let import = opened.get(&(peer, id)).or_else(|| held.get(&(peer, id)));
+                    let Some(import) = import else {
+                        let what =
+                            format!("rank {rank} has agreed to reach {id} of rank {peer}, which is not open");
+                        return Err(Violation(what));
+                    };
+                    plan.imports.insert((peer, id), import.clone());
+                }
+                opened.iter().for_each(|(key, import)| own.handles.note(*key, import));
+                let named = own.plans.entry(name).or_default();
+                if agreement.generation <= named.agreed {
+                    let (last, next) = (named.agreed, agreement.generation);
+                    return Err(Violation(format!(
+                        "rank {rank} is at generation {last} and agrees on {next}"
+                    )));
+                }
+                named.generations.agreed(agreement.generation);
+                named.agreed = agreement.generation;
+                (plan.generation, plan.routes) = (agreement.generation, routes);
+                named.plans.push(plan);
+            }
+            Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
+            // The others may have the plan all the same.
+            Err(_) => self.lend(rank, group, plan),
+        }
+        Ok(end.read)
+    }
+
+    /// The transfers of a plan, of the last one of its name or of the one before: what they reach is what was lent.
+    pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
+        let wrong =
+            |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
+        let Some(own) = self.ranks[rank as usize].exchanges.get(&group) else { return Ok(()) };
+        let Some(named) = own.plans.get(&name) else { return Ok(()) };
+        let Some(plan) = (if former { named.plans.first() } else { named.plans.last() }) else {
+            return Ok(());
+        };
+        let admitted = named.generations.admit(plan.generation).is_ok();
+        if admitted != (plan.generation == named.agreed) {
+            let what = if admitted { "goes" } else { "is refused" };
+            return wrong(format!("generation {} {what}, the last is {}", plan.generation, named.agreed));
+        }
+        for route in plan.routes.iter().filter(|_| admitted) {
+            let peer = &self.ranks[route.peer as usize];
+            if peer.dead {
+                continue;
+            }
+            let in_it = peer.task.as_ref().is_some_and(|task| match &task.work {
+                Work::Exchange(work) => work.key == plan.key && work.slots.contains(&(route.slot as usize)),
+                _ => false,
+            });
+            let theirs = peer.exchanges.get(&group);
+            if !in_it && !theirs.is_some_and(|theirs| theirs.has_slot(&plan.key, route.slot as usize)) {
+                return wrong(format!("slot {} of rank {} is not its own", route.slot, route.peer));
+            }
+            let Some((id, _)) = route.remote else { continue };
+            if plan.imports.get(&(route.peer, id)).is_none_or(|import| import.0.strong_count() == 0) {
+                return wrong(format!("{id} of rank {} was given back", route.peer));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank drops plans of a name: all, or all but the last.
+    pub(super) fn drop_plans(&mut self, rank: u32, group: u64, name: u64, all: bool) {
+        let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return };
+        let Some(named) = own.plans.get_mut(&name) else { return };
+        let keep = usize::from(!all).min(named.plans.len());
+        let dropped: Vec<Plan> = named.plans.drain(..named.plans.len() - keep).collect();
+        for mut plan in dropped {
+            // First it lets go, then it says so.
+            plan.imports.clear();
+            for peer in plan.peers.clone() {
+                let key = closed_key(&plan.key, rank, peer);
+                self.soon(Event::Request(rank, u64::MAX, Output::Set { key, value: vec![1] }));
+            }
+            self.lend(rank, group, plan);
+        }
+    }
+
+    /// The rank is done with exchanges.
+    pub(super) fn close_exchanges(&mut self, rank: u32) {
+        let all: Vec<(u64, u64)> = self.ranks[rank as usize]
+            .exchanges
+            .iter()
+            .flat_map(|(group, own)| own.plans.keys().map(move |name| (*group, *name)))
+            .collect();
+        all.into_iter().for_each(|(group, name)| self.drop_plans(rank, group, name, true));
+        self.rank(rank).exchanges.values_mut().for_each(|own| own.buffers.clear());
+    }
+
+    /// What peers may reach into stays until they have let go of it.
+    fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
+        let until = self.now + self.scenario.lease;
+        let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));
+        if let Some(own) = self.rank(rank).exchanges.get_mut(&group) {
+            own.leases.push((plan, lease));
+        }
+        self.soon(Event::Collect(rank));
+        self.at(until, Event::Collect(rank));
+    }
+
+    /// Ends the leases that are over.
+    pub(super) fn collect(&mut self, rank: u32) {
+        let now = Duration::from_micros(self.now);
+        let reaches_store = self.reaches_store(rank);
+        for own in self.ranks[rank as usize].exchanges.values_mut() {
+            for (plan, mut lease) in mem::take(&mut own.leases) {
+                let said = |peer: &u32| closed_key(&plan.key, *peer, rank);
+                let has_closed = |peer: &u32| reaches_store && self.store.values.contains_key(&said(peer));
+                let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
+                closed.iter().for_each(|peer| self.store.remove(&said(peer)));
+                match lease.step(&closed, now) {
+                    Standing::Runs => own.leases.push((plan, lease)),
+                    Standing::Over => own.slots.give_back(plan.slots),
+                    Standing::Overdue => own.quarantine.push(plan),
+                }
+            }
+        }
+    }
+
+    /// What exchanges leave behind, once all ranks are done with them.
+    pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
+        let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
+        for state in self.ranks.iter_mut().filter(|state| !state.dead) {
+            let rank = state.number;
+            for (group, own) in mem::take(&mut state.exchanges) {
+                let kept: usize = own.quarantine.iter().map(|plan| plan.slots.len()).sum();
+                let (open, free, running) = (own.handles.count(), own.slots.free(), own.leases.len());
+                if open > 0 || running > 0 || free + kept != CHANNELS || kept > 0 && !slow {
+                    return Err(Violation(format!(
+                        "rank {rank} leaves of group {group} {open} handles, {running} leases, {free} free slots and \
+                         {kept} in quarantine"
+                    )));
+                }
+            }
+            let (live, wrong) = (state.lending.live(), state.lending.wrong());
+            if live > 0 || wrong.is_some() {
+                return Err(Violation(format!("rank {rank} leaves {live} bytes that it lent: {wrong:?}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the transfers of `rank` lead, as the members drew them.
+fn expected(rank: u32, agreement: &Agreement, transfers: &[Transfer]) -> Vec<Route> {
+    let takes_part = |transfer: &&Transfer, rank| transfer.copier == rank || transfer.lender == rank;
+    let route = |(at, transfer): (usize, &Transfer)| {
+        let copies = transfer.copier == rank;
+        let peer = if copies { transfer.lender } else { transfer.copier };
+        let record = agreement.records.iter().find(|record| record.rank == peer)?;
+        let nth = transfers[..at].iter().filter(|before| takes_part(before, peer)).count();
+        let end = record.ends.get(nth)?;
+        let remote = || Some((record.exports.get(end.export? as usize)?.id, transfer.offset));
+        Some(Route { peer, remote: if copies { remote() } else { None }, slot: end.slot })
+    };
+    let mine = transfers.iter().enumerate().filter(|(_, transfer)| takes_part(transfer, rank));
+    mine.filter_map(route).collect()
+}
