@@ -21,8 +21,10 @@ use process_group::{
 
 use super::{
     board::{AHEAD, Board, Word},
+    conveyor::Conveyor,
     half::Half,
-    lane::{Chunk, Conveyor, Lane, Ring, State, compare},
+    lane::{Chunk, Lane, Ring, State, compare},
+    rounds::{Load, Step, steps, takes_turns},
 };
 use crate::rendezvous::SymmetricMemory;
 
@@ -38,7 +40,7 @@ pub(super) struct Core {
     context: Context,
     /// Two for each member: to it, and from it.
     lanes: Box<[Lane]>,
-    /// Events for places from which lanes begin together.
+    /// Events for places from which streams begin together.
     forks: Mutex<Vec<Event>>,
     is_aborted: AtomicBool,
     /// Threads that are enqueueing.
@@ -209,11 +211,8 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the lanes' chunks, each lane's on a stream of its own where it can be.
-    ///
-    /// They are enqueued in rounds: of every lane that sends one chunk, then one of every lane that receives. So they come
-    /// to their end even where streams share a hardware queue, or all are one: a chunk is sent when its slot is empty,
-    /// which an earlier round of the peer does, and received when it was sent, in the same round, before.
+    /// Enqueues the lanes' chunks in [rounds](super::rounds), each lane's on streams of its own where that can be: the
+    /// caller's for the first lane, and a second where there is much to carry.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -223,63 +222,97 @@ impl Core {
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<(), PathError> {
-        let mut streams = vec![stream; parts.len()];
+        let words: Vec<_> = parts.iter().map(|part| self.words(part.lane)).collect();
+        let firsts = self.part_ways(&parts, stream, capture)?;
+        let slots = self.ring.slots[usize::from(capture.is_some())];
+        let mut conveyors = Vec::with_capacity(parts.len());
+        for ((part, first), words) in parts.iter().zip(firsts).zip(&words) {
+            part.lane.follow(&part.state, first, capture)?;
+            let mut second = None;
+            if takes_turns(part.chunks.len(), slots) {
+                second = part.lane.stream(1, &self.context, capture)?;
+            }
+            if let Some(second) = second {
+                self.chain(first, second)?;
+            }
+            let Lane { way, peer, .. } = *part.lane;
+            let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
+            conveyors.push(Conveyor { first, second, ring, slot_bytes, way, words });
+        }
+        let load = |(part, conveyor): (&Part<'_>, &Conveyor<'_>)| Load {
+            chunks: part.chunks.len(),
+            slots,
+            streams: conveyor.streams(),
+        };
+        let loads: Vec<_> = parts.iter().zip(&conveyors).map(load).collect();
+        let carried = steps(&loads).into_iter().try_for_each(|Step { part, stream, tell, carry }| {
+            let chunk = |chunk: Option<usize>| chunk.map(|at| parts[part].chunks[at]);
+            // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
+            unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }
+        });
+        // All that was enqueued has its marks, also when more could not be: it is ended until it has come there.
+        let marked = parts.iter_mut().zip(&conveyors).map(|(part, Conveyor { first, second, .. })| {
+            let joined = second.map_or(Ok(()), |second| match capture {
+                Some(_) => self.chain(second, first),
+                None => part.lane.join(first, second),
+            });
+            let marked = part.lane.mark(&mut part.state, first, capture);
+            let is_own = first.raw() == stream.raw();
+            joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
+        });
+        Ok(marked.fold(carried, Result::and)?)
+    }
+
+    /// The first stream of each part: the caller's, and the lanes' own, which come after what is on the caller's.
+    fn part_ways<'a>(
+        &self,
+        parts: &[Part<'a>],
+        stream: &'a Stream,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<Vec<&'a Stream>> {
+        let mut firsts = vec![stream; parts.len()];
         if parts.len() > 1 {
             let fork = self.fork()?;
             stream.record(&fork)?;
-            for (part, own) in parts.iter().zip(&mut streams).skip(1) {
-                if let Some(apart) = part.lane.stream(&self.context, capture)? {
+            for (part, first) in parts.iter().zip(&mut firsts).skip(1) {
+                if let Some(apart) = part.lane.stream(0, &self.context, capture)? {
                     apart.wait(&fork)?;
-                    *own = apart;
+                    *first = apart;
                 }
             }
-            // Who waits for it waits for what was recorded then.
-            self.forks.lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+            self.keep(fork);
         }
-        let (joined, rank) = (parts.len() == 1, self.rank);
-        let words: Vec<_> = parts
-            .iter()
-            .map(|part| {
-                let (own, peer, other) = (&self.boards[rank], part.lane.peer, &self.boards[part.lane.peer]);
-                let (awaited, told) = match part.lane.way {
-                    Way::Send => (Word::Empty, Word::Full),
-                    Way::Receive => (Word::Full, Word::Empty),
-                };
-                move |slot: usize| (own.at(peer, awaited, slot), other.at(rank, told, slot))
-            })
-            .collect();
-        let mut conveyors = Vec::new();
-        for ((part, stream), words) in parts.iter().zip(&streams).zip(&words) {
-            part.lane.follow(&part.state, stream, capture)?;
-            let Lane { way, peer, .. } = *part.lane;
-            let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
-            conveyors.push(Conveyor { stream, ring, slot_bytes, way, words, joined, told: None });
-        }
-        let rounds = parts.iter().map(|part| part.chunks.len()).max().unwrap_or(0);
-        for round in 0..rounds {
-            for (part, conveyor) in parts.iter().zip(&mut conveyors) {
-                if let Some(chunk) = part.chunks.get(round) {
-                    // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
-                    unsafe { conveyor.carry(*chunk) }?;
-                }
-            }
-        }
-        for conveyor in &mut conveyors {
-            // SAFETY: as above.
-            unsafe { conveyor.finish() }?;
-        }
-        for (part, own) in parts.iter_mut().zip(&streams) {
-            let end = part.lane.mark(&mut part.state, own, capture)?;
-            if own.raw() != stream.raw() {
-                stream.wait(end)?;
-            }
-        }
+        Ok(firsts)
+    }
+
+    /// Has `later` come after what is on `earlier` now.
+    fn chain(&self, earlier: &Stream, later: &Stream) -> cuda_driver::Result<()> {
+        let fork = self.fork()?;
+        earlier.record(&fork)?;
+        later.wait(&fork)?;
+        self.keep(fork);
         Ok(())
     }
 
     fn fork(&self) -> cuda_driver::Result<Event> {
         let kept = self.forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
+    }
+
+    /// For another place: who waits for it waits for what was recorded then.
+    fn keep(&self, fork: Event) {
+        self.forks.lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+    }
+
+    /// By slot, what this rank waits for in a lane, and what it tells the peer.
+    fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
+        let (rank, peer) = (self.rank, lane.peer);
+        let (own, other) = (&self.boards[rank], &self.boards[peer]);
+        let (awaited, told) = match lane.way {
+            Way::Send => (Word::Empty, Word::Full),
+            Way::Receive => (Word::Full, Word::Empty),
+        };
+        move |slot| (own.at(peer, awaited, slot), other.at(rank, told, slot))
     }
 
     /// The slots that messages to or from a peer go through.

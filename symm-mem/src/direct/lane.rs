@@ -6,22 +6,24 @@ use std::sync::{
 };
 
 use cuda_driver::{
-    Context, DevicePtr, Event, EventFlags, MemoryOp, Stream, StreamFlags, WaitCondition,
+    Context, DevicePtr, Event, EventFlags, Stream, StreamFlags,
     graph::{CaptureStatus, RelaxedCapture},
 };
 use process_group::group::path::{MessageDifference, Way};
 
-use super::{board::Log, half::Half};
+use super::{board::Log, half::Half, rounds::STREAMS};
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// For what is called together with other lanes' messages, made when it is needed.
-    stream: OnceLock<Stream>,
-    /// After the last chunk that runs by itself.
+    /// Made when they are needed: for what is called together with other lanes' messages, and for every other chunk of
+    /// large ones.
+    streams: [OnceLock<Stream>; STREAMS],
+    /// After the last chunk that runs by itself; and after the last on the second stream, which is before.
     end: Event,
+    second_end: Event,
     pub(super) state: Mutex<State>,
 }
 
@@ -94,21 +96,23 @@ impl Lane {
     pub(super) fn new(context: &Context, way: Way, peer: usize) -> cuda_driver::Result<Self> {
         let event = || Event::new(context, EventFlags::DISABLE_TIMING);
         let state = State { next: [0, 0], last: None, captured: None, captured_end: event()? };
-        Ok(Self { way, peer, stream: OnceLock::new(), end: event()?, state: Mutex::new(state) })
+        let streams = Default::default();
+        Ok(Self { way, peer, streams, end: event()?, second_end: event()?, state: Mutex::new(state) })
     }
 
-    /// A stream of its own, unless a capture that is open elsewhere has it.
+    /// One of its own streams, unless a capture that is open elsewhere has it.
     pub(super) fn stream(
         &self,
+        number: usize,
         context: &Context,
         capture: Option<u64>,
     ) -> cuda_driver::Result<Option<&Stream>> {
-        let stream = match self.stream.get() {
+        let stream = match self.streams[number].get() {
             Some(stream) => stream,
             None => {
                 // Who comes second lets go of its own.
                 let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
-                self.stream.get_or_init(|| stream)
+                self.streams[number].get_or_init(|| stream)
             }
         };
         let info = stream.capture_info()?;
@@ -128,6 +132,12 @@ impl Lane {
             (None, Some(last)) if last.raw() != stream.raw() => stream.wait(&self.end),
             _ => Ok(()),
         }
+    }
+
+    /// Has `first` come after what `second` carries of the lane beside it.
+    pub(super) fn join(&self, first: &Stream, second: &Stream) -> cuda_driver::Result<()> {
+        second.record(&self.second_end)?;
+        first.wait(&self.second_end)
     }
 
     /// Marks the place after what `stream` carries of the lane; the mark.
@@ -154,7 +164,8 @@ impl Lane {
         // Another thread may be capturing in global mode, whose capture a query would end.
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
         // A context that is broken runs nothing any more.
-        self.end.query().unwrap_or(true)
+        let is_past = |end: &Event| end.query().unwrap_or(true);
+        is_past(&self.end) && is_past(&self.second_end)
     }
 }
 
@@ -184,62 +195,6 @@ pub(super) fn compare(
     };
     let (sent, received) = (sent.to_string(), received.to_string());
     Err(MessageDifference { from, to, number: number + 1, sent, received })
-}
-
-/// The chunks of one lane, as they are enqueued.
-pub(super) struct Conveyor<'a> {
-    pub(super) stream: &'a Stream,
-    /// Where the peer's ring, or this rank's, has its slots.
-    pub(super) ring: DevicePtr,
-    pub(super) slot_bytes: usize,
-    pub(super) way: Way,
-    /// By slot: what this rank waits for, and what it tells the peer.
-    pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
-    /// Whether the last chunk's word may go with the next one's wait, since nothing is enqueued between them.
-    pub(super) joined: bool,
-    pub(super) told: Option<MemoryOp>,
-}
-
-impl Conveyor<'_> {
-    /// Waits for a slot, moves a chunk through it, and tells the peer.
-    ///
-    /// # Safety
-    /// The words, the ring and the chunk's memory are valid until the stream has passed it.
-    pub(super) unsafe fn carry(&mut self, chunk: Chunk) -> cuda_driver::Result<()> {
-        let (wait, tell) = (self.words)(chunk.slot);
-        let slot = self.ring + chunk.slot * self.slot_bytes;
-        let (to, from) = match self.way {
-            Way::Send => (slot, chunk.at),
-            Way::Receive => (chunk.at, slot),
-        };
-        let condition = WaitCondition::GreaterOrEqual;
-        let wait_and_reset =
-            [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
-        // SAFETY: the caller's contract. The word is this rank's to reset once it was set: the peer sets it again when it
-        // has seen what is told below.
-        unsafe {
-            match self.told.take() {
-                Some(told) => self.stream.batch(&[told, wait_and_reset[0], wait_and_reset[1]])?,
-                None => self.stream.batch(&wait_and_reset)?,
-            }
-            self.stream.copy(to, from, chunk.bytes)?;
-        }
-        self.told = Some(MemoryOp::Write32 { at: tell, value: 1 });
-        // SAFETY: as above.
-        if self.joined { Ok(()) } else { unsafe { self.finish() } }
-    }
-
-    /// Tells of the last chunk.
-    ///
-    /// # Safety
-    /// As for [`carry`](Self::carry).
-    pub(super) unsafe fn finish(&mut self) -> cuda_driver::Result<()> {
-        match self.told.take() {
-            // SAFETY: the caller's contract.
-            Some(MemoryOp::Write32 { at, value }) => unsafe { self.stream.write_value32(at, value) },
-            _ => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]

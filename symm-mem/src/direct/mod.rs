@@ -27,20 +27,34 @@
 //! slot: the sender's stream waits until the slot is empty, copies the chunk there by its copy engine and says so; the
 //! receiver's waits for that, copies it to where it is received, and says that the slot is empty. They say it in words of
 //! host memory, each of which one stream waits for and then resets, so that after a message all are as before: what a graph
-//! captured is right in every run. No kernel takes part, nor any multiprocessor.
+//! captured is right in every run. No kernel takes part, nor any multiprocessor. The chunks of a message of more than two
+//! take turns on two streams at each end, so that the one copies while the other tells and waits.
 //!
 //! | | |
 //! |---|---|
-//! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 48 MiB |
+//! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 96 MiB |
 //! | pinned host memory of a rank | about 17 KiB for each member |
 //! | at once | messages with different peers, and both directions of one pair |
 //! | one after the other | messages of one rank to another, in the order of calls, whatever the streams |
-//! | one call | a batch of memory operations and a copy for each chunk, and one more operation |
+//! | one call | a batch of memory operations and a copy for each chunk, and one more operation; of several peers or ways, one more for each chunk |
+//!
+//! # The ring
+//! Over NVLink (H200, 395 GB/s) 8 MiB take about 21 µs; what a stream tells and waits for around a chunk takes 8 to 10 µs,
+//! which a second stream hides while a copy takes longer than that: from 4 MiB on. What is left for each chunk are a few
+//! µs in which the engine goes from one stream to the other, and two to three calls of the driver's on the host, a few µs
+//! each, that hold up what the same thread calls next. So half as many chunks of twice the size are better, until a ring
+//! takes too much: slots of 16 MiB, of which a message of 256 MiB fills 16. Four of them keep two streams busy: two slots
+//! are filled while two are emptied. One who sends large messages now and then, or has many peers, gives less.
 //!
 //! A send is done when its last chunk is in the receiver's memory: up to a ring of messages is done before it is received.
 //! Both ends say what they call before they launch it: if it is not the same number of elements of the same type, whoever
 //! comes second has [`MessagesDiffer`](process_group::group::GroupError::MessagesDiffer), and so have all members; what
 //! differs is never sent. A rank may call 512 messages that its peer has not called for yet; then it waits on the host.
+//!
+//! What is called together comes to its end in whatever order, and so do calls that come in one order on all ranks. What
+//! ranks call apart in orders that differ, as when two of them first send each other more than a ring and then receive,
+//! needs streams that do not hold up each other, and so hardware queues of their own, for the lanes' streams too: where a
+//! device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues, and a batch needs none.
 //!
 //! # Graphs
 //! A message that one end captures, the other end captures too; a graph's messages have slots of their own. Within a graph
@@ -58,17 +72,21 @@
 //! | root | [`install`], [`DirectOptions`], the path as the group knows it |
 //! | `core` | rings, and how messages go through them; the end |
 //! | `lane` | one direction of a pair: order, chunks, what the two ends compare |
+//! | `rounds` | in which order a call's chunks are enqueued, on which streams, and why all comes to its end |
+//! | `conveyor` | a lane's chunks, as they are enqueued |
 //! | `board`, `half` | words to wait for, and what was called, in shared host memory |
 //! | `meeting` | how the ranks come by each other's boards |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
 mod board;
+mod conveyor;
 mod core;
 mod error;
 mod half;
 mod lane;
 mod meeting;
+mod rounds;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -92,10 +110,11 @@ const NAME: &str = "direct";
 /// What a direct path is made of. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
-    /// How many bytes a slot has (default 8 MiB), a multiple of 16. Messages go through in chunks of this; large ones take
-    /// fewer steps, a first chunk comes later.
+    /// How many bytes a slot has (default 16 MiB), a multiple of 16. Messages go through in chunks of this; large ones take
+    /// fewer steps, a first chunk comes later. Why so many: [the ring](self#the-ring).
     pub slot_bytes: usize,
-    /// How many slots a ring has (default 4): as many chunks are under way, or messages sent that nobody has received.
+    /// How many slots a ring has (default 4): as many chunks are under way, or messages sent that nobody has received. With
+    /// one, chunks follow each other on one stream; an odd number is a little slower than the next even one.
     pub slots: usize,
     /// How many further slots a ring has for messages that graphs capture (default 2). With none, such messages are
     /// refused.
@@ -106,7 +125,7 @@ pub struct DirectOptions {
 
 impl Default for DirectOptions {
     fn default() -> Self {
-        Self { slot_bytes: 8 << 20, slots: 4, graph_slots: 2, deadline: Duration::from_secs(30) }
+        Self { slot_bytes: 16 << 20, slots: 4, graph_slots: 2, deadline: Duration::from_secs(30) }
     }
 }
 
@@ -139,7 +158,7 @@ impl DirectOptions {
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
-    /// assert_eq!(DirectOptions::default().device_bytes(2), Some(48 << 20));
+    /// assert_eq!(DirectOptions::default().device_bytes(2), Some(96 << 20));
     /// ```
     #[must_use]
     pub fn device_bytes(self, world: usize) -> Option<usize> {

@@ -19,13 +19,16 @@ const MAKING: [&str; 6] = [
     "cuEventCreate",
 ];
 
-/// What a message is launched by.
-const LAUNCHING: [&str; 5] = [
-    "cuStreamGetCaptureInfo_v2",
-    "cuStreamBatchMemOp_v2",
-    "cuMemcpyDtoDAsync_v2",
-    "cuStreamWriteValue32_v2",
-    "cuEventRecord",
+/// What a message of 16 chunks is launched by on two streams, and which of these calls fail: the first, some in the midst,
+/// the last.
+const LAUNCHING: [(&str, &[u64]); 7] = [
+    ("cuStreamGetCaptureInfo_v2", &[1, 2]),
+    ("cuStreamCreate", &[1]),
+    ("cuStreamBatchMemOp_v2", &[1, 2, 9, 16]),
+    ("cuMemcpyDtoDAsync_v2", &[1, 2, 9, 16]),
+    ("cuStreamWriteValue32_v2", &[1, 2]),
+    ("cuStreamWaitEvent", &[1, 2]),
+    ("cuEventRecord", &[1, 2, 3]),
 ];
 
 /// What ends the group, once it has.
@@ -72,7 +75,8 @@ fn a_path_that_one_cannot_make_none_has_and_all_may_try_again() {
 
 #[test]
 fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
-    for call in LAUNCHING {
+    let each = |(call, counts): (_, &'static [u64])| counts.iter().map(move |count| (call, *count));
+    for (call, count) in LAUNCHING.into_iter().flat_map(each) {
         let machine = Machine::start(2);
         machine.ranks(2, |rank| {
             let group = rank.group(small());
@@ -85,21 +89,22 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 let error = match work.wait_timeout(far()) {
                     // What fails comes after the message, which is whole.
                     Ok(()) => {
-                        assert_eq!((call, bytes(&memory)), ("cuEventRecord", pattern(0, 1000)));
+                        assert!(call == "cuEventRecord" || call == "cuStreamWaitEvent", "{call} {count}");
+                        assert_eq!(bytes(&memory), pattern(0, 1000));
                         over(&group)
                     }
                     Err(error) => error,
                 };
                 let GroupError::MemberFailed { rank: 0, reason, .. } = &error else {
-                    panic!("{call}: {error}")
+                    panic!("{call} {count}: {error}")
                 };
                 assert!(reason.contains("direct path"), "{reason}");
             } else {
                 group.barrier(far()).unwrap();
-                machine.world.faults().inject(Injection::new(call, failure()).nth(1));
+                machine.world.faults().inject(Injection::new(call, failure()).nth(count));
                 // SAFETY: as above.
                 let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call}: {error}");
+                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call} {count}: {error}");
             }
             stream.synchronize().unwrap();
             let found = bytes(&memory);

@@ -80,8 +80,10 @@ fn hardware_messages_arrive() {
     let large = DirectOptions::default();
     for size in [2, devices] {
         ranks(&driver, &nccl, size, |rank| all_to_all(&rank, small(), &[1, 64, 65, 1000]));
+        let even = small().slots(4);
+        ranks(&driver, &nccl, size, |rank| all_to_all(&rank, even, &[129, 1000, 100_000]));
         ranks(&driver, &nccl, size, |rank| {
-            all_to_all(&rank, large, &[3, 64 << 10, (8 << 20) + 1, 100 << 20])
+            all_to_all(&rank, large, &[3, 64 << 10, (16 << 20) + 1, 100 << 20])
         });
         println!("{size} ranks: what was sent is what was received");
     }

@@ -40,14 +40,15 @@ struct Step {
 }
 
 fn message(world: usize) -> impl Strategy<Value = Message> {
-    // Of a ring of 192 bytes: nothing, less than a chunk, and several rings.
+    // Of slots of 64 bytes: nothing, less than a chunk, and several rings.
     let elements = prop_oneof![1 => Just(0usize), 3 => 1usize..20, 2 => 20usize..200];
     (0..world, 0..world, elements, prop::sample::select(&TYPES[..]), prop::array::uniform2(0..STREAMS))
         .prop_map(|(from, to, elements, dtype, streams)| Message { from, to, elements, dtype, streams })
 }
 
-fn program() -> impl Strategy<Value = (usize, Vec<Step>)> {
-    (2usize..5).prop_flat_map(|world| {
+/// Ranks, slots of a ring, and what they call.
+fn program() -> impl Strategy<Value = (usize, usize, Vec<Step>)> {
+    (2usize..5, 1usize..6).prop_flat_map(|(world, slots)| {
         let step = (any::<bool>(), prop::collection::vec(message(world), 1..6)).prop_map(
             move |(batched, mut messages)| {
                 // To oneself only together.
@@ -57,7 +58,7 @@ fn program() -> impl Strategy<Value = (usize, Vec<Step>)> {
                 Step { batched, messages }
             },
         );
-        (Just(world), prop::collection::vec(step, 1..8))
+        (Just(world), Just(slots), prop::collection::vec(step, 1..8))
     })
 }
 
@@ -138,10 +139,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_arrives((world, steps) in program()) {
+    fn any_sequence_arrives((world, slots, steps) in program()) {
         let machine = Machine::start(world);
         machine.ranks(world, |rank| {
-            let group = rank.group(small());
+            let group = rank.group(small().slots(slots));
             // Twice: what one leaves behind is what the next finds.
             for _ in 0..2 {
                 let part = Part::new(&rank, &group, &steps);
@@ -180,6 +181,40 @@ fn what_does_not_fit_the_ring_goes_round_in_a_circle() {
             assert_eq!(bytes(&before), pattern((me + 2) % 3, 50_000));
             assert_eq!(bytes(&next), pattern((me + 1) % 3, 50_000));
         }
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// One or two chunks go by the caller's stream alone; more take turns on a second, which is made once.
+#[test]
+fn large_messages_alone_have_a_second_stream() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let stream = rank.stream();
+        let send = |number: usize, length| {
+            let memory = rank.memory(&pattern(number * (1 - rank.rank), length));
+            // SAFETY: the memory lives until the work is done.
+            let work = unsafe {
+                match rank.rank {
+                    0 => group.send(buffer(&memory), 1, &stream),
+                    _ => group.recv(buffer(&memory), 0, &stream),
+                }
+            };
+            work.unwrap().wait_timeout(far()).unwrap();
+            assert_eq!(bytes(&memory), pattern(number, length));
+            group.barrier(far()).unwrap();
+            let calls = ["cuStreamCreate", "cuStreamWaitEvent"].map(|call| machine.world.calls(call));
+            group.barrier(far()).unwrap();
+            calls
+        };
+        let before = send(1, 64);
+        assert_eq!(send(2, 128), before);
+        let [streams, waits] = send(3, 129);
+        assert_eq!([streams, waits], [before[0] + 2, before[1] + 4], "there and back, at both ends");
+        assert_eq!(send(4, 1000), [streams, waits + 4]);
+        assert_eq!(send(5, 128), [streams, waits + 4]);
         group.destroy(far()).unwrap();
     });
     machine.finish();

@@ -27,7 +27,7 @@
 //! | `Lanes(1)` | 1547 to 1564 | 22.8 to 24.2 | 198 MiB |
 //! | `Lanes(2)` | 808 to 823 | 22.7 to 24.2 | 396 MiB |
 //! | `PerPair` | 1542 to 1552 | 23.1 to 23.3 | 198 MiB |
-//! | `Direct` | not measured | not measured | 48 MiB of rings |
+//! | `Direct` | not measured | not measured | 96 MiB of rings |
 //! | `Direct`, in a batch | not measured | not measured | the same |
 //!
 //! lockstep-symm-mem has a path for `Direct`, in `symm_mem::direct`; its memory is for each other member, and an option.
