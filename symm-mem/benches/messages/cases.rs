@@ -1,11 +1,12 @@
 //! Patterns of messages, each with what it does at once if it can.
 
-use cuda_driver::{Context, Stream, StreamFlags, memory::DeviceMemory};
+use cuda_driver::{Context, DevicePtr, Stream, StreamFlags};
 use process_group::{
     ProcessGroup,
     comm::DataType,
     group::{Batch, Buffer},
 };
+use symm_mem::rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory};
 
 use super::{
     Rank,
@@ -42,11 +43,25 @@ impl Case {
         }
     }
 
+    /// Whether it is more than copies that begin at once.
+    pub(crate) fn is_in_order(self) -> bool {
+        self == Self::Pipeline
+    }
+
     /// Why so many ranks cannot do it.
     pub(crate) fn why_not(self, ranks: usize) -> Option<String> {
         (self == Self::Fan && ranks <= PEERS)
             .then(|| format!("{} ranks are needed, here are {ranks}", PEERS + 1))
     }
+}
+
+/// What carries the messages.
+pub(crate) enum Carrier {
+    Group(ProcessGroup),
+    /// A group's messages in batches.
+    Batches(ProcessGroup),
+    /// Copies of the senders' alone, of which nobody is told: what the links can do.
+    CopyEngine,
 }
 
 /// One message of a rank.
@@ -60,19 +75,23 @@ struct Message {
 
 /// The memory and the streams of one rank.
 pub(crate) struct Messages {
-    memory: DeviceMemory,
+    memory: SymmetricMemory,
+    own: DevicePtr,
     streams: [Stream; PEERS],
 }
 
 impl Messages {
-    pub(crate) fn new(context: &Context) -> Result<Self> {
+    /// All members of the group call it.
+    pub(crate) fn new(context: &Context, group: &ProcessGroup) -> Result<Self> {
         let stream = || Stream::new(context, StreamFlags::NON_BLOCKING);
-        let memory = DeviceMemory::new(context, PEERS * LARGE)?;
-        Ok(Self { memory, streams: [stream()?, stream()?, stream()?] })
+        let memory = CudaAllocator::new(context)?.allocate(PEERS * LARGE)?;
+        let memory = Rendezvous::of(group, RendezvousOptions::default())?.rendezvous(&memory)?;
+        let own = memory.buffer_ptr(group.rank())?;
+        Ok(Self { memory, own, streams: [stream()?, stream()?, stream()?] })
     }
 
     fn buffer(&self, place: usize, bytes: usize) -> Buffer {
-        Buffer::new(self.memory.ptr() + place * bytes, bytes, DataType::U8)
+        Buffer::new(self.own + place * bytes, bytes, DataType::U8)
     }
 
     /// What `rank` of `size` sends and receives, in the order of its calls. No two ranks wait for each other's next
@@ -102,34 +121,39 @@ impl Messages {
     }
 
     /// Runs every case once, which connects.
-    pub(crate) fn warm(&self, rank: &Rank<'_>, group: &ProcessGroup, batched: bool) -> Result<()> {
-        for case in CASES.into_iter().filter(|case| case.why_not(group.size()).is_none()) {
-            self.time(rank, case, group, batched)?;
+    pub(crate) fn warm(&self, rank: &Rank<'_>, carrier: &Carrier) -> Result<()> {
+        for case in rank.cases(carrier) {
+            self.time(rank, case, carrier)?;
         }
         Ok(())
     }
 
     /// ns until all of it is done on this rank: of a message, and for a pipeline of a step.
-    pub(crate) fn time(
-        &self,
-        rank: &Rank<'_>,
-        case: Case,
-        group: &ProcessGroup,
-        batched: bool,
-    ) -> Result<f64> {
-        let plan = self.plan(case, rank.rank, group.size());
+    pub(crate) fn time(&self, rank: &Rank<'_>, case: Case, carrier: &Carrier) -> Result<f64> {
+        let plan = self.plan(case, rank.rank, rank.machine.ranks);
         // A pipeline's step is a batch; else all that a rank does at once is.
         let steps = if case == Case::Pipeline { STEPS } else { 1 };
         rank.barrier.wait();
         let (us, ()) = timed(|| {
-            if batched {
-                for step in plan.chunks((plan.len() / steps).max(1)) {
-                    group.batch(&self.streams[0], |batch| {
-                        step.iter().try_for_each(|message| message.queue(batch))
-                    })?;
+            match carrier {
+                Carrier::Group(group) => {
+                    plan.iter().try_for_each(|message| message.launch(group, &self.streams))?;
                 }
-            } else {
-                plan.iter().try_for_each(|message| message.launch(group, &self.streams))?;
+                Carrier::Batches(group) => {
+                    for step in plan.chunks((plan.len() / steps).max(1)) {
+                        group.batch(&self.streams[0], |batch| {
+                            step.iter().try_for_each(|message| message.queue(batch))
+                        })?;
+                    }
+                }
+                Carrier::CopyEngine => {
+                    for Message { peer, buffer, stream, .. } in plan.iter().filter(|message| message.out) {
+                        let to = self.memory.buffer_ptr(*peer)? + stream * LARGE;
+                        // SAFETY: the peer's memory is as long as this rank's, and mapped; both go when the streams have
+                        // been waited for, and nobody reads what is copied.
+                        unsafe { self.streams[*stream].copy(to, buffer.ptr, buffer.bytes()) }?;
+                    }
+                }
             }
             Ok(self.streams.iter().try_for_each(Stream::synchronize)?)
         })?;

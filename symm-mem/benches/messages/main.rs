@@ -1,15 +1,18 @@
 //! What each policy for messages costs: time where messages could run at once, and device memory.
 //!
-//! `cargo bench -p lockstep-symm-mem --bench messages [-- RANKS]`, on ranks as threads of one process. It prints the
-//! machine, then lines with tabs between: case, policy, ns, a line for each round; and once for each policy `memory` with
-//! bytes that a rank's device has less for it, beyond what the first policy takes. `cargo xtask bench p2p` makes a table
-//! of them.
+//! `cargo bench -p lockstep-symm-mem --bench messages [-- RANKS] [MIBxSLOTS…]`, on ranks as threads of one process. It
+//! prints the machine, then lines with tabs between: case, policy, ns, a line for each round; and once for each policy
+//! `memory` with bytes that a rank's device has less for it, beyond what the first policy takes. `Direct` has the default
+//! ring, and one more line for each that is given, as `8x4`. `cargo xtask bench p2p` makes a table of them.
 
 mod cases;
 #[path = "../../../process-group/benches/support/mod.rs"]
 mod support;
 
-use std::sync::{Arc, Barrier};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Barrier},
+};
 
 use cuda_driver::Context;
 use process_group::{
@@ -20,30 +23,47 @@ use process_group::{
 
 use symm_mem::direct::{self, DirectOptions};
 
-use cases::{CASES, Messages};
+use cases::{CASES, Carrier, Case, Messages};
 use support::{Machine, Result, far};
 
 /// Rounds of every case.
 const ROUNDS: usize = 9;
 
-/// The policies: what each is called, what it is, and whether messages are in batches.
-fn policies(ranks: usize) -> Vec<(String, P2pPolicy, bool)> {
+/// A contender.
+#[derive(Clone)]
+struct Contender {
+    name: String,
+    policy: P2pPolicy,
+    batched: bool,
+    ring: DirectOptions,
+}
+
+/// The policies, and rings that the arguments name.
+fn contenders(ranks: usize) -> Vec<Contender> {
+    let ring = DirectOptions::default();
+    let of = |name: String, policy, batched| Contender { name, policy, batched, ring };
     let peers = colours(ranks) as u32;
-    let mut policies = vec![("Shared".to_owned(), P2pPolicy::Shared, false)];
-    policies.extend(
-        [1, peers, 2 * peers]
-            .into_iter()
-            .collect::<std::collections::BTreeSet<_>>()
-            .into_iter()
-            .map(|lanes| (format!("Lanes({lanes})"), P2pPolicy::Lanes(lanes), false)),
-    );
-    policies.extend([
-        ("PerPair".to_owned(), P2pPolicy::PerPair, false),
-        ("Direct".to_owned(), P2pPolicy::Direct, false),
-        ("in a batch".to_owned(), P2pPolicy::Shared, true),
-        ("Direct, in a batch".to_owned(), P2pPolicy::Direct, true),
+    let mut all = vec![of("Shared".to_owned(), P2pPolicy::Shared, false)];
+    let lanes: BTreeSet<_> = [1, peers, 2 * peers].into();
+    all.extend(lanes.into_iter().map(|lanes| of(format!("Lanes({lanes})"), P2pPolicy::Lanes(lanes), false)));
+    all.extend([
+        of("PerPair".to_owned(), P2pPolicy::PerPair, false),
+        of("Direct".to_owned(), P2pPolicy::Direct, false),
+        of("in a batch".to_owned(), P2pPolicy::Shared, true),
+        of("Direct, in a batch".to_owned(), P2pPolicy::Direct, true),
     ]);
-    policies
+    let rings = std::env::args().filter_map(|argument| {
+        let (mib, slots) = argument.split_once('x')?;
+        Some((mib.parse::<usize>().ok()?, slots.parse().ok()?))
+    });
+    for (mib, slots) in rings {
+        for (batched, how) in [(false, ""), (true, ", in a batch")] {
+            let name = format!("Direct {mib} MiB x {slots}{how}");
+            let ring = ring.slot_bytes(mib << 20).slots(slots);
+            all.push(Contender { name, policy: P2pPolicy::Direct, batched, ring });
+        }
+    }
+    all
 }
 
 /// One rank of the job.
@@ -77,13 +97,13 @@ impl Rank<'_> {
         }
     }
 
-    fn group(&self, name: &str, policy: P2pPolicy) -> Result<ProcessGroup> {
+    fn group(&self, name: &str, policy: P2pPolicy, ring: DirectOptions) -> Result<ProcessGroup> {
         let builder =
             ProcessGroup::builder().name(name).store(self.store.clone()).rank(self.rank).p2p(policy);
         let builder = builder.world_size(self.machine.ranks).context(self.context).nccl(&self.machine.nccl);
         let group = builder.build()?;
         if policy == P2pPolicy::Direct {
-            direct::install(&group, DirectOptions::default())?;
+            direct::install(&group, ring)?;
         }
         Ok(group)
     }
@@ -97,41 +117,53 @@ impl Rank<'_> {
         Ok(left)
     }
 
+    /// What so many ranks, and a carrier, can do.
+    fn cases(&self, carrier: &Carrier) -> impl Iterator<Item = Case> {
+        let (ranks, bare) = (self.machine.ranks, matches!(carrier, Carrier::CopyEngine));
+        CASES.into_iter().filter(move |case| case.why_not(ranks).is_none() && !(bare && case.is_in_order()))
+    }
+
     fn run(&self) -> Result<()> {
         let _current = self.context.enter()?;
-        let messages = Messages::new(self.context)?;
         // What the process takes once is not counted for the first policy.
-        let first = self.group("first", P2pPolicy::Shared)?;
-        messages.warm(self, &first, false)?;
-        let mut groups = Vec::new();
-        let mut shared = 0;
-        for (name, policy, batched) in policies(self.machine.ranks) {
+        let first = self.group("first", P2pPolicy::Shared, DirectOptions::default())?;
+        let messages = Messages::new(self.context, &first)?;
+        let first = Carrier::Group(first);
+        messages.warm(self, &first)?;
+        let mut carriers = vec![("copy engine".to_owned(), Carrier::CopyEngine)];
+        messages.warm(self, &carriers[0].1)?;
+        let mut shared = None;
+        for Contender { name, policy, batched, ring } in contenders(self.machine.ranks) {
             let before = self.left()?;
-            let group = self.group(&name, policy)?;
-            messages.warm(self, &group, batched)?;
+            let group = self.group(&name, policy, ring)?;
+            let carrier = if batched { Carrier::Batches(group) } else { Carrier::Group(group) };
+            messages.warm(self, &carrier)?;
             let taken = before.saturating_sub(self.left()?);
-            if groups.is_empty() {
-                shared = taken;
-            }
+            let shared = *shared.get_or_insert(taken);
             if !batched {
                 self.say(|| format!("memory\t{name}\t{}", taken.saturating_sub(shared)));
             }
-            groups.push((name, batched, group));
+            carriers.push((name, carrier));
         }
-        self.say(|| format!("memory of a group\tShared\t{shared}"));
+        self.say(|| format!("memory of a group\tShared\t{}", shared.unwrap_or_default()));
         for round in 0..ROUNDS {
-            for case in CASES.into_iter().filter(|case| case.why_not(self.machine.ranks).is_none()) {
+            for case in CASES {
                 // Who comes first changes: what it finds is left by another.
-                for turn in 0..groups.len() {
-                    let (name, batched, group) = &groups[(round + turn) % groups.len()];
-                    let ns = messages.time(self, case, group, *batched)?;
-                    self.say(|| format!("{}\t{name}\t{ns:.0}", case.name()));
+                for turn in 0..carriers.len() {
+                    let (name, carrier) = &carriers[(round + turn) % carriers.len()];
+                    if self.cases(carrier).any(|able| able == case) {
+                        let ns = messages.time(self, case, carrier)?;
+                        self.say(|| format!("{}\t{name}\t{ns:.0}", case.name()));
+                    }
                 }
             }
         }
-        for (.., group) in groups {
-            group.destroy(far())?;
+        drop(messages);
+        for carrier in carriers.into_iter().map(|(_, carrier)| carrier).chain([first]) {
+            if let Carrier::Group(group) | Carrier::Batches(group) = carrier {
+                group.destroy(far())?;
+            }
         }
-        Ok(first.destroy(far())?)
+        Ok(())
     }
 }

@@ -12,6 +12,9 @@ pub(crate) struct Options {
     /// How many ranks there are, a GPU each
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// A further ring of the direct policy, as MIBxSLOTS; any number of them
+    #[arg(long, value_name = "MIBxSLOTS")]
+    ring: Vec<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -47,7 +50,15 @@ struct Skipped {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!((2..=64).contains(&options.ranks), "{} ranks: expected 2 to 64", options.ranks);
-    let mut ours = ours("symm-mem", "messages", &[&options.ranks.to_string()])?;
+    for ring in &options.ring {
+        let of = |figure: &str| figure.parse::<u16>().is_ok_and(|figure| figure > 0);
+        let is_ring = ring.split_once('x').is_some_and(|(mib, slots)| of(mib) && of(slots));
+        ensure!(is_ring, "ring {ring:?}: expected MiB of a slot and how many slots, as 8x4");
+    }
+    let ranks = options.ranks.to_string();
+    let arguments: Vec<&str> =
+        [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();
+    let mut ours = ours("symm-mem", "messages", &arguments)?;
     let mut lines = String::new();
     while ours.round(&mut lines).context("the benchmark of messages")? {}
     let report = Report::of(&lines)?;
