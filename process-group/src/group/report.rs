@@ -41,9 +41,16 @@ impl Lying {
             (None, _) => Self::Foreign,
             (Some((_, Some(Unregistrable::Remappable))), _) => Self::Remappable,
             (Some((_, Some(Unregistrable::NotExportable))), _) => Self::NotExportable,
-            (Some((_, None)), None) => Self::NotAgreed,
-            (Some((registrar, None)), Some(known)) if known.contains(&registrar) => Self::Registered,
-            (Some((_, None)), Some(_)) => Self::Late,
+            (Some((registrar, None)), _) => Self::of_registrar(registrar, registrars),
+        }
+    }
+
+    /// How memory of segments that can be registered lies, by who follows their allocator.
+    pub(super) fn of_registrar(registrar: u64, registrars: Option<&[u64]>) -> Self {
+        match registrars {
+            None => Self::NotAgreed,
+            Some(known) if known.contains(&registrar) => Self::Registered,
+            Some(_) => Self::Late,
         }
     }
 
@@ -66,9 +73,9 @@ impl Lying {
 /// It counts the buffers of every operation that the group was given and found good, also while a graph captured them;
 /// those of `_list` operations and of batches as the operations of NCCL that they are made of. Not counted are buffers
 /// without elements, one-sided operations (theirs lie in windows), launches of graphs, calls on
-/// [`ProcessGroup::communicator`] itself, and, of calls that several threads make in the same moment, a few. The call
-/// that makes the communicator of a lazy group, or of a pair, is counted as before it. Messages are counted as if all
-/// communicators of pairs had registered memory; which have not is in
+/// [`ProcessGroup::communicator`] itself, and, of calls that several threads make in the same moment, a few. What a lazy
+/// group was given before its members have agreed is counted as [`Lying::NotAgreed`] until they do, then as it lay. Messages
+/// are counted as if all communicators of pairs had registered memory; which have not is in
 /// [`P2pReport::not_registered`](super::P2pReport::not_registered). Nothing is counted in a group whose
 /// [`Builder::check_buffers`](super::Builder::check_buffers) is off.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,10 +7,11 @@
 //! that was freed, and whose address is now something else, is not noticed.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     sync::{
         Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
 };
 
@@ -86,6 +87,11 @@ pub(super) struct Sight {
     registrars: OnceLock<Vec<u64>>,
     /// Buffers that were seen, by operation and by how they lay.
     counts: [[AtomicU64; LYINGS]; OPERATIONS],
+    /// Whether members have agreed, to whatever.
+    has_agreed: AtomicBool,
+    /// Those of the buffers counted as not agreed to that were seen before that, by operation and by the registrar of
+    /// their segments: the call that makes the communicator of a lazy group is looked at before it does.
+    early: Mutex<BTreeMap<(usize, u64), u64>>,
 }
 
 impl Sight {
@@ -99,6 +105,8 @@ impl Sight {
             writing: Mutex::default(),
             registrars: OnceLock::new(),
             counts: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+            has_agreed: AtomicBool::new(false),
+            early: Mutex::default(),
         }
     }
 
@@ -107,6 +115,28 @@ impl Sight {
         if registered.outcome.is_ok() && self.registrars.set(registered.registrars.clone()).is_ok() {
             // What a lazy group has seen before lies otherwise now.
             memory::renew();
+        }
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_agreed.store(true, Ordering::Release);
+        let registrars = self.registrars.get().map(Vec::as_slice);
+        for ((operation, registrar), buffers) in std::mem::take(&mut *early) {
+            let [from, to] = [Lying::NotAgreed, Lying::of_registrar(registrar, registrars)]
+                .map(|lying| &self.counts[operation][lying as usize]);
+            let moved = from.load(Ordering::Relaxed).min(buffers);
+            from.fetch_sub(moved, Ordering::Relaxed);
+            to.fetch_add(moved, Ordering::Relaxed);
+        }
+    }
+
+    /// Remembers a buffer that is counted as not agreed to, while nothing has been agreed.
+    #[cold]
+    fn remember(&self, operation: Operation, address: u64, bytes: u64) {
+        let place = memory::look(&self.context, cuda_driver::DevicePtr(address), bytes);
+        if let Ok(Place { segment: Some((registrar, None)), .. }) = place {
+            let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.has_agreed.load(Ordering::Acquire) {
+                *early.entry((operation as usize, registrar)).or_default() += 1;
+            }
         }
     }
 
@@ -154,6 +184,9 @@ impl Sight {
                 })?
             }
         };
+        if lying == Lying::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
+            self.remember(task.operation, address, bytes);
+        }
         let count = &self.counts[task.operation as usize][lying as usize];
         // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

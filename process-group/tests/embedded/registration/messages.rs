@@ -71,6 +71,20 @@ fn two<T: Send>(
     })
 }
 
+/// How the buffers of a lazy group's first call were counted, on each rank.
+fn first_calls(has_allocator: impl Fn(usize) -> bool + Sync) -> Vec<(u64, Vec<(Lying, u64)>)> {
+    let machine = machine(2);
+    let reports = two(&machine, P2pPolicy::Auto, true, has_allocator, |_, world, _, _, gathered| {
+        assert_eq!(world.registration(), Err(NotRegistered::Lazy));
+        assert_eq!(gathered(), numbers(2));
+        let report = world.registration_report();
+        let [gather] = &report.operations[..] else { panic!("{report}") };
+        (gather.registered, gather.unregistered.clone())
+    });
+    machine.world.finish().unwrap();
+    reports
+}
+
 rusty_fork_test! {
     #[test]
     fn lanes_know_what_the_group_knows() {
@@ -148,9 +162,23 @@ rusty_fork_test! {
                 (one.registered, one.unregistered.clone())
             };
             assert_eq!(lay("all_gather"), (4, vec![]), "{report}");
-            let (registered, before) = lay("send");
-            assert!(registered == 1 || before == [(Lying::NotAgreed, 1)], "{report}");
+            // The call that made the pair's communicator is among them.
+            for message in ["send", "recv"] {
+                assert_eq!(lay(message), (1, vec![]), "{report}");
+            }
         });
         machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn the_first_call_of_a_lazy_group_is_counted_as_its_buffers_lay() {
+        let reports = first_calls(|_| true);
+        assert!(reports.iter().all(|it| *it == (2, vec![])), "{reports:?}");
+    }
+
+    #[test]
+    fn without_agreement_it_is_counted_as_not_agreed_to() {
+        let reports = first_calls(|rank| rank == 0);
+        assert_eq!(reports, [(0, vec![(Lying::NotAgreed, 2)]), (0, vec![(Lying::Foreign, 2)])]);
     }
 }
