@@ -309,4 +309,48 @@ rusty_fork_test! {
         ok!(cuda, cuGraphExecDestroy(exec));
         assert_eq!(DESTROYED.load(SeqCst), 1);
     }
+
+    #[test]
+    fn a_graph_gives_back_the_references_that_it_has_and_no_more() {
+        use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+        static DESTROYED: AtomicU32 = AtomicU32::new(0);
+        unsafe extern "C" fn destroy(_: *mut std::ffi::c_void) {
+            DESTROYED.fetch_add(1, SeqCst);
+        }
+        const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+        let world = World::builder().start().unwrap();
+        let cuda = Cuda::of(&world);
+        let stream = cuda.stream();
+        let [graph, other] = [0, 1].map(|_| {
+            begin(&cuda, stream, RELAXED);
+            end(&cuda, stream)
+        });
+        let mut object = std::ptr::null_mut();
+        ok!(cuda, cuUserObjectCreate(&mut object, std::ptr::null_mut(), Some(destroy), 2, 1));
+        // The program has two references: what is too much to move changes nothing.
+        assert_eq!(cu!(cuda, cuGraphRetainUserObject(graph, object, 3, 1)), INVALID);
+        assert_eq!(cu!(cuda, cuGraphReleaseUserObject(graph, object, 1)), INVALID);
+        ok!(cuda, cuGraphRetainUserObject(graph, object, 2, 1));
+        // The handle is good while the graph has the references, which are not the program's any more.
+        ok!(cuda, cuGraphRetainUserObject(other, object, 1, 0));
+        for count in [0, 3, i32::MAX as u32 + 1, u32::MAX] {
+            assert_eq!(cu!(cuda, cuGraphReleaseUserObject(graph, object, count)), INVALID, "{count}");
+        }
+        for count in [0, i32::MAX as u32 + 1] {
+            assert_eq!(cu!(cuda, cuGraphRetainUserObject(graph, object, count, 0)), INVALID, "{count}");
+            assert_eq!(cu!(cuda, cuUserObjectRetain(object, count)), INVALID, "{count}");
+        }
+        // Nothing was lost by what was refused.
+        ok!(cuda, cuGraphReleaseUserObject(graph, object, 1));
+        ok!(cuda, cuGraphReleaseUserObject(other, object, 1));
+        assert_eq!(DESTROYED.load(SeqCst), 0);
+        ok!(cuda, cuUserObjectRetain(object, 1));
+        ok!(cuda, cuGraphReleaseUserObject(graph, object, 1));
+        assert_eq!(DESTROYED.load(SeqCst), 0);
+        assert_eq!(cu!(cuda, cuUserObjectRelease(object, 0)), INVALID);
+        ok!(cuda, cuUserObjectRelease(object, 1));
+        assert_eq!(DESTROYED.load(SeqCst), 1);
+        assert_ne!(cu!(cuda, cuGraphRetainUserObject(graph, object, 1, 0)), CUresult::CUDA_SUCCESS);
+        [graph, other].into_iter().for_each(|graph| ok!(cuda, cuGraphDestroy(graph)));
+    }
 }

@@ -1,7 +1,6 @@
 //! Capture and graphs. Graphs come from captures alone: nodes added by hand and child graphs are not modelled.
 
 use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
-use std::sync::{Arc, PoisonError};
 
 use cuda_driver_sys::{
     CUDA_GRAPH_INSTANTIATE_PARAMS, CUgraph, CUgraphEdgeData, CUgraphExec, CUgraphExecUpdateResultInfo,
@@ -12,7 +11,6 @@ use cuda_driver_sys::{
 use super::edge::text;
 use crate::abi::{Answer, Refusal};
 use crate::stream::Stream;
-use crate::stream::graph::UserObject;
 
 abi! {
     call fn cuStreamBeginCapture_v2(machine, stream: CUstream, mode: CUstreamCaptureMode) {
@@ -157,45 +155,40 @@ abi! {
         if flags != 1 || references == 0 {
             return Err(Refusal::invalid(format!("{references} references, flags {flags} (1 must be set)")));
         }
-        let object = Arc::new(UserObject { object: object as usize, destroy });
-        put!(out, machine.streams.add_object(object, references) as CUuserObject)?;
+        let id = machine.streams.add_object(object as usize, destroy, references);
+        put!(out, id as CUuserObject)?;
     }
 
     call fn cuUserObjectRetain(machine, object: CUuserObject, count: c_uint) {
-        machine.streams.retain_object(object as u64, count)?;
+        machine.streams.retain_object(object as u64, count_of(count)?)?;
     }
 
     call fn cuUserObjectRelease(machine, object: CUuserObject, count: c_uint) {
-        let gone = machine.streams.release_object(object as u64, count)?;
+        let gone = machine.streams.release_object(object as u64, count_of(count)?)?;
         drop(gone);
     }
 
     call fn cuGraphRetainUserObject(machine, graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
-        let graph = machine.streams.graph(graph)?;
+        let (graph, count) = (machine.streams.graph(graph)?, count_of(count)?);
         let known = machine.streams.object(object as u64)?;
-        let mut objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner);
-        objects.extend((0..count).map(|_| known.clone()));
-        drop(objects);
         // 1: the references move from the caller to the graph.
         if flags & 1 != 0 {
-            let gone = machine.streams.release_object(object as u64, count)?;
-            drop(gone);
+            machine.streams.release_object(object as u64, count)?;
         }
+        graph.retain(known, count);
     }
 
     call fn cuGraphReleaseUserObject(machine, graph: CUgraph, object: CUuserObject, count: c_uint) {
-        let graph = machine.streams.graph(graph)?;
-        let known = machine.streams.object(object as u64)?;
-        let mut gone = Vec::new();
-        {
-            let mut objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner);
-            for _ in 0..count {
-                let at = objects.iter().position(|o| Arc::ptr_eq(o, &known));
-                let at = at.ok_or_else(|| Refusal::invalid("the graph has no such reference"))?;
-                gone.push(objects.swap_remove(at));
-            }
-        }
+        let gone = machine.streams.graph(graph)?.release(object as u64, count_of(count)?)?;
         drop(gone);
+    }
+}
+
+/// How many references to a user object: at least one, at most `INT_MAX`.
+fn count_of(count: c_uint) -> Answer<u32> {
+    match i32::try_from(count) {
+        Ok(1..) => Ok(count),
+        _ => Err(Refusal::invalid(format!("{count} references: expected 1 to {}", i32::MAX))),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Graphs: recorded work, and running it.
 
+use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphNodeType, CUresult};
@@ -38,8 +40,8 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     /// Node handles: `first_node + index`.
     pub(crate) first_node: u64,
-    /// User objects that live as long as the graph.
-    pub(crate) objects: Mutex<Vec<Arc<UserObject>>>,
+    /// User objects that live as long as the graph, by their handles, and how many references the graph has.
+    objects: Mutex<BTreeMap<u64, (Arc<UserObject>, u32)>>,
 }
 
 /// An executable graph.
@@ -56,14 +58,45 @@ pub(crate) struct GraphExec {
 /// A program's object that graphs keep alive; its destructor runs when the last reference goes.
 #[derive(Debug)]
 pub(crate) struct UserObject {
-    pub(crate) object: usize,
-    pub(crate) destroy: unsafe extern "C" fn(*mut std::ffi::c_void),
+    id: u64,
+    object: usize,
+    destroy: unsafe extern "C" fn(*mut c_void),
 }
 
 impl Drop for UserObject {
     fn drop(&mut self) {
         // SAFETY: the program gave object and destructor together (`cuUserObjectCreate`), to be called once.
         unsafe { (self.destroy)(self.object as *mut _) }
+    }
+}
+
+impl Graph {
+    fn objects(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<UserObject>, u32)>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The graph has so many references more.
+    pub(crate) fn retain(&self, object: Arc<UserObject>, count: u32) {
+        let mut objects = self.objects();
+        let (_, references) = objects.entry(object.id).or_insert((object, 0));
+        *references = references.saturating_add(count);
+    }
+
+    /// The graph has so many references less, or as many as before if it does not have them. The object, if these were the
+    /// graph's last: to be dropped where its destructor may run.
+    pub(crate) fn release(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
+        let mut objects = self.objects();
+        let references = objects.get(&id).map_or(0, |(_, references)| *references);
+        match references.checked_sub(count) {
+            None => Err(Refusal::invalid(format!(
+                "the graph has {references} references to {id:#x}, of which {count} are to go"
+            ))),
+            Some(0) => Ok(objects.remove(&id).map(|(object, _)| object)),
+            Some(left) => {
+                objects.entry(id).and_modify(|(_, references)| *references = left);
+                Ok(None)
+            }
+        }
     }
 }
 
@@ -254,7 +287,7 @@ impl Streams {
     }
 
     pub(crate) fn instantiate(&self, graph: &Graph) -> Arc<GraphExec> {
-        let objects = graph.objects.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let objects = graph.objects().values().map(|(object, _)| object.clone()).collect();
         let id = self.number();
         let nodes = Arc::new(graph.nodes.clone());
         let exec =
@@ -277,21 +310,30 @@ impl Streams {
     }
 }
 
-/// The program's own references to user objects.
+/// The program's own references to user objects. A handle is good as long as the program or a graph has one.
 impl Streams {
-    pub(crate) fn add_object(&self, object: Arc<UserObject>, references: u32) -> u64 {
+    pub(crate) fn add_object(
+        &self,
+        object: usize,
+        destroy: unsafe extern "C" fn(*mut c_void),
+        references: u32,
+    ) -> u64 {
         let id = self.number();
-        self.table().objects.insert(id, (object, references));
+        self.table().objects.insert(id, (Arc::new(UserObject { id, object, destroy }), references));
         id
     }
 
     pub(crate) fn object(&self, id: u64) -> Answer<Arc<UserObject>> {
-        self.table().objects.get(&id).map(|o| o.0.clone()).ok_or_else(|| gone("user object", id))
+        let table = self.table();
+        let own = table.objects.get(&id).map(|(object, _)| object.clone());
+        let of_graph = || table.graphs.values().find_map(|it| Some(it.objects().get(&id)?.0.clone()));
+        own.or_else(of_graph).ok_or_else(|| gone("user object", id))
     }
 
     pub(crate) fn retain_object(&self, id: u64, count: u32) -> Answer {
+        let object = self.object(id)?;
         let mut table = self.table();
-        let (_, references) = table.objects.get_mut(&id).ok_or_else(|| gone("user object", id))?;
+        let (_, references) = table.objects.entry(id).or_insert((object, 0));
         *references = references.saturating_add(count);
         Ok(())
     }
