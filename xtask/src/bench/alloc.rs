@@ -1,10 +1,9 @@
 //! `cargo xtask bench alloc`: runs caching-alloc's benchmark and PyTorch's peer of it, and compares them.
 
 use anyhow::{Context, Result};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, find, medians};
+use super::figures::{Figure, compare, find, medians, table};
 use super::{ours, peer};
 
 #[derive(clap::Args)]
@@ -53,16 +52,7 @@ fn scaling(figures: &[Figure]) -> Option<f64> {
 }
 
 fn print(report: &Report) {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["case", "contender", "ns", "times ours"]);
-    let mut last = "";
-    for Figure { case, contender, ns, ratio } in &report.figures {
-        let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-        table.add_row([if case == last { "" } else { case }, contender, &format!("{ns:.1}"), &ratio]);
-        last = case;
-    }
-    table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    println!("{table}");
+    println!("{}", table(&report.figures, ("ns", 1.0), "times ours"));
     if let Some(scaling) = report.scaling {
         println!("8 threads with their own streams: {scaling:.1} times one thread's pairs a second");
     }

@@ -1,10 +1,9 @@
 //! `cargo xtask bench call`: runs process-group's benchmark of calls and PyTorch's peer of it, and compares them.
 
 use anyhow::{Context, Result, ensure};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, find, medians, read};
+use super::figures::{Figure, compare, find, medians, read, table};
 use super::{ours, peer};
 
 #[derive(clap::Args)]
@@ -134,16 +133,7 @@ impl Bars {
 
 fn print(report: &Report) {
     println!("all-reduce of 8 bytes on {}", report.machine);
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["case", "contender", "µs a call", "times raw"]);
-    let mut last = "";
-    for Figure { case, contender, ns, ratio } in &report.figures {
-        let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
-        table.add_row([if case == last { "" } else { case }, contender, &format!("{:.3}", ns / 1e3), &ratio]);
-        last = case;
-    }
-    table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-    println!("{table}");
+    println!("{}", table(&report.figures, ("µs a call", 1e3), "times raw"));
     if let Some(why) = &report.torch {
         println!("PyTorch: skipped: {why}");
     }

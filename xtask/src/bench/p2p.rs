@@ -1,10 +1,9 @@
 //! `cargo xtask bench p2p`: runs the benchmark of messages, and compares the policies.
 
 use anyhow::{Context, Result, bail, ensure};
-use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, medians, read};
+use super::figures::{Figure, compare, medians, read, table};
 use super::ours;
 
 #[derive(clap::Args)]
@@ -100,17 +99,7 @@ impl Report {
 
     fn print(&self) {
         println!("messages on {}", self.machine);
-        let mut table = Table::new();
-        table.load_preset(presets::NOTHING).set_header(["case", "policy", "µs", "of Shared"]);
-        let mut last = "";
-        for Figure { case, contender, ns, ratio } in &self.figures {
-            let ratio = ratio.map_or_else(String::new, |ratio| format!("{ratio:.3}"));
-            let name = if case == last { "" } else { case };
-            table.add_row([name, contender, &format!("{:.1}", ns / 1e3), &ratio]);
-            last = case;
-        }
-        table.column_iter_mut().skip(2).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
-        println!("{table}");
+        println!("{}", table(&self.figures, ("µs", 1e3), "of Shared"));
         for Skipped { case, why } in &self.skipped {
             println!("{case}: skipped: {why}");
         }
