@@ -54,9 +54,15 @@ mod torch_env;
 mod trace;
 mod viz;
 
+use std::any::Any;
+use std::io;
+use std::panic::{self, UnwindSafe};
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 #[derive(Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask", about = "Development tasks of the workspace")]
@@ -121,12 +127,17 @@ fn turn_with_a_world() -> std::sync::MutexGuard<'static, ()> {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().task {
-        Task::Demo(options) => return demo::run(&options),
-        Task::DemoRank(options) => return demo::run_rank(&options),
+    let task = Arguments::parse().task;
+    until_unread(|| perform(task))
+}
+
+fn perform(task: Task) -> Result<ExitCode> {
+    match task {
+        Task::Demo(options) => return Ok(demo::run(&options)),
+        Task::DemoRank(options) => return Ok(demo::run_rank(&options)),
         Task::KillTest(options) => kill_test::run(&options),
         Task::KillTestRank(options) => kill_test::run_rank(&options),
-        Task::Launch(options) => return launch::run(&options),
+        Task::Launch(options) => return Ok(launch::run(&options)),
         Task::Doctor(options) => doctor::run(&options),
         Task::Replay(options) => replay::run(&options),
         Task::Bench(options) => bench::run(&options),
@@ -143,12 +154,83 @@ fn main() -> ExitCode {
         Task::Fr(options) => fr::run(&options),
         Task::Viz(options) => viz::run(&options),
         Task::Codegen(options) => codegen::run(&options),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a shell says of a program that `SIGPIPE` has ended.
+const UNREAD: u8 = 128 + 13;
+
+/// Runs a command, which ends without a word where it prints what nobody reads any more (`| head -1`). Not by the signal,
+/// which would also come from a child's pipe, and would leave behind what the command has started: what `println` makes
+/// of it is a panic, which unwinds.
+fn until_unread(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> ExitCode {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !is_of_unread(panic.payload()) {
+            usual(panic);
+        }
+    }));
+    match panic::catch_unwind(command) {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) if is_broken_pipe(&error) && nobody_reads() => ExitCode::from(UNREAD),
+        Ok(Err(error)) => {
             eprintln!("error: {}", shell::explain(&error));
             ExitCode::FAILURE
         }
+        Err(panic) if is_of_unread(&*panic) => ExitCode::from(UNREAD),
+        Err(panic) => panic::resume_unwind(panic),
+    }
+}
+
+/// Whether a panic is that of `println` into a pipe that nobody reads.
+fn is_of_unread(panic: &dyn Any) -> bool {
+    let cause = io::Error::from(Errno::PIPE).to_string();
+    let said = panic.downcast_ref::<String>();
+    said.is_some_and(|said| said.starts_with("failed printing to std") && said.ends_with(&cause))
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let kinds = error.chain().filter_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+    kinds.into_iter().any(|kind| kind == io::ErrorKind::BrokenPipe)
+}
+
+/// Whether what is printed goes into a pipe without a reader.
+fn nobody_reads() -> bool {
+    let stdout = io::stdout();
+    let mut pipe = [PollFd::new(&stdout, PollFlags::empty())];
+    poll(&mut pipe, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        && pipe[0].revents().contains(PollFlags::ERR)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use crate::demo_end_to_end::xtask;
+
+    #[test]
+    fn a_command_that_nobody_reads_ends_without_a_word() {
+        // One prints by `println`, one writes and hears of the error.
+        for task in [["sim", "explore", "--seeds=0..2"], ["bench", "store", "--serve"]] {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut command = Command::new(xtask());
+            let ended = command.args(task).stdin(Stdio::null()).stdout(writer).output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stderr);
+            assert_eq!((ended.status.code(), said.as_ref()), (Some(super::UNREAD.into()), ""), "{task:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_closed_pipe_ends_a_command_without_a_word() {
+        let payload = |said: &str| super::is_of_unread(&said.to_owned());
+        assert!(payload("failed printing to stdout: Broken pipe (os error 32)"));
+        assert!(!payload("failed printing to stdout: No space left on device (os error 28)"));
+        assert!(!payload("called `Option::unwrap()` on a `None` value"));
+        let error = |errno: rustix::io::Errno| {
+            super::is_broken_pipe(&anyhow::Error::from(std::io::Error::from(errno)).context("printing"))
+        };
+        assert!(error(rustix::io::Errno::PIPE) && !error(rustix::io::Errno::NOSPC));
     }
 }
