@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net;
 
 use super::join::{address, read_hello, refuse, seqpacket, welcome};
@@ -81,6 +81,9 @@ impl Meeting {
             let Some(ready) = self.wait() else { return };
             for index in ready.into_iter().rev() {
                 let Some(hello) = self.hear(index) else { continue };
+                if !self.forget_gone(index) {
+                    continue;
+                }
                 match self.roster.join(hello) {
                     Joined::Wait => {}
                     Joined::Complete => return self.complete(hello.size),
@@ -137,6 +140,21 @@ impl Meeting {
         heard
     }
 
+    /// Frees the places of those that have hung up, which may not have been heard yet, for who comes in their stead.
+    /// Whether the caller at `newest`, which has no place yet, is still there.
+    fn forget_gone(&mut self, newest: usize) -> bool {
+        for (index, caller) in self.callers.iter_mut().enumerate() {
+            if caller.hello.is_some()
+                && has_hung_up(&caller.socket)
+                && let Some(gone) = caller.hello.take()
+                && index != newest
+            {
+                self.roster.leave(gone.rank);
+            }
+        }
+        self.callers[newest].hello.is_some()
+    }
+
     fn complete(self, size: usize) {
         // An id serves once: before anybody goes on, nobody listens any more.
         drop(self.listener);
@@ -152,4 +170,10 @@ impl Meeting {
             }
         }
     }
+}
+
+fn has_hung_up(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    rustix::event::poll(&mut polled, Some(&Timespec::default())).is_ok()
+        && polled[0].revents().contains(PollFlags::HUP)
 }
