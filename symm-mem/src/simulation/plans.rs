@@ -235,6 +235,9 @@ impl World {
             ends.push(end);
         }
         let held = own.handles.held();
+        // A map has them in another order each time.
+        let mut open: Vec<_> = held.keys().copied().collect();
+        open.sort_unstable();
         let mut record = Record {
             rank,
             plan: name.to_string(),
@@ -248,7 +251,7 @@ impl World {
             card: Vec::new(),
             channels: CHANNELS as u32,
             exports,
-            held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
+            held: open.into_iter().map(|(peer, id)| Held { peer, id }).collect(),
             ends: ends.clone(),
         };
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {

@@ -71,7 +71,6 @@ fn members_agree_whatever_happens() {
         "CounterpartMissing",
         "PartMismatch",
         "NoPeerAccess",
-        "OutOfReach",
         "RecordUnreadable",
     ] {
         assert!(ends.contains(end), "{end} never happened: {ends:?}");
