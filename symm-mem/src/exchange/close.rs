@@ -17,6 +17,7 @@ use super::{
     core::{Core, closed_key},
     handles::Open,
     lease::{Lease, Standing},
+    quiet,
     shared::Shared,
     watch::TICK,
 };
@@ -42,10 +43,18 @@ struct State {
     leases: Vec<(Arc<Core>, Lease)>,
     /// Peers' memory that may have no other holder.
     borrowed: Vec<Open>,
+    /// Plans of which peers have let go too.
+    over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
     stopping: bool,
     /// Leases end now.
     hurry: bool,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.closing.is_empty() && self.leases.is_empty() && self.borrowed.is_empty() && self.over.is_empty()
+    }
 }
 
 impl Closer {
@@ -105,6 +114,16 @@ impl Closer {
         self.tell(|state| state.leases.push((core, lease)));
     }
 
+    /// Drops what may close or free memory, if that can be done now.
+    fn free<T>(&self, held: &mut Vec<T>) {
+        if !held.is_empty()
+            && let Some(_moment) = quiet::moment()
+        {
+            self.outstanding.fetch_sub(held.len(), Ordering::AcqRel);
+            held.clear();
+        }
+    }
+
     fn lend(&self, core: &Core) -> Lease {
         Lease::new(core.peers(), self.begun.elapsed() + self.lease)
     }
@@ -117,7 +136,7 @@ pub(super) fn run(shared: &Shared) {
     let closer = &shared.closer;
     let mut state = closer.lock();
     loop {
-        if state.closing.is_empty() && state.leases.is_empty() && state.borrowed.is_empty() {
+        if state.is_empty() {
             if state.stopping {
                 break;
             }
@@ -126,14 +145,10 @@ pub(super) fn run(shared: &Shared) {
         }
         let mut closing = std::mem::take(&mut state.closing);
         let mut leases = std::mem::take(&mut state.leases);
-        let borrowed = std::mem::take(&mut state.borrowed);
+        let mut borrowed = std::mem::take(&mut state.borrowed);
+        let mut over = std::mem::take(&mut state.over);
         let hurry = state.hurry;
         drop(state);
-
-        for open in borrowed {
-            drop(open);
-            closer.outstanding.fetch_sub(1, Ordering::AcqRel);
-        }
 
         if hurry {
             for core in closing.iter().filter(|core| !core.is_idle() && core.fault().is_ok()) {
@@ -141,20 +156,24 @@ pub(super) fn run(shared: &Shared) {
                 shared.watch.failed(core);
             }
         }
-        let idle: Vec<Arc<Core>> = closing.extract_if(.., |core| core.is_idle()).collect();
-        for core in idle {
+        for core in closing.extract_if(.., |core| core.is_idle() && has_closed(shared, core)) {
             let lease = farewell(shared, &core);
             leases.push((core, lease));
         }
-        let overdue = collect(shared, &mut leases, hurry);
+        let overdue = collect(shared, &mut leases, &mut over, hurry);
+        closer.free(&mut borrowed);
+        closer.free(&mut over);
 
         state = closer.lock();
-        let patience = if closing.is_empty() { ASK } else { TICK };
+        let only_leases = closing.is_empty() && borrowed.is_empty() && over.is_empty();
+        let patience = if only_leases { ASK } else { TICK };
         state.closing.splice(..0, closing);
         state.leases.splice(..0, leases);
+        state.borrowed.splice(..0, borrowed);
+        state.over.splice(..0, over);
         state.quarantine.extend(overdue);
         closer.changed.notify_all();
-        if !(state.closing.is_empty() && state.leases.is_empty()) {
+        if !state.is_empty() {
             state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -162,11 +181,15 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Lets go of what the peers have lent for a plan that was dropped, and says so.
-fn farewell(shared: &Shared, core: &Core) -> Lease {
+/// Lets go of what the peers have lent for a plan that was dropped, if that can be done now.
+fn has_closed(shared: &Shared, core: &Core) -> bool {
     // Words that were written beside the callers' streams: whoever is told may use the slots again.
     let _ = shared.control.synchronize();
-    core.close();
+    quiet::moment().map(|_moment| core.close()).is_some()
+}
+
+/// Tells the peers of a plan that this rank has let go.
+fn farewell(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
         // A peer that does not come to know keeps its memory until its lease is overdue.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
@@ -175,7 +198,12 @@ fn farewell(shared: &Shared, core: &Core) -> Lease {
 }
 
 /// Ends the leases that are over; those that are overdue are the answer.
-fn collect(shared: &Shared, leases: &mut Vec<(Arc<Core>, Lease)>, hurry: bool) -> Vec<Quarantined> {
+fn collect(
+    shared: &Shared,
+    leases: &mut Vec<(Arc<Core>, Lease)>,
+    over: &mut Vec<Arc<Core>>,
+    hurry: bool,
+) -> Vec<Quarantined> {
     let (store, closer) = (&shared.info.store, &shared.closer);
     let now = if hurry { Duration::MAX } else { closer.begun.elapsed() };
     let mut overdue = Vec::new();
@@ -194,11 +222,13 @@ fn collect(shared: &Shared, leases: &mut Vec<(Arc<Core>, Lease)>, hurry: bool) -
             }
             Standing::Over => {
                 shared.slots().give_back(core.slots.clone());
-                drop(core);
+                over.push(core);
             }
-            Standing::Overdue => overdue.push(Quarantined::new(core, lease.waiting().to_vec())),
+            Standing::Overdue => {
+                overdue.push(Quarantined::new(core, lease.waiting().to_vec()));
+                closer.outstanding.fetch_sub(1, Ordering::AcqRel);
+            }
         }
-        closer.outstanding.fetch_sub(1, Ordering::AcqRel);
     }
     overdue
 }

@@ -11,7 +11,7 @@ use std::{
 use cuda_driver::{DevicePtr, Event, Stream};
 
 use super::{
-    Fault, Memory, Transfer, generation::Generations, handles::Imported, protocol::Part, slots::Words,
+    Fault, Memory, Transfer, generation::Generations, handles::Imported, protocol::Part, quiet, slots::Words,
 };
 
 /// A plan: its transfers, and what it holds.
@@ -90,11 +90,13 @@ impl Core {
 
     /// Something of the plan is under way, until [`ended`](Self::ended).
     pub(super) fn begun(&self) {
+        quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(super) fn ended(&self) {
         self.pending.fetch_sub(1, Ordering::AcqRel);
+        quiet::ended();
     }
 
     pub(super) fn is_idle(&self) -> bool {

@@ -41,6 +41,7 @@
 //! | `slots` | where peers signal to this rank |
 //! | `watch` | the deadlines of waits |
 //! | `close`, `lease` | the end of plans; what is lent stays until it is let go of |
+//! | `quiet` | when memory is closed or freed in a process of several ranks |
 //!
 //! *Who holds what.* A plan holds this rank's buffers and what it has open of its peers'. An allocation of a peer is known
 //! by a number that is never used again, is opened once for all plans of an exchange, and closed with the last of them. What
@@ -61,6 +62,7 @@ mod memory;
 mod options;
 mod plan;
 pub mod protocol;
+mod quiet;
 mod share;
 mod shared;
 pub(crate) mod slots;

@@ -6,11 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus};
+use cuda_driver::{
+    Event, Stream, WaitCondition,
+    graph::{CaptureStatus, GraphExec},
+};
 
 use super::{
     Awaited, Fault, Owner, Part, TransferError,
     core::{Core, Wire},
+    quiet,
     shared::Shared,
     watch::Watched,
 };
@@ -36,7 +40,7 @@ use super::{
 /// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other
 /// go on, so it is down whenever the other may set it again, however often the graphs run; both ends capture, and in one
 /// graph a transfer's `ready` and `wait` take turns, the last of which is `wait`. The deadline of a graph is bounded by
-/// [`watch`](Self::watch), after each launch.
+/// [`launch`](Self::launch), or by [`watch`](Self::watch) after each launch.
 ///
 /// *Deadlines* count from the call, with what the stream has to do before. Who is late makes the plan fail: its waits are let go, so that streams and context
 /// live, and [`check`](Self::check), to be asked before what was transferred is used, says who it was. So it does on the
@@ -152,8 +156,31 @@ impl Plan {
     /// # Errors
     /// [`TransferError::Fault`]; [`TransferError::Driver`].
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
-        core.fault()?;
+        let _gate = quiet::enqueueing();
+        self.inner.core.fault()?;
+        self.bound(stream, deadline)
+    }
+
+    /// Launches a graph that captures transfers of this plan, and bounds it: if it has not ended by the deadline, the plan
+    /// fails. In a process of several ranks this and not [`watch`](Self::watch): between a launch and that call a thread of
+    /// an exchange could close memory, which waits for the launch in the driver, and other ranks' threads with it.
+    ///
+    /// # Errors
+    /// As [`watch`](Self::watch).
+    pub fn launch(
+        &self,
+        graph: &GraphExec,
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<(), TransferError> {
+        let _gate = quiet::enqueueing();
+        self.inner.core.fault()?;
+        stream.launch(graph)?;
+        self.bound(stream, deadline)
+    }
+
+    fn bound(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
+        let shared = &self.inner.owner.shared;
         let done = shared.watch.event(&shared.context)?;
         stream.record(&done)?;
         self.watched(stream, done, Some((0, Awaited::Graph)), Some(deadline), None);
@@ -205,6 +232,7 @@ impl Plan {
             core.captured.store(true, Ordering::Release);
             return steps.iter().try_for_each(|step| Ok(captured(step, wire, stream)?));
         }
+        let _gate = quiet::enqueueing();
         // Until its end is recorded: two threads must not come between each other's steps.
         let mut turn = wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let begins = !matches!(asked, "wait");

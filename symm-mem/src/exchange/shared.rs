@@ -19,6 +19,7 @@ use super::{
     close::Closer,
     core::Core,
     handles::Handles,
+    quiet::Present,
     slots::{SLOT_BYTES, Slots},
     watch::Watch,
 };
@@ -59,6 +60,7 @@ pub(super) struct Shared {
     pub(super) closer: Closer,
     /// For those who [check](super::Plan::check).
     mirror: Mutex<Mirror>,
+    _present: Present,
 }
 
 impl Shared {
@@ -69,6 +71,7 @@ impl Shared {
         tools: Tools,
         options: ExchangeOptions,
     ) -> Self {
+        let rank = rank_of(&info);
         let Tools { control, mirror, glance, glanced } = tools;
         Self {
             info,
@@ -80,6 +83,7 @@ impl Shared {
             watch: Watch::new(glance, glanced),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
+            _present: Present::new(rank),
         }
     }
 
@@ -89,7 +93,7 @@ impl Shared {
 
     /// This rank, of the job.
     pub(super) fn rank(&self) -> u32 {
-        self.info.global_ranks().get(self.info.rank()).copied().unwrap_or(u32::MAX)
+        rank_of(&self.info)
     }
 
     /// Where this rank's slots lie.
@@ -119,6 +123,10 @@ impl Shared {
         self.control.synchronize()?;
         Ok(mirror.abandoned(core))
     }
+}
+
+fn rank_of(info: &GroupInfo) -> u32 {
+    info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 
 /// A rank's slots in the host's memory.

@@ -123,8 +123,7 @@ fn graphs(rank: &Rank<'_>, mesh: &Mesh, times: usize, rounds: std::ops::Range<us
     for round in rounds {
         mesh.fill(rank, round);
         (rank.meet)();
-        rank.stream.launch(&graph).unwrap();
-        mesh.plan.watch(&rank.stream, LONG).unwrap();
+        mesh.plan.launch(&graph, &rank.stream, LONG).unwrap();
         rank.stream.synchronize().unwrap();
         mesh.plan.check().unwrap();
         mesh.check(rank, round);

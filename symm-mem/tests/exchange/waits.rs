@@ -1,6 +1,6 @@
 //! Waits that end by their deadline, plans that are given up, leases.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use cuda_driver::graph::CaptureMode;
 use process_group::store::Deadline;
@@ -120,7 +120,7 @@ fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
 }
 
 #[test]
-fn a_graph_is_bounded_by_its_watch() {
+fn a_graph_is_bounded_by_its_launch() {
     on_ranks(2, options(), graph_is_bounded);
 }
 
@@ -135,8 +135,7 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
     let graph = capture.end().unwrap().instantiate().unwrap();
     (rank.meet)();
     if rank.rank == 0 {
-        rank.stream.launch(&graph).unwrap();
-        plan.watch(&rank.stream, SHORT).unwrap();
+        plan.launch(&graph, &rank.stream, SHORT).unwrap();
         rank.stream.synchronize().unwrap();
         let late = fault(&plan);
         assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
@@ -148,6 +147,35 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
     drop(graph);
     (rank.meet)();
     goes_on(rank, "plan", parts);
+}
+
+/// Closing waits for the device, in a driver that ranks as threads share.
+#[test]
+fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
+    on_ranks(2, options(), |rank| {
+        let memory = [rank.mapped(4096), rank.mapped(4096)];
+        let parts = [Part::PutTo, Part::PutFrom];
+        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
+        if rank.rank == 1 {
+            rank.enqueue_round(&kept, &parts[1..], LONG);
+        }
+        (rank.meet)();
+        drop(gone);
+        if rank.rank == 0 {
+            // Long enough for its thread to look many times.
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(rank.exchange.open_handles(), 2);
+            rank.enqueue_round(&kept, &parts[..1], LONG);
+        }
+        rank.stream.synchronize().unwrap();
+        kept.check().unwrap();
+        let patience = Deadline::after(10 * LONG);
+        while rank.rank == 0 && rank.exchange.open_handles() > 1 {
+            assert!(!patience.expired(), "what is over is closed once nothing is under way");
+            thread::sleep(Duration::from_millis(1));
+        }
+        (rank.meet)();
+    });
 }
 
 #[test]
