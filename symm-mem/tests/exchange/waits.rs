@@ -241,7 +241,7 @@ fn what_a_peer_holds_on_to_is_kept_and_reported() {
                 if let Some(overdue) = rank.exchange.quarantine().pop() {
                     break overdue;
                 }
-                std::thread::yield_now();
+                thread::yield_now();
             };
             assert_eq!((overdue.plan(), overdue.generation(), overdue.peers()), ("plan", 1, &[0][..]));
             assert!(overdue.memory().all(|lent| lent.ptr() == memory.ptr()));
