@@ -14,6 +14,7 @@ mod communicator;
 mod element;
 mod faults;
 mod group;
+mod hooked;
 mod input;
 mod libraries;
 mod lost;

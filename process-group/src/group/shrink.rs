@@ -223,6 +223,14 @@ struct Survivors<'a> {
     excluded: &'a [usize],
 }
 
+/// What a survivor finds of the others.
+enum Found {
+    /// One leaves out others: the outcome that says so.
+    Differing(String),
+    /// These survivors have not come; all others agree.
+    Missing(Vec<usize>),
+}
+
 impl Survivors<'_> {
     fn key(rank: usize) -> String {
         format!("card/{rank}")
@@ -233,24 +241,20 @@ impl Survivors<'_> {
         let card = format!("{state} {}", numbers(self.excluded));
         self.store.set(&Self::key(self.group.rank), card.as_bytes())?;
         // Of two that differ, the later one finds the earlier: whatever stands, they do not go on together.
-        for rank in 0..self.group.size() {
-            if let Some((_, theirs)) = self.card(rank)?.filter(|(_, theirs)| theirs != self.excluded) {
-                let (mine, theirs) = (numbers(self.excluded), numbers(&theirs));
-                let outcome = format!("{DIFFER} {} {mine} {rank} {theirs}", self.group.rank);
+        match self.found()? {
+            Found::Differing(outcome) => {
                 self.decide(&outcome)?;
                 return Err(self.meaning(&outcome, deadline));
             }
-        }
-        if self.missing()?.is_empty() {
-            self.decide(COMPLETE)?;
+            Found::Missing(missing) if missing.is_empty() => drop(self.decide(COMPLETE)?),
+            Found::Missing(_) => {}
         }
         let stands = vigil.attend_word(OUTCOME, || match self.store.get(OUTCOME, deadline) {
             Err(StoreError::Timeout { .. }) => {
-                let missing = self.missing()?;
-                let opinion = if missing.is_empty() {
-                    COMPLETE.into()
-                } else {
-                    format!("{ABSENT} {}", numbers(&missing))
+                let opinion = match self.found()? {
+                    Found::Differing(outcome) => outcome,
+                    Found::Missing(missing) if missing.is_empty() => COMPLETE.into(),
+                    Found::Missing(missing) => format!("{ABSENT} {}", numbers(&missing)),
                 };
                 self.decide(&opinion)
             }
@@ -289,14 +293,23 @@ impl Survivors<'_> {
         read.map(Some).ok_or_else(|| self.group.unreadable(&key, card))
     }
 
-    fn missing(&self) -> Result<Vec<usize>> {
+    /// What the cards come to. Each is looked at once: one that comes later is missing here, and not taken for one that was
+    /// compared.
+    fn found(&self) -> Result<Found> {
         let mut missing = Vec::new();
-        for rank in self.left {
-            if !self.store.check(&[&Self::key(*rank)])? {
-                missing.push(*rank);
+        for rank in 0..self.group.size() {
+            match self.card(rank)? {
+                Some((_, theirs)) if theirs != self.excluded => {
+                    let (mine, theirs) = (numbers(self.excluded), numbers(&theirs));
+                    let outcome = format!("{DIFFER} {} {mine} {rank} {theirs}", self.group.rank);
+                    return Ok(Found::Differing(outcome));
+                }
+                Some(_) => {}
+                None if self.left.contains(&rank) => missing.push(rank),
+                None => {}
             }
         }
-        Ok(missing)
+        Ok(Found::Missing(missing))
     }
 
     /// The error that an outcome stands for.

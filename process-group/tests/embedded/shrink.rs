@@ -1,6 +1,14 @@
 //! Going on without some of the ranks: shrink, revoke; and what a communicator holds.
 
-use std::{collections::BTreeSet, env, time::Duration};
+use std::{
+    collections::BTreeSet,
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use gpu_sim::{Action, Injection};
 use process_group::{
@@ -16,6 +24,7 @@ use rustix::process::Signal;
 use rusty_fork::rusty_fork_test;
 
 use super::common::{Rank, faithful, far, machine, machine_with, soon, values};
+use super::hooked::Hooked;
 use super::processes::{all_succeed, spawn};
 
 /// A sum over the communicator, of 1 from each rank.
@@ -399,6 +408,37 @@ rusty_fork_test! {
             rest.destroy(far()).unwrap();
             rank.store.set("over", b"").unwrap();
             world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Whoever looked at all cards before any other stood there is not the one who says that all agree.
+    #[test]
+    fn survivors_who_come_while_another_looks_are_compared_too() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let (store, has_looked) = (rank.store.clone(), AtomicBool::new(false));
+            let look = move |call: &'static str, key: &str| {
+                // The last card of its first look.
+                if let Some(cards) = key.strip_suffix("card/2")
+                    && call == "check"
+                    && !has_looked.swap(true, Ordering::Relaxed)
+                {
+                    store.set("looked", b"")?;
+                    store.wait(&[&format!("{cards}card/0"), &format!("{cards}card/1")], far())?;
+                }
+                Ok(())
+            };
+            let builder = rank.builder();
+            let builder = if rank.rank == 2 { builder.store(Arc::new(Hooked::new(&rank.store, look))) } else { builder };
+            let world = builder.build().unwrap();
+            if rank.rank != 2 {
+                rank.store.wait(&["looked"], far()).unwrap();
+            }
+            let error = world.shrink(&[(rank.rank + 1) % 3], ShrinkMode::AfterFailure).unwrap_err();
+            assert!(matches!(error, GroupError::Shrink { source: ShrinkError::Differ { .. }, .. }), "{error}");
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
     }

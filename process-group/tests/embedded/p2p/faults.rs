@@ -13,11 +13,14 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     comm::{CommError, wait_for_dropped},
     group::{GroupError, P2pPolicy, Request},
-    store::{self, Deadline, HashStore, Store, StoreError},
+    store::{Deadline, StoreError},
 };
 use rusty_fork::rusty_fork_test;
 
-use super::super::common::{Machine, far, machine};
+use super::super::{
+    common::{Machine, far, machine},
+    hooked::Hooked,
+};
 use super::exchange;
 
 /// Texts and versions, which errors ask for; and what follows when everything is done, and is reported elsewhere.
@@ -29,72 +32,6 @@ const CANNOT_FAIL_IT: [&str; 6] = [
     "cuGetErrorString",
     "cuCtxPopCurrent_v2",
 ];
-
-/// A store that is lost to its rank after some calls.
-struct Mortal {
-    store: Arc<HashStore>,
-    left: AtomicI64,
-}
-
-impl Mortal {
-    fn alive(&self) -> store::Result<&HashStore> {
-        match self.left.fetch_sub(1, Ordering::Relaxed) {
-            1.. => Ok(&self.store),
-            _ => Err(StoreError::Argument("the store is lost".into())),
-        }
-    }
-}
-
-impl Store for Mortal {
-    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.alive()?.set(key, value)
-    }
-    fn get(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
-        self.alive()?.get(key, deadline)
-    }
-    fn check(&self, keys: &[&str]) -> store::Result<bool> {
-        self.alive()?.check(keys)
-    }
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> store::Result<()> {
-        self.alive()?.wait(keys, deadline)
-    }
-    fn add(&self, key: &str, delta: i64) -> store::Result<i64> {
-        self.alive()?.add(key, delta)
-    }
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> store::Result<Vec<u8>> {
-        self.alive()?.compare_set(key, expected, new)
-    }
-    fn append(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.alive()?.append(key, value)
-    }
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> store::Result<Vec<Vec<u8>>> {
-        self.alive()?.multi_get(keys, deadline)
-    }
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> store::Result<()> {
-        self.alive()?.multi_set(entries)
-    }
-    fn delete(&self, key: &str) -> store::Result<bool> {
-        self.alive()?.delete(key)
-    }
-    fn num_keys(&self) -> store::Result<u64> {
-        self.alive()?.num_keys()
-    }
-    fn list_keys(&self) -> store::Result<Vec<String>> {
-        self.alive()?.list_keys()
-    }
-    fn queue_push(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.alive()?.queue_push(key, value)
-    }
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
-        self.alive()?.queue_pop(key, deadline)
-    }
-    fn queue_try_pop(&self, key: &str) -> store::Result<Option<Vec<u8>>> {
-        self.alive()?.queue_try_pop(key)
-    }
-    fn queue_len(&self, key: &str) -> store::Result<u64> {
-        self.alive()?.queue_len(key)
-    }
-}
 
 rusty_fork_test! {
     #[test]
@@ -222,15 +159,21 @@ rusty_fork_test! {
         for calls in 0.. {
             let ready = Barrier::new(2);
             let results = machine.ranks(2, |rank| {
-                let mortal = Arc::new(Mortal { store: rank.store.clone(), left: AtomicI64::new(i64::MAX) });
+                // The store is lost to the rank after some calls.
+                let left = Arc::new(AtomicI64::new(i64::MAX));
+                let counted = left.clone();
+                let mortal = Hooked::new(&rank.store, move |_, _| match counted.fetch_sub(1, Ordering::Relaxed) {
+                    1.. => Ok(()),
+                    _ => Err(StoreError::Argument("the store is lost".into())),
+                });
                 let builder = rank.builder().epoch(calls).lazy().p2p(P2pPolicy::Auto);
-                let builder = if rank.rank == 0 { builder.store(mortal.clone()) } else { builder };
+                let builder = if rank.rank == 0 { builder.store(Arc::new(mortal)) } else { builder };
                 let world = builder.build().unwrap();
                 ready.wait();
-                mortal.left.store(calls as i64, Ordering::Relaxed);
+                left.store(calls as i64, Ordering::Relaxed);
                 let deadline = Deadline::after(Duration::from_millis(if rank.rank == 0 { 60_000 } else { 500 }));
                 let made = world.connect_to(1 - rank.rank, deadline);
-                mortal.left.store(i64::MAX, Ordering::Relaxed);
+                left.store(i64::MAX, Ordering::Relaxed);
                 made
             });
             assert!(wait_for_dropped(far()));
