@@ -3,9 +3,12 @@
 
 use std::{
     fs::{self, File},
-    io::{IoSlice, Read, Seek, Write},
+    io::{IoSlice, Write},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -34,11 +37,11 @@ fn file(text: &str) -> File {
 }
 
 fn read(descriptor: &OwnedFd) -> String {
-    let mut file = File::from(descriptor.try_clone().unwrap());
-    let mut text = String::new();
-    file.rewind().unwrap();
-    file.read_to_string(&mut text).unwrap();
-    text
+    // The descriptor's place in the file is that of all who have it.
+    let file = File::from(descriptor.try_clone().unwrap());
+    let mut text = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut text, 0).unwrap();
+    String::from_utf8(text).unwrap()
 }
 
 /// One member's part among `doors`: what the others handed over, by their places.
