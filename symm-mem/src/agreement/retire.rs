@@ -368,6 +368,12 @@ impl Retire {
         }
     }
 
+    /// Whether windows are being deregistered. Who is alive says how that went before its time is up: a wait is not cut short
+    /// then because somebody is lost, or those who are still at it would be blamed with the lost.
+    pub fn is_releasing(&self) -> bool {
+        matches!(self.phase, Phase::Deregistering { .. } | Phase::Outcomes(_))
+    }
+
     fn arrive(&mut self, mut arrival: Box<Arrival>, input: Input, now: Duration) -> RetireOutput {
         let ask = match arrival.step(input, now) {
             Arriving::Ask(ask) => ask,

@@ -255,12 +255,15 @@ impl SymmetricPool {
         parties: &[Party<'_>],
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
         let mut line = Line::new(self.domain().store());
-        let goes_on = || parties.iter().all(|party| party.group.standing().is_ok());
         let mut windows = 0;
         let mut input = RetireInput::Answer(Input::Start);
         let meeting: Meeting<Retired> = loop {
             input = match machine.step(input, line.elapsed()) {
-                RetireOutput::Ask(ask) => RetireInput::Answer(line.ask(ask, goes_on)),
+                RetireOutput::Ask(ask) => {
+                    let releasing = machine.is_releasing();
+                    let all_stand = || parties.iter().all(|party| party.group.standing().is_ok());
+                    RetireInput::Answer(line.ask(ask, || releasing || all_stand()))
+                }
                 RetireOutput::Quiesce { until } => {
                     RetireInput::Quiet(self.come_to_rest(parties, line.deadline(until)))
                 }

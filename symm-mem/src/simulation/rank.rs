@@ -183,7 +183,7 @@ impl Rank {
         self.pool.poison(id).is_some()
     }
 
-    /// Whether it is known that a member of what the rank is in is dead.
+    /// Whether it is known that a member of what the rank is in is dead, and the rank waits no longer for that.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
         let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
@@ -192,7 +192,9 @@ impl Rank {
                 in_group(group)
             }
             Work::Exchange(work) => in_group(&work.group),
-            Work::Retire { seats, .. } => seats.iter().any(|(group, _)| in_group(group)),
+            Work::Retire { machine, seats, .. } => {
+                !machine.is_releasing() && seats.iter().any(|(group, _)| in_group(group))
+            }
             Work::Length { .. } => false,
         }
     }
