@@ -107,23 +107,16 @@ __device__ __forceinline__ bool wait(const Ranks &ranks, u32 kernel, u32 peer, u
     return await<WAITS_FOR_SIGNAL>(ranks, kernel, slot(ranks, ranks.rank, channel, peer), peer, channel);
 }
 
-// Meets the peer that has this thread's number: true too for threads without one. `first`: what the kernel begins with, so
-// that nobody has looked yet whether this rank has given up.
-__device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u32 channel, bool first) {
+// Meets the peer that has this thread's number: true too for threads without one.
+__device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u32 channel) {
     const u32 peer = threadIdx.x;
     if (peer >= ranks.world || peer == ranks.rank) return true;
-    // Both addresses are on their way before anything waits.
-    u32 *const to = slot(ranks, peer, channel, ranks.rank), *const from = slot(ranks, ranks.rank, channel, peer);
-    if (first && gave_up(ranks)) return false;
-    // So are both words: the peer's signal has often come by the time that this one's is seen to have arrived.
-    const bool sent = flip<WAITS_FOR_ROOM>(to), taken = flip<WAITS_FOR_SIGNAL>(from);
-    return (sent || await<WAITS_FOR_ROOM>(ranks, kernel, to, peer, channel)) &&
-           (taken || await<WAITS_FOR_SIGNAL>(ranks, kernel, from, peer, channel));
+    return put(ranks, kernel, peer, channel) && wait(ranks, kernel, peer, channel);
 }
 
 // Meets this block of every rank, all of its threads taking part: what those blocks did before is done and seen.
 // False, for all threads: it did not come to that, and the block ends.
 __device__ __noinline__ bool meet(const Ranks ranks, u32 kernel) {
     __syncthreads();
-    return __syncthreads_and(meet_peer(ranks, kernel, USER_CHANNELS + blockIdx.x, false)) != 0;
+    return __syncthreads_and(meet_peer(ranks, kernel, USER_CHANNELS + blockIdx.x)) != 0;
 }
