@@ -18,17 +18,32 @@
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
 //! | [`Direct`](P2pPolicy::Direct) | none, nor the group's: a [path](crate::Path) that is installed | messages with different peers, and both directions |
 //!
-//! Measured on 2 H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three runs of `cargo xtask bench p2p`), with two streams:
+//! Measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, two to five runs of `cargo xtask bench p2p`), with a stream
+//! for each direction and peer, in µs; 2 GPUs:
 //!
-//! | policy | 256 MiB in both directions, µs | 64 KiB down and up, µs a step | device memory beyond the group's 580 MiB |
+//! | policy | 256 MiB in both directions | 64 KiB down and up, a step | device memory beyond the group's 582 MiB |
 //! |---|---|---|---|
-//! | `Shared` | 1549 to 1557 | 22.4 to 23.7 | none |
-//! | `Shared`, in a batch | 909 to 917 | 12.7 to 13.6 | none |
-//! | `Lanes(1)` | 1547 to 1564 | 22.8 to 24.2 | 198 MiB |
-//! | `Lanes(2)` | 808 to 823 | 22.7 to 24.2 | 396 MiB |
-//! | `PerPair` | 1542 to 1552 | 23.1 to 23.3 | 198 MiB |
-//! | `Direct` | not measured | not measured | 96 MiB of rings |
-//! | `Direct`, in a batch | not measured | not measured | the same |
+//! | `Shared` | 1549 to 1559 | 18.7 to 23.7 | none |
+//! | `Shared`, in a batch | 909 to 917 | 9.6 to 13.6 | none |
+//! | `Lanes(1)` | 1542 to 1564 | 18.0 to 24.2 | 196 MiB |
+//! | `Lanes(2)` | 798 to 823 | 15.8 to 24.2 | 392 MiB |
+//! | `PerPair` | 1532 to 1552 | 19.7 to 23.3 | 196 MiB |
+//! | `Direct` | 1010 | 14.2 to 19.4 | 96 MiB of rings, and no group's |
+//! | `Direct`, in a batch | 908 | 22.8 | the same |
+//! | a copy engine alone | 699 | | |
+//!
+//! 4 GPUs, where the second column is 256 MiB to each of three peers at once:
+//!
+//! | policy | 256 MiB in both directions | to three peers | 64 KiB down and up, a step | beyond the group's 710 MiB |
+//! |---|---|---|---|---|
+//! | `Shared` | 1543 to 1558 | 2264 to 2271 | 54 to 55 | none |
+//! | `Shared`, in a batch | 964 to 966 | 2227 to 2253 | 15.2 to 15.3 | none |
+//! | `Lanes(3)` | 1536 to 1558 | 2193 to 2214 | 52 to 53 | 590 MiB |
+//! | `Lanes(6)` | 819 to 830 | 2196 to 2212 | 42 to 43 | 1182 MiB |
+//! | `PerPair` | 1539 to 1544 | 2197 to 2214 | 51 to 53 | 590 MiB |
+//! | `Direct` | 1054 | 2365 | 40 to 42 | 288 MiB of rings, and no group's |
+//! | `Direct`, in a batch | 929 | 2432 | 37 | the same |
+//! | a copy engine alone | 698 | 2047 | | |
 //!
 //! lockstep-symm-mem has a path for `Direct`, in `symm_mem::direct`; its memory is for each other member, and an option.
 //!
