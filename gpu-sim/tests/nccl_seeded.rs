@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use super::rig::{OK, Rig, run_in_comm};
+use super::rig::{Comm, OK, Rig, run_in_comm};
 use gpu_sim::{RunError, Step, World};
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
@@ -115,6 +115,10 @@ rusty_fork_test! {
                         assert!(rig.last_error().contains("ranks [0] to come to ncclCommSplit"));
                     }
                     rig.abort(comm);
+                    // The one that failed is given all the same.
+                    if device == 1 {
+                        rig.abort(Comm(child));
+                    }
                     rank.leave();
                 };
                 (format!("rank {device}"), Box::new(body) as Box<dyn FnOnce() + Send>)
