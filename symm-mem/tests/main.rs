@@ -1,7 +1,6 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
 mod commits;
-mod convert;
 mod direct;
 mod embedded;
 mod exchange;

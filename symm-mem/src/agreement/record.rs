@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use caching_alloc::core::symmetric::LogState;
 use process_group::group::GroupId;
 
 use super::{
@@ -50,6 +51,12 @@ pub struct LogPoint {
     pub hash: u64,
 }
 wire_struct!(LogPoint { length, hash });
+
+impl From<LogState> for LogPoint {
+    fn from(LogState { length, hash }: LogState) -> Self {
+        Self { length, hash }
+    }
+}
 
 impl fmt::Display for LogPoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

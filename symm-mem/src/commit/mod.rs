@@ -59,8 +59,7 @@ pub(crate) use self::{
 };
 use crate::{
     agreement::{
-        Agreed, Commit, Conclusion, Ending, GroupId, LogPoint, NoWindows, Poison, Readiness, Seat, Segment,
-        Situation,
+        Agreed, Commit, Conclusion, Ending, GroupId, NoWindows, Poison, Readiness, Seat, Segment, Situation,
     },
     pool::{Standing, SymmetricPool},
 };
@@ -209,8 +208,7 @@ impl SymmetricPool {
         found: Found,
     ) -> (Commit, Vec<Segment>) {
         let arena = self.memory().arena();
-        let state = arena.log().state();
-        let log = LogPoint { length: state.length, hash: state.hash };
+        let log = arena.log().state().into();
         let log_since = arena.log().oldest();
         let joins = options.joined && found.capabilities.library >= JOINED_SINCE;
         let segments = offered(arena.segments(), joins);

@@ -7,7 +7,7 @@ use process_group::comm::Communicator;
 
 use super::SymmetricGroup;
 use crate::agreement::{
-    BlockPlace, Capabilities, Enqueued, LogPoint, Operation, OperationKind, Readiness, Segment, WindowSupport,
+    BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
 };
 
 /// The first release with windows over several segments.
@@ -71,9 +71,10 @@ pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment
     offer.collect()
 }
 
-fn segment(segment: &SymmetricSegment) -> Segment {
+/// A segment, as the others are told of it.
+pub(crate) fn segment(segment: &SymmetricSegment) -> Segment {
     let SymmetricSegment { ordinal, bytes, log, .. } = *segment;
-    Segment { ordinal, bytes, flags: 0, log: LogPoint { length: log.length, hash: log.hash } }
+    Segment { ordinal, bytes, flags: 0, log: log.into() }
 }
 
 /// An operation of the allocation log, as the others are told of it.

@@ -224,8 +224,7 @@ impl SymmetricPool {
 
     /// The allocation log: how many operations, and their hash. Equal on all ranks that kept the promise.
     pub fn log(&self) -> LogPoint {
-        let state = self.memory.arena().log().state();
-        LogPoint { length: state.length, hash: state.hash }
+        self.memory.arena().log().state().into()
     }
 
     /// Forgets a group whose communicator is gone.

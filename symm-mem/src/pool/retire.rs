@@ -16,9 +16,8 @@ use process_group::{
 use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
-        Candidate, Committed, Ending, Enqueued, GroupId, Held, Input, LogPoint, Malformed, Meeting, Poison,
-        PoolId, Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
-        Seat,
+        Candidate, Committed, Ending, Enqueued, GroupId, Held, Input, Malformed, Meeting, Poison, PoolId,
+        Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord, Seat,
     },
     commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
 };
@@ -201,8 +200,7 @@ impl SymmetricPool {
             .collect();
         let table = self.table();
         let arena = self.memory().arena();
-        let state = arena.log().state();
-        let log = LogPoint { length: state.length, hash: state.hash };
+        let log = arena.log().state().into();
         let frozen = arena.is_frozen();
         let is_live = |ordinal: &u32| arena.segments().get(*ordinal as usize).is_some_and(|it| !it.retired);
         let unknown = ordinals.iter().find(|ordinal| !is_live(ordinal)).copied();

@@ -3,7 +3,7 @@
 use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
 
 use super::{PeerMemory, buffers::Homes, protocol::Subject};
-use crate::{agreement::LogPoint, pool::SymmetricBlock};
+use crate::pool::SymmetricBlock;
 
 /// Memory for a rendezvous: of a [`SymmetricBlock`] or of a [`PeerMemory`], all of it or a [part](Self::part). Holds the
 /// memory.
@@ -112,7 +112,7 @@ impl Buffer {
                 let (pool, ordinal) = (block.memory().id(), block.placement().ordinal);
                 let arena = block.memory().arena();
                 let segment = arena.segments().get(ordinal as usize)?;
-                let log = LogPoint { length: segment.log.length, hash: segment.log.hash };
+                let log = segment.log.into();
                 Some(Allocation {
                     subject: Subject::Pool { pool, ordinal, log },
                     number: None,

@@ -231,8 +231,7 @@ impl Rank {
     pub(super) fn made(&self, ordinal: u32) -> Option<(LogPoint, u64)> {
         let arena = self.pool.memory().arena();
         let segment = arena.segments().get(ordinal as usize)?;
-        let log = LogPoint { length: segment.log.length, hash: segment.log.hash };
-        Some((log, segment.bytes))
+        Some((segment.log.into(), segment.bytes))
     }
 
     /// What the pool was asked for, one entry an operation.

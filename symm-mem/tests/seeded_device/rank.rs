@@ -28,7 +28,7 @@ use super::{
     network::{Connection, Network},
     scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
 };
-use crate::end_to_end::convert::{operation, point, segment};
+use crate::commit::offer::{operation, segment};
 
 const MIB: u64 = 1 << 20;
 /// How many floats are summed.
@@ -200,8 +200,8 @@ impl Rank {
             capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
             enqueued: enqueued.collect(),
             address_space_left: None,
-            log: point(self.arena.log().state()),
-            log_since: self.arena.log().recent().next().map_or(0, |operation| operation.seq),
+            log: self.arena.log().state().into(),
+            log_since: self.arena.log().oldest(),
             segments: self.arena.segments().iter().map(segment).collect(),
         };
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
