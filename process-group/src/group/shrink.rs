@@ -225,8 +225,8 @@ struct Survivors<'a> {
 
 /// What a survivor finds of the others.
 enum Found {
-    /// One leaves out others: the outcome that says so.
-    Differing(String),
+    /// The outcome is known: all agree, or one leaves out others.
+    Outcome(String),
     /// These survivors have not come; all others agree.
     Missing(Vec<usize>),
 }
@@ -242,18 +242,18 @@ impl Survivors<'_> {
         self.store.set(&Self::key(self.group.rank), card.as_bytes())?;
         // Of two that differ, the later one finds the earlier: whatever stands, they do not go on together.
         match self.found()? {
-            Found::Differing(outcome) => {
+            Found::Outcome(outcome) => {
                 self.decide(&outcome)?;
-                return Err(self.meaning(&outcome, deadline));
+                if outcome != COMPLETE {
+                    return Err(self.meaning(&outcome, deadline));
+                }
             }
-            Found::Missing(missing) if missing.is_empty() => drop(self.decide(COMPLETE)?),
             Found::Missing(_) => {}
         }
         let stands = vigil.attend_word(OUTCOME, || match self.store.get(OUTCOME, deadline) {
             Err(StoreError::Timeout { .. }) => {
                 let opinion = match self.found()? {
-                    Found::Differing(outcome) => outcome,
-                    Found::Missing(missing) if missing.is_empty() => COMPLETE.into(),
+                    Found::Outcome(outcome) => outcome,
                     Found::Missing(missing) => format!("{ABSENT} {}", numbers(&missing)),
                 };
                 self.decide(&opinion)
@@ -302,14 +302,14 @@ impl Survivors<'_> {
                 Some((_, theirs)) if theirs != self.excluded => {
                     let (mine, theirs) = (numbers(self.excluded), numbers(&theirs));
                     let outcome = format!("{DIFFER} {} {mine} {rank} {theirs}", self.group.rank);
-                    return Ok(Found::Differing(outcome));
+                    return Ok(Found::Outcome(outcome));
                 }
                 Some(_) => {}
                 None if self.left.contains(&rank) => missing.push(rank),
                 None => {}
             }
         }
-        Ok(Found::Missing(missing))
+        Ok(if missing.is_empty() { Found::Outcome(COMPLETE.to_owned()) } else { Found::Missing(missing) })
     }
 
     /// The error that an outcome stands for.
