@@ -25,11 +25,8 @@ pub(super) fn export(physical: &Physical) -> Result<[u8; 64], String> {
 
 /// The file of the memory that a handle names.
 pub(super) fn open(handle: &[u8; 64]) -> Result<OwnedFd, String> {
-    let mut words = handle
-        .chunks_exact(8)
-        .map(|bytes| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
-    let mut next = || words.next().unwrap_or(0);
-    let (mark, process, number, inode) = (next(), next(), next(), next());
+    let (words, _) = handle.as_chunks();
+    let [mark, process, number, inode] = [0, 1, 2, 3].map(|at| u64::from_le_bytes(words[at]));
     if mark != MARK {
         return Err("these 64 bytes are no fabric handle".into());
     }
