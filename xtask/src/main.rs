@@ -39,6 +39,8 @@ mod launch;
 #[path = "../tests/launch.rs"]
 mod launch_end_to_end;
 mod mutants;
+#[cfg(test)]
+mod packages;
 mod percentiles;
 mod pickle;
 mod replay;
