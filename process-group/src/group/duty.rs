@@ -10,6 +10,7 @@ use nccl_sys::ncclResult_t;
 
 use super::{
     GroupError, MessageDifference, Result,
+    calls::Calls,
     vigil::Vigil,
     work::{Outstanding, Work},
 };
@@ -28,6 +29,8 @@ pub(crate) struct Duty {
     rolling: Arc<Rolling>,
     outstanding: Weak<Outstanding>,
     work_timeout: Duration,
+    /// Those of the group's path.
+    calls: Calls,
     oldest: Mutex<Oldest>,
     /// When work was found that was not done in time.
     overdue: OnceLock<Instant>,
@@ -53,8 +56,9 @@ impl Duty {
         work_timeout: Duration,
     ) -> Self {
         let (desk, outstanding) = (desk.clone(), Arc::downgrade(outstanding));
-        let (rolling, oldest, overdue) = (Arc::new(Rolling::new()), Mutex::default(), OnceLock::new());
-        Self { id, desk, rolling, outstanding, work_timeout, oldest, overdue }
+        let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
+        let (oldest, overdue) = (Mutex::default(), OnceLock::new());
+        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, overdue }
     }
 
     /// The group's id.
@@ -65,6 +69,11 @@ impl Duty {
     /// What was called.
     pub(crate) fn rolling(&self) -> &Arc<Rolling> {
         &self.rolling
+    }
+
+    /// The calls of the group's path that have not returned.
+    pub(super) fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     /// How long work may take once it is the oldest of its stream.
@@ -120,6 +129,12 @@ impl Vigil {
         let failed = |handle: &AbortHandle| handle.async_error().err().filter(is_failure);
         if let Some(error) = self.communicators().iter().find_map(failed) {
             return self.fail(error.to_string());
+        }
+        if let Some((operation, waited)) = duty.calls.overdue() {
+            return self.fail(format!(
+                "the call of {operation} has not returned for {waited:.1?}: the device's queues are full of messages that \
+                 other ranks have not called"
+            ));
         }
         match duty.overdue.get() {
             None => self.look_at_works(duty, now),

@@ -20,7 +20,7 @@
 //! | `checked` | calls that are compared before they are launched |
 //! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
 //! | `sight` | whether buffers are memory of the group's device |
-//! | `vigil`, `duty` | what becomes of a group when a member is in trouble, and how that is found |
+//! | `vigil`, `duty`, `calls` | what becomes of a group when a member is in trouble, and how that is found |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
@@ -29,6 +29,7 @@ mod agreed;
 mod batch;
 mod buffer;
 mod builder;
+mod calls;
 mod checked;
 mod collective;
 mod connect;

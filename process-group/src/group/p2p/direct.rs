@@ -152,9 +152,11 @@ impl ProcessGroup {
         let messages: Vec<_> = tasks.iter().map(message).collect();
         let call = |task: &Task| Call::of_one(*task, self.size()).on_path();
         let path = self.path(first.call)?;
+        let deadline = self.timeout();
+        let _open = self.counter.vigil.duty().map(|duty| duty.calls().begin(first.call, deadline));
         recording.call(&call(first), || {
             // SAFETY: the caller's contract.
-            let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
+            let launched = unsafe { path.launch(&messages, stream, deadline) };
             launched.map_err(|error| self.off_path(first.call, error))
         })?;
         // Launched with the first.
