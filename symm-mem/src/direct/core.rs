@@ -246,9 +246,12 @@ impl Core {
         };
         let loads: Vec<_> = parts.iter().zip(&conveyors).map(load).collect();
         let carried = steps(&loads).into_iter().try_for_each(|Step { part, stream, tell, carry }| {
+            if self.is_aborted.load(Ordering::Relaxed) {
+                return Err(PathError::Aborted);
+            }
             let chunk = |chunk: Option<usize>| chunk.map(|at| parts[part].chunks[at]);
             // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
-            unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }
+            Ok(unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }?)
         });
         // All that was enqueued has its marks, also when more could not be: it is ended until it has come there.
         let marked = parts.iter_mut().zip(&conveyors).map(|(part, Conveyor { first, second, .. })| {
@@ -260,7 +263,7 @@ impl Core {
             let is_own = first.raw() == stream.raw();
             joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
         });
-        Ok(marked.fold(carried, Result::and)?)
+        marked.fold(carried, |carried, marked| carried.and(marked.map_err(PathError::from)))
     }
 
     /// The first stream of each part: the caller's, and the lanes' own, which come after what is on the caller's.

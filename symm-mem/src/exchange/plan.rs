@@ -32,9 +32,13 @@ use super::{
 ///
 /// All are enqueued and return at once. The operations of one transfer run in the order in which they were enqueued,
 /// whatever their streams; different transfers are independent. On the device a wait is for a word of this device's own
-/// memory, which one peer writes; words count upwards, so a round that is missed cannot be taken for another. A stream that
-/// waits may hold up others of its device that share a queue of the hardware with it: where one device has many streams,
-/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more.
+/// memory, which one peer writes; words count upwards, so a round that is missed cannot be taken for another.
+///
+/// *What waits may hold up others.* Streams of a device that share a queue of the hardware hold up each other: where there
+/// are many, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more. And all copies from peers go through one queue, in the order
+/// of their calls, whatever their streams and priorities (measured on H200, driver 580; puts, and copies within a device, do
+/// not): a `get` whose peer is not ready holds up every `get` that is called after it. So call them in an order in which
+/// their peers can get ready; what may get ready in any order is better put.
 ///
 /// *Graphs*: what a stream captures uses words of its own, a toggle for each end, which the peer sets and this rank resets:
 /// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other

@@ -9,7 +9,7 @@ use process_group::{
     group::{Buffer, GroupError, Work},
 };
 
-use super::rig::{Machine, Rank, buffer, bytes, far, small};
+use super::rig::{MORE_THAN_A_QUEUE, Machine, Rank, buffer, bytes, far, pattern, small};
 
 /// What the other ranks never answer: a receive, a send that does not fit the ring, and both together.
 fn unanswered(rank: &Rank, group: &ProcessGroup, at: Buffer, streams: &[Stream; 3]) -> Vec<Work> {
@@ -87,6 +87,50 @@ fn work_that_is_late_ends_the_group() {
         }
     };
     ends(group, wait, |error| matches!(error, GroupError::Overdue { .. }));
+}
+
+/// Who receives more than a queue holds waits in the call, until it is sent.
+#[test]
+fn a_message_of_more_than_a_queue_holds_arrives() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, MORE_THAN_A_QUEUE)));
+        // SAFETY: the memory lives until the work is done.
+        let work = unsafe {
+            match rank.rank {
+                0 => group.recv(buffer(&memory), 1, &stream),
+                _ => group.send(buffer(&memory), 0, &stream),
+            }
+        };
+        work.unwrap().wait_timeout(far()).unwrap();
+        assert!(bytes(&memory) == pattern(1, MORE_THAN_A_QUEUE));
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
+/// If both wait there for what they would call next, that ends with the deadline.
+#[test]
+fn calls_that_wait_for_each_other_end() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| receive_first(&rank));
+    machine.finish();
+}
+
+/// Both ranks receive first, more than a queue holds: the calls end with the group's timeout, and its work with them.
+pub(super) fn receive_first(rank: &Rank) {
+    let timeout = Duration::from_millis(500);
+    let builder = rank.builder().timeout(timeout).heartbeat(Duration::from_millis(100));
+    let group = rank.installed(builder, small());
+    let (stream, memory) = (rank.stream(), rank.memory(&vec![0; MORE_THAN_A_QUEUE]));
+    // SAFETY: the memory lives until the stream is done.
+    let error = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
+    assert!(matches!(error, GroupError::MemberFailed { .. }), "{error}");
+    assert!(error.to_string().contains("recv has not returned"), "{error}");
+    stream.synchronize().unwrap();
+    group.abort(far()).unwrap();
+    memory.copy_from_host(0, &[4u8; 1000]).unwrap();
 }
 
 /// A wait that is over leaves the group as it was.

@@ -1,15 +1,22 @@
 //! On the machine's own GPUs: needs two, and NCCL, and says so where they are not.
 
-use std::sync::MutexGuard;
+use std::{
+    collections::BTreeSet,
+    sync::{Barrier, MutexGuard},
+};
 
 use cuda_driver::{Driver, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
+    ProcessGroup,
     comm::{CommError, Nccl},
     group::GroupError,
 };
 use symm_mem::direct::DirectOptions;
 
-use super::rig::{Rank, buffer, bytes, far, pattern, ranks, small};
+use super::{
+    ends::receive_first,
+    rig::{Rank, buffer, bytes, far, pattern, ranks, small},
+};
 use crate::end_to_end::turn;
 
 /// The machine's driver, how many of its devices are used, and NCCL; or why not.
@@ -32,61 +39,98 @@ fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, Nccl, usize)> {
     }
 }
 
-/// All to all in one batch, then each pair by itself, of lengths around chunks and rings.
-fn all_to_all(rank: &Rank, options: DirectOptions, lengths: &[usize]) {
+/// Has every pair of ranks exchange messages of these lengths, in the way that `exchange` knows: it is handed the group,
+/// what this rank sends each peer, and where it receives each one's.
+fn all_to_all(
+    rank: &Rank,
+    (options, lengths): (DirectOptions, &[usize]),
+    all: &Barrier,
+    exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], &[DeviceMemory]),
+) {
     let group = rank.group(options);
-    let (me, size, stream) = (rank.rank, rank.size, rank.stream());
+    let (me, size) = (rank.rank, rank.size);
     for length in lengths {
-        let sent: Vec<DeviceMemory> =
-            (0..size).map(|peer| rank.memory(&pattern(me * size + peer, *length))).collect();
-        let received: Vec<DeviceMemory> = (0..size).map(|_| rank.memory(&vec![0; *length])).collect();
-        let work = group.batch(&stream, |batch| {
-            (0..size).try_for_each(|peer| {
-                // SAFETY: the memory lives until the work is done.
-                unsafe {
-                    batch.recv(buffer(&received[peer]), peer)?;
-                    batch.send(buffer(&sent[peer]), peer)
-                }
-            })
-        });
-        work.unwrap().wait_timeout(far()).unwrap();
+        let sent: Vec<_> = (0..size).map(|peer| rank.memory(&pattern(me * size + peer, *length))).collect();
+        let received: Vec<_> = (0..size).map(|_| rank.memory(&vec![0; *length])).collect();
+        exchange(rank, &group, &sent, &received);
         for (peer, memory) in received.iter().enumerate() {
             assert!(
                 bytes(memory) == pattern(peer * size + me, *length),
                 "{length} bytes of rank {peer} at {me}"
             );
         }
-        // In a circle, each message by itself, on the streams that the group gives.
-        let (next, before) = ((me + 1) % size, (me + size - 1) % size);
-        // SAFETY: as above.
-        let works = unsafe {
-            [
-                group.recv(buffer(&received[before]), before, group.recv_stream(before).unwrap()),
-                group.send(buffer(&sent[me]), next, group.send_stream(next).unwrap()),
-            ]
-        };
-        works.into_iter().for_each(|work| work.unwrap().wait_timeout(far()).unwrap());
-        assert!(
-            bytes(&received[before]) == pattern(before * size + before, *length),
-            "{length} bytes by itself"
-        );
+        println!("rank {me} of {size}: {length} bytes");
+        // Freeing waits for the devices of all, and holds up who is about to call what they wait for.
+        all.wait();
     }
     group.destroy(far()).unwrap();
 }
 
-#[test]
-fn hardware_messages_arrive() {
+/// All in one batch.
+fn together(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: &[DeviceMemory]) {
+    let work = group.batch(&rank.stream(), |batch| {
+        (0..rank.size).try_for_each(|peer| {
+            // SAFETY: the memory lives until the work is done.
+            unsafe {
+                batch.recv(buffer(&received[peer]), peer)?;
+                batch.send(buffer(&sent[peer]), peer)
+            }
+        })
+    });
+    work.unwrap().wait_timeout(far()).unwrap();
+}
+
+/// Circle by circle, each message by itself, on the streams that the group gives: received first, so that all wait for
+/// what is called later.
+fn in_circles(rank: &Rank, group: &ProcessGroup, sent: &[DeviceMemory], received: &[DeviceMemory]) {
+    let (me, size) = (rank.rank, rank.size);
+    received[me].copy_from_host(0, &bytes(&sent[me])).unwrap();
+    for far_away in 1..size {
+        let (next, before) = ((me + far_away) % size, (me + size - far_away) % size);
+        // SAFETY: as above.
+        let works = unsafe {
+            [
+                group.recv(buffer(&received[before]), before, group.recv_stream(before).unwrap()),
+                group.send(buffer(&sent[next]), next, group.send_stream(next).unwrap()),
+            ]
+        };
+        works.into_iter().for_each(|work| work.unwrap().wait_timeout(far()).unwrap());
+    }
+}
+
+/// Lengths around chunks and rings, and `long`, in rings of few bytes, of an even number of slots, and in those that are
+/// usual.
+fn arrive(long: usize, exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], &[DeviceMemory]) + Sync) {
     let Some((_turn, driver, nccl, devices)) = gpus() else { return };
-    let large = DirectOptions::default();
-    for size in [2, devices] {
-        ranks(&driver, &nccl, size, |rank| all_to_all(&rank, small(), &[1, 64, 65, 1000]));
-        let even = small().slots(4);
-        ranks(&driver, &nccl, size, |rank| all_to_all(&rank, even, &[129, 1000, 100_000]));
-        ranks(&driver, &nccl, size, |rank| {
-            all_to_all(&rank, large, &[3, 64 << 10, (16 << 20) + 1, 100 << 20])
-        });
+    let cases: [(DirectOptions, &[usize]); 3] = [
+        (small(), &[1, 64, 65, 1000]),
+        (small().slots(4), &[129, 1000, long]),
+        (DirectOptions::default(), &[3, 64 << 10, (16 << 20) + 1, 100 << 20]),
+    ];
+    for size in BTreeSet::from([2, devices]) {
+        for case in cases {
+            let all = Barrier::new(size);
+            ranks(&driver, &nccl, size, |rank| all_to_all(&rank, case, &all, &exchange));
+        }
         println!("{size} ranks: what was sent is what was received");
     }
+}
+
+#[test]
+fn hardware_batches_arrive() {
+    arrive(100_000, together);
+}
+
+#[test]
+fn hardware_messages_arrive() {
+    // What all receive before they send is what a queue of the device holds.
+    arrive(10_000, in_circles);
+}
+
+#[test]
+fn hardware_calls_that_wait_for_each_other_end() {
+    let Some((_turn, driver, nccl, _)) = gpus() else { return };
+    ranks(&driver, &nccl, 2, |rank| receive_first(&rank));
 }
 
 #[test]

@@ -30,6 +30,9 @@ pub(super) fn small() -> DirectOptions {
     DirectOptions::default().slot_bytes(64).slots(3).graph_slots(2)
 }
 
+/// A message of more calls of the driver's, with slots as [`small`] ones, than a queue of the device holds.
+pub(super) const MORE_THAN_A_QUEUE: usize = 64 * 600;
+
 /// An embedded machine, as the crates see it.
 pub(super) struct Machine {
     pub(super) world: World,
