@@ -7,6 +7,7 @@
 //! Time is handed in as a `Duration` since an origin of the caller's choice that never goes backwards.
 
 pub mod client;
+mod clients;
 mod memory;
 mod request;
 mod secret;
@@ -16,6 +17,7 @@ mod wire;
 
 pub use client::{Call, Client, Failure};
 pub(super) use client::{GRACE, PAUSE};
+pub(super) use clients::Clients;
 pub use request::{Limits, Part, Refusal, Reply, Request};
 pub use secret::{Distrust, Secret};
 pub use server::{Rejection, Server, ServerLimits};

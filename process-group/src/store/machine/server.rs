@@ -7,12 +7,10 @@
 //! not take its replies is not served any further. Where a request needs more than there is, the connections that hold
 //! most are closed, its own if it is one of them.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::VecDeque, time::Duration};
 
 use super::{
+    clients::Clients,
     memory::{CLIENT, PART, is_sparse},
     request::{Limits, Refusal, Reply},
     secret::{self, Block, Secret},
@@ -159,7 +157,7 @@ pub struct Server {
     /// The secret, and what the server's part of greetings is made of.
     secret: Option<(Secret, Block)>,
     table: Table,
-    clients: HashMap<ClientId, Client>,
+    clients: Clients<Client>,
     /// Clients in the order in which their greeting is due; those that have sent it are passed over.
     greetings: VecDeque<(Duration, ClientId)>,
     /// What all clients hold, in bytes of memory.

@@ -22,6 +22,8 @@ pub(super) struct Connection {
     machine: Client,
     opened: Instant,
     received: Vec<u8>,
+    /// How long a read of the socket takes at most, as it was set last.
+    timeout: Option<Duration>,
 }
 
 /// Why a connection could not be made or a call on it has failed.
@@ -57,7 +59,8 @@ impl Connection {
         if let Some(secret) = secret {
             machine = machine.with_secret(secret.clone(), socket::random().map_err(Broken::Gone)?);
         }
-        let mut connection = Self { stream, machine, opened: Instant::now(), received: vec![0; 16 << 10] };
+        let received = vec![0; 16 << 10];
+        let mut connection = Self { stream, machine, opened: Instant::now(), received, timeout: None };
         let due = connection.opened.elapsed() + deadline.remaining();
         match connection.drive(Input::Connected(due)) {
             Ok(_) => Ok(connection),
@@ -98,17 +101,28 @@ impl Connection {
         }
     }
 
-    /// Reads until the machine's timer is due.
+    /// Reads until the machine's timer is due, or for a part of that time.
     fn read(&mut self) -> io::Result<usize> {
         let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
         if timer.is_some_and(|left| left.is_zero()) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // The system does not take a century, nor less than a microsecond.
-        let timeout = timer.map(|left| left.clamp(Duration::from_millis(1), Duration::from_secs(3600)));
-        self.stream.set_read_timeout(timeout)?;
+        let timeout = timer.map(at_most);
+        if self.timeout != timeout {
+            self.stream.set_read_timeout(timeout)?;
+            self.timeout = timeout;
+        }
         self.stream.read(&mut self.received)
     }
+}
+
+/// The longest time for a read that is no longer than `left` and a power of two, in ms: calls of the same patience all
+/// have the same, so that it need not be set anew for each. (A wait for longer wakes in between, seldom.) The system does
+/// not take a century, nor less than a microsecond.
+fn at_most(left: Duration) -> Duration {
+    const MOST: u64 = 1 << 22;
+    let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
+    Duration::from_millis(1 << ms.ilog2())
 }
 
 fn is_timeout(error: &io::Error) -> bool {
@@ -118,4 +132,27 @@ fn is_timeout(error: &io::Error) -> bool {
 /// A host that takes no bytes for the whole patience does not answer.
 fn stalled(error: io::Error) -> Broken {
     if is_timeout(&error) { Broken::Failed(Failure::Unresponsive) } else { Broken::Gone(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// The timer is not passed, and a wait of any length wakes few times before it.
+        #[test]
+        fn a_read_takes_no_longer_than_the_timer_and_half_of_that_at_least(micros in 1000..u64::MAX) {
+            let left = Duration::from_micros(micros);
+            let most = at_most(left);
+            prop_assert!(most <= left);
+            prop_assert!(most + Duration::from_millis(1) > left / 2 || most > Duration::from_secs(3600), "{most:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_is_over_is_none_that_means_forever() {
+        assert_eq!(at_most(Duration::ZERO), Duration::from_millis(1));
+    }
 }

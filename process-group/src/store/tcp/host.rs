@@ -4,7 +4,7 @@
 //! writes nothing to the console and never blocks on a client.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
@@ -24,7 +24,7 @@ use super::socket;
 use crate::store::{
     Deadline, Result, StoreError,
     machine::{
-        ClientId, Rejection, Secret, Server, ServerLimits,
+        ClientId, Clients, Rejection, Secret, Server, ServerLimits,
         server::{Input, Output},
     },
 };
@@ -140,12 +140,14 @@ const RESERVED: u64 = 64;
 struct Serving {
     server: Server,
     started: Instant,
+    /// When it woke last, since `started`: the clock is asked once for all that is ready then.
+    now: Duration,
     epoll: OwnedFd,
     listener: TcpListener,
     /// Given up for a moment where there is no other descriptor, to turn a client away.
     spare: Option<OwnedFd>,
-    paused_until: Option<Instant>,
-    clients: HashMap<ClientId, Client>,
+    paused_until: Option<Duration>,
+    clients: Clients<Client>,
     next: ClientId,
     shared: Arc<Shared>,
     received: Vec<u8>,
@@ -180,11 +182,12 @@ impl Serving {
                 None => Server::new(limits),
             },
             started: Instant::now(),
+            now: Duration::ZERO,
             epoll,
             listener,
             spare: spare(),
             paused_until: None,
-            clients: HashMap::new(),
+            clients: Clients::default(),
             next: CLIENTS,
             shared,
             received: vec![0; 64 << 10],
@@ -199,6 +202,7 @@ impl Serving {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
+            self.now = self.started.elapsed();
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept(),
@@ -206,7 +210,7 @@ impl Serving {
                     client => self.ready(client, event.flags),
                 }
             }
-            if self.paused_until.is_some_and(|until| until <= Instant::now()) {
+            if self.paused_until.is_some_and(|until| until <= self.now) {
                 self.paused_until = None;
                 self.listen(epoll::EventFlags::IN);
             }
@@ -216,12 +220,10 @@ impl Serving {
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        let now = Instant::now();
-        let pause = self.paused_until.map(|until| until.saturating_duration_since(now));
-        let timer = self.server.wake_at().map(|due| due.saturating_sub(now - self.started));
-        let next = pause.into_iter().chain(timer).min()?;
+        let due = self.paused_until.into_iter().chain(self.server.wake_at()).min()?;
+        let left = due.saturating_sub(self.started.elapsed());
         // Not rounded down: the timer would not be due yet.
-        Timespec::try_from(next + Duration::from_millis(1)).ok()
+        Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
     fn count(&self) {
@@ -257,7 +259,7 @@ impl Serving {
                         continue;
                     }
                     _ => {
-                        self.paused_until = Some(Instant::now() + PAUSE);
+                        self.paused_until = Some(self.now + PAUSE);
                         self.listen(epoll::EventFlags::empty());
                         return;
                     }
@@ -302,7 +304,7 @@ impl Serving {
     }
 
     fn step(&mut self, input: Input<'_>) {
-        let outputs = self.server.step(input, self.started.elapsed());
+        let outputs = self.server.step(input, self.now);
         self.carry_out(outputs.into());
     }
 
@@ -311,7 +313,7 @@ impl Serving {
             match output {
                 Output::Send(id) => {
                     let Some(sent) = self.send(id) else { continue };
-                    let next = self.server.step(sent, self.started.elapsed());
+                    let next = self.server.step(sent, self.now);
                     // What the client itself is answered now waits for its turn: others are ready too.
                     outputs.extend(next.into_iter().filter(|next| *next != Output::Send(id)));
                     self.watch(id);

@@ -1,0 +1,31 @@
+//! Maps by clients.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use super::table::ClientId;
+
+/// What there is of each client. Every request is looked up here several times, so a hash is one multiplication: the
+/// numbers are counted up on this end, and nobody at the other can choose some that meet.
+pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
+
+/// Spreads a number over all bits: a map uses the lowest and the highest.
+#[derive(Debug, Default)]
+pub(in super::super) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 divided by the golden ratio, and odd: neighbours come far apart.
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
