@@ -1,7 +1,9 @@
 //! `cargo xtask bench store`: our store's server and PyTorch's, asked by the same client, in turns.
 //!
-//! Each server is a process of its own. A round asks one, then the other, so that a machine that others use too is as
-//! slow for both. The servers share one processor, of which the one that is not asked takes nothing, and the clients
+//! Each server is a process of its own. A turn takes a few ms and the other server's follows at once, over connections
+//! that are there already; who is first changes. So a machine that others use too, or that is slow after it was idle, is
+//! so for both. Clients that join come at the end: PyTorch's server may take seconds for them, and has their connections
+//! to close afterwards. The servers share one processor, of which the one that is not asked takes nothing, and the clients
 //! have the others: who runs where would decide more than what runs.
 
 use std::collections::BTreeMap;
@@ -23,11 +25,11 @@ use crate::torch_env;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// How often each server has its turn
-    #[arg(long, default_value_t = 10)]
+    /// How often each server has its turns: one for each kind of call, one for the throughput
+    #[arg(long, default_value_t = 200)]
     rounds: usize,
-    /// Calls of each kind in a round, by each thread
-    #[arg(long, default_value_t = 500)]
+    /// Calls of each kind in a turn, by each thread
+    #[arg(long, default_value_t = 100)]
     calls: usize,
     /// Threads that call at the same time for the throughput
     #[arg(long, default_value_t = 4)]
@@ -35,6 +37,9 @@ pub(crate) struct Options {
     /// Clients that join at the same time
     #[arg(long, default_value_t = 200)]
     clients: usize,
+    /// How often they join each server
+    #[arg(long, default_value_t = 5)]
+    joins: usize,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -56,14 +61,58 @@ sys.stdin.read()
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Serialize)]
+struct Report {
+    servers: Vec<Figures>,
+    /// Ours divided by PyTorch's, where there is PyTorch's.
+    ratios: Option<Ratios>,
+}
+
+#[derive(Serialize)]
 struct Figures {
     server: &'static str,
     /// Of one thread's calls, in µs.
     latency_us: BTreeMap<&'static str, Quantiles>,
     /// Calls a second, sets, gets and adds alike, of all threads together; one figure a round.
     calls_per_second: Quantiles,
-    /// From the first connection's beginning until the last of the clients has had an answer, in ms; one a round.
-    join_ms: Quantiles,
+    /// From the first connection's beginning until the last of the clients has had an answer, in ms; one a time.
+    join_ms: Option<Quantiles>,
+}
+
+impl Report {
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::NOTHING).set_header([
+            "median (p99)",
+            "set, µs",
+            "get, µs",
+            "add, µs",
+            "calls/s",
+            "join, ms",
+        ]);
+        for figures in &self.servers {
+            let of = |quantiles: Option<&Quantiles>, digits| {
+                quantiles
+                    .map_or_else(String::new, |it| format!("{:.digits$} ({:.digits$})", it.median, it.p99))
+            };
+            let [set, get, add] = CALLS.map(|(name, _)| of(figures.latency_us.get(name), 1));
+            let (all, join) = (of(Some(&figures.calls_per_second), 0), of(figures.join_ms.as_ref(), 1));
+            table.add_row([figures.server.to_owned(), set, get, add, all, join]);
+        }
+        if let Some(Ratios { latency, calls_per_second }) = &self.ratios {
+            let ratio = |ratio: &f64| format!("{ratio:.3}");
+            let [set, get, add] = CALLS.map(|(name, _)| latency.get(name).map_or_else(String::new, ratio));
+            table.add_row(["ours / PyTorch's".to_owned(), set, get, add, ratio(calls_per_second)]);
+        }
+        table
+    }
+}
+
+/// Medians of the rounds' ratios.
+#[derive(Serialize)]
+struct Ratios {
+    /// Of a turn's median.
+    latency: BTreeMap<&'static str, f64>,
+    calls_per_second: f64,
 }
 
 #[derive(Serialize)]
@@ -75,7 +124,8 @@ struct Quantiles {
 }
 
 impl Quantiles {
-    fn of(samples: &mut [f64]) -> Result<Self> {
+    fn of(samples: impl IntoIterator<Item = f64>) -> Result<Self> {
+        let mut samples: Vec<_> = samples.into_iter().collect();
         samples.sort_unstable_by(f64::total_cmp);
         let at = |part: usize| {
             samples.get((samples.len() * part / 100).min(samples.len().saturating_sub(1))).copied()
@@ -91,7 +141,10 @@ struct Contender {
     name: &'static str,
     _process: Owned,
     address: String,
-    latency: BTreeMap<&'static str, Vec<f64>>,
+    /// Connected: one for each thread.
+    clients: Vec<TcpStore>,
+    /// The samples of each turn.
+    latency: BTreeMap<&'static str, Vec<Vec<f64>>>,
     throughput: Vec<f64>,
     join: Vec<f64>,
 }
@@ -109,73 +162,104 @@ impl Contender {
             BufReader::new(output).read_line(&mut port)?;
         }
         let port: u16 = port.trim().parse().with_context(|| format!("{name}: no port, but {port:?}"))?;
-        let (latency, throughput, join) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Ok(Self { name, _process: process, address: format!("127.0.0.1:{port}"), latency, throughput, join })
+        let address = format!("127.0.0.1:{port}");
+        let (clients, latency, throughput, join) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
+        Ok(Self { name, _process: process, address, clients, latency, throughput, join })
     }
 
-    fn round(&mut self, options: &Options) -> Result<()> {
-        let store = TcpStore::connect(&self.address, Deadline::after(LIMIT))?;
-        for (name, call) in CALLS {
-            let samples = self.latency.entry(name).or_default();
-            for _ in 0..options.calls {
-                let started = Instant::now();
-                call(&store)?;
-                samples.push(started.elapsed().as_secs_f64() * 1e6);
-            }
+    fn connect(&self) -> Result<TcpStore> {
+        Ok(TcpStore::connect(&self.address, Deadline::after(LIMIT))?)
+    }
+
+    /// One thread's calls of a kind.
+    fn call(&mut self, name: &'static str, call: Call, calls: usize) -> Result<()> {
+        let store = self.clients.first().context("a client")?;
+        let mut samples = Vec::with_capacity(calls);
+        for _ in 0..calls {
+            let started = Instant::now();
+            call(store)?;
+            samples.push(started.elapsed().as_secs_f64() * 1e6);
         }
-        let all = (options.threads * options.calls * CALLS.len()) as f64;
-        self.throughput.push(
-            all / self
-                .at_once(options.threads, |store| {
-                    (0..options.calls).try_for_each(|_| CALLS.iter().try_for_each(|(_, call)| call(store)))
-                })?
-                .calling
-                .as_secs_f64(),
-        );
-        let joined = self.at_once(options.clients, add)?;
-        self.join.push(joined.whole.as_secs_f64() * 1e3);
+        self.latency.entry(name).or_default().push(samples);
         Ok(())
     }
 
-    /// Connects `threads` clients at once, and lets each `call` when all are connected.
-    fn at_once(&self, threads: usize, call: impl Fn(&TcpStore) -> Result<()> + Sync) -> Result<Times> {
-        let (ready, connected) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
-        thread::scope(|scope| {
-            let clients: Vec<_> = (0..threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        ready.wait();
-                        let store = TcpStore::connect(&self.address, Deadline::after(LIMIT));
-                        connected.wait();
-                        call(&store?)
-                    })
-                })
-                .collect();
-            ready.wait();
-            let started = Instant::now();
-            connected.wait();
-            let calling = Instant::now();
-            for client in clients {
-                client.join().ok().context("a client panicked")??;
-            }
-            Ok(Times { whole: started.elapsed(), calling: calling.elapsed() })
-        })
+    /// All threads' calls of all kinds.
+    fn call_at_once(&mut self, calls: usize) -> Result<()> {
+        let all = (self.clients.len() * calls * CALLS.len()) as f64;
+        let (took, _) = at_once(self.clients.iter().collect(), |store| {
+            (0..calls).try_for_each(|_| CALLS.iter().try_for_each(|(_, call)| call(store)))
+        })?;
+        self.throughput.push(all / took.as_secs_f64());
+        Ok(())
     }
 
-    fn figures(&mut self) -> Result<Figures> {
-        let latency = self.latency.iter_mut().map(|(name, samples)| Ok((*name, Quantiles::of(samples)?)));
+    /// New clients that come at the same time, until each has had an answer; they stay until all have.
+    fn join(&mut self, clients: usize) -> Result<()> {
+        let (took, _joined) = at_once(vec![(); clients], |()| {
+            let store = self.connect()?;
+            add(&store)?;
+            Ok(store)
+        })?;
+        self.join.push(took.as_secs_f64() * 1e3);
+        Ok(())
+    }
+
+    fn figures(&self) -> Result<Figures> {
+        let quantiles = |turns: &[Vec<f64>]| Quantiles::of(turns.iter().flatten().copied());
+        let latency = self.latency.iter().map(|(name, turns)| Ok((*name, quantiles(turns)?)));
         Ok(Figures {
             server: self.name,
             latency_us: latency.collect::<Result<_>>()?,
-            calls_per_second: Quantiles::of(&mut self.throughput)?,
-            join_ms: Quantiles::of(&mut self.join)?,
+            calls_per_second: Quantiles::of(self.throughput.iter().copied())?,
+            join_ms: match self.join[..] {
+                [] => None,
+                _ => Some(Quantiles::of(self.join.iter().copied())?),
+            },
         })
+    }
+
+    /// Round by round, so that what changes from one to the next is in neither figure.
+    fn ratios(&self, to: &Self) -> Result<Ratios> {
+        let median =
+            |samples: &Vec<f64>| Ok::<_, anyhow::Error>(Quantiles::of(samples.iter().copied())?.median);
+        let mut latency = BTreeMap::new();
+        for (name, turns) in &self.latency {
+            let theirs = to.latency.get(name).context("the same calls")?;
+            let ratios = turns.iter().zip(theirs).map(|(ours, theirs)| Ok(median(ours)? / median(theirs)?));
+            latency.insert(*name, median(&ratios.collect::<Result<_>>()?)?);
+        }
+        let throughput = self.throughput.iter().zip(&to.throughput).map(|(ours, theirs)| ours / theirs);
+        Ok(Ratios { latency, calls_per_second: median(&throughput.collect())? })
     }
 }
 
-struct Times {
-    whole: Duration,
-    calling: Duration,
+/// Lets a thread do `work` with each of `what`, all at the same time: from the first one's beginning to the last one's
+/// end, and what they return.
+fn at_once<T: Send, U: Send>(
+    what: Vec<T>,
+    work: impl Fn(T) -> Result<U> + Sync,
+) -> Result<(Duration, Vec<U>)> {
+    let (ready, work) = (&Barrier::new(what.len()), &work);
+    thread::scope(|scope| {
+        let start = |each| {
+            scope.spawn(move || {
+                ready.wait();
+                let began = Instant::now();
+                work(each).map(|done| (began, Instant::now(), done))
+            })
+        };
+        let threads: Vec<_> = what.into_iter().map(start).collect();
+        let (mut began, mut ended, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        for thread in threads {
+            let (start, end, done) = thread.join().ok().context("a client panicked")??;
+            began.push(start);
+            ended.push(end);
+            all.push(done);
+        }
+        let (first, last) = began.into_iter().min().zip(ended.into_iter().max()).context("no client")?;
+        Ok((last - first, all))
+    })
 }
 
 type Call = fn(&TcpStore) -> Result<()>;
@@ -195,7 +279,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.serve {
         return serve();
     }
-    ensure!(options.rounds > 0 && options.calls > 0 && options.threads > 0, "nothing to measure");
+    let least = [options.rounds, options.calls, options.threads, options.clients].into_iter().min();
+    ensure!(least > Some(0), "nothing to measure");
     let this = std::env::current_exe().context("this program's own path")?;
     let processors = Processors::divide()?;
     let mut contenders =
@@ -205,37 +290,41 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         None => eprintln!("PyTorch's server is left out: `cargo xtask torch-env` fetches it"),
     }
     processors.to_clients()?;
-    for _ in 0..options.rounds {
-        contenders.iter_mut().try_for_each(|contender| contender.round(options))?;
-    }
-    let figures = contenders.iter_mut().map(Contender::figures).collect::<Result<Vec<_>>>()?;
+    measure(&mut contenders, options)?;
+    let report = Report {
+        servers: contenders.iter().map(Contender::figures).collect::<Result<_>>()?,
+        ratios: match &contenders[..] {
+            [ours, theirs] => Some(ours.ratios(theirs)?),
+            _ => None,
+        },
+    };
     if options.json {
-        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&figures)?)?;
-        return Ok(());
+        writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
+    } else {
+        writeln!(std::io::stdout(), "{}", report.table())?;
     }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header([
-        "median (p99)",
-        "set, µs",
-        "get, µs",
-        "add, µs",
-        "calls/s",
-        "join, ms",
-    ]);
-    for figures in &figures {
-        let of = |quantiles: &Quantiles, digits| {
-            format!("{:.digits$} ({:.digits$})", quantiles.median, quantiles.p99)
-        };
-        let latency = ["set", "get", "add"]
-            .map(|name| figures.latency_us.get(name).map_or_else(String::new, |it| of(it, 1)));
-        let [set, get, add] = latency;
-        let (all, join) = (of(&figures.calls_per_second, 0), of(&figures.join_ms, 1));
-        table.add_row([figures.server.to_owned(), set, get, add, all, join]);
-    }
-    writeln!(std::io::stdout(), "{table}")?;
     Ok(())
 }
 
+fn measure(contenders: &mut [Contender], options: &Options) -> Result<()> {
+    for contender in &mut *contenders {
+        contender.clients = (0..options.threads).map(|_| contender.connect()).collect::<Result<_>>()?;
+    }
+    for round in 0..options.rounds {
+        let mut turns: Vec<_> = contenders.iter_mut().collect();
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        for (name, call) in CALLS {
+            turns.iter_mut().try_for_each(|contender| contender.call(name, call, options.calls))?;
+        }
+        turns.iter_mut().try_for_each(|contender| contender.call_at_once(options.calls))?;
+    }
+    for _ in 0..options.joins {
+        contenders.iter_mut().try_for_each(|contender| contender.join(options.clients))?;
+    }
+    Ok(())
+}
 /// The processors that this process may run on.
 struct Processors {
     clients: Option<CpuSet>,
