@@ -1,6 +1,6 @@
-//! Members of a meeting, a store, and a virtual clock: seeded schedules for machines that vote over a store, share
-//! something, and post how it went. Requests and answers take drawn times; a request may be made twice, as by a client that
-//! has lost an answer. Every member's clock has an offset of its own.
+//! Members of a meeting, a store, and a virtual clock: seeded schedules for what rendezvous and exchange are alike in.
+//! Requests and answers take drawn times; a request may be made twice, as by a client that has lost an answer. Every
+//! member's clock has an offset of its own.
 
 use std::{
     cmp::Reverse,
@@ -9,37 +9,15 @@ use std::{
 };
 
 use symm_mem::{
-    agreement::{Input as Answer, Output as Ask},
-    rendezvous::protocol::Outcome,
+    agreement::{
+        Input as Answer, Output as Ask,
+        meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
+    },
     simulation::Random,
 };
 
 /// The time that a meeting may take, in milliseconds.
 pub(crate) const DEADLINE: u64 = 1000;
-
-/// What a member's machine is given.
-#[derive(Debug)]
-pub(crate) enum Given {
-    Start,
-    Store(Answer),
-    Shared(Outcome),
-    StoreFailed,
-}
-
-/// What it wants.
-pub(crate) enum Wanted<E> {
-    Store(Ask),
-    /// Until then.
-    Share(Duration),
-    /// With the keys that are to be removed.
-    Done(E, Vec<String>),
-}
-
-/// A member's machine.
-pub(crate) trait Party {
-    type End;
-    fn step(&mut self, given: Given, now: Duration) -> Wanted<Self::End>;
-}
 
 /// What goes wrong on one rank, at most.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,17 +55,17 @@ impl Fault {
 
 enum Event {
     Request(u32, u64, Ask),
-    Answer(u32, u64, Given),
+    Answer(u32, u64, Input),
 }
 
 /// A meeting in virtual time, in µs.
-pub(crate) struct World<P: Party> {
+pub(crate) struct World<C: Contribution> {
     random: Random,
     now: u64,
     sequence: u64,
     events: BinaryHeap<Reverse<(u64, u64, u64)>>,
     pending: HashMap<u64, Event>,
-    parties: Vec<Option<P>>,
+    members: Vec<Option<Meeting<C>>>,
     offsets: Vec<u64>,
     tokens: Vec<u64>,
     begun: Vec<u64>,
@@ -101,12 +79,12 @@ pub(crate) struct World<P: Party> {
     /// Who was told to share.
     pub(crate) shared: Vec<bool>,
     /// How each has ended.
-    pub(crate) ended: BTreeMap<u32, P::End>,
+    pub(crate) ended: BTreeMap<u32, Conclusion<C>>,
 }
 
-impl<P: Party> World<P> {
-    pub(crate) fn new(mut random: Random, parties: Vec<P>, faulty: u32, fault: Fault) -> Self {
-        let count = parties.len();
+impl<C: Contribution> World<C> {
+    pub(crate) fn new(mut random: Random, members: Vec<Meeting<C>>, faulty: u32, fault: Fault) -> Self {
+        let count = members.len();
         // Those that come together are in one place of the program; the last comes before a third of the deadline.
         let skew = *random.pick(&[1, 1000, 300_000]);
         let slowest = *random.pick(&[1, 50, 2000]);
@@ -115,7 +93,7 @@ impl<P: Party> World<P> {
             sequence: 0,
             events: BinaryHeap::new(),
             pending: HashMap::new(),
-            parties: parties.into_iter().map(Some).collect(),
+            members: members.into_iter().map(Some).collect(),
             offsets: (0..count).map(|_| random.below(1 << 40)).collect(),
             tokens: vec![0; count],
             begun: (0..count).map(|_| random.below(skew)).collect(),
@@ -132,29 +110,29 @@ impl<P: Party> World<P> {
         };
         for rank in 0..count as u32 {
             if (fault, rank) != (Fault::Absent, faulty) {
-                world.at(world.begun[rank as usize], Event::Answer(rank, 0, Given::Start));
+                world.at(world.begun[rank as usize], Event::Answer(rank, 0, Input::Store(Answer::Start)));
             }
         }
         world
     }
 
     /// Runs until nothing happens any more. Who is there ends in time; where all do well nothing is left in the store.
-    pub(crate) fn run(&mut self, is_well: impl Fn(&P::End) -> bool) {
+    pub(crate) fn run(&mut self) {
         while let Some(Reverse((time, _, id))) = self.events.pop() {
             self.now = time;
             match self.pending.remove(&id).expect("every event is there once") {
                 Event::Request(rank, ..) | Event::Answer(rank, ..) if self.is_dead(rank) => {}
                 Event::Request(rank, token, request) => self.serve(rank, token, request),
-                Event::Answer(rank, token, given) => self.answer(rank, token, given),
+                Event::Answer(rank, token, input) => self.answer(rank, token, input),
             }
         }
-        for rank in 0..self.parties.len() as u32 {
+        for rank in 0..self.members.len() as u32 {
             let gone = rank == self.faulty && matches!(self.fault, Fault::Dies(_) | Fault::Absent);
             assert!(gone || self.ended.contains_key(&rank), "rank {rank} hangs");
         }
         // A repetition that comes when everything is over writes what nobody reads.
-        let all_well = self.ended.len() == self.parties.len() && self.ended.values().all(is_well);
-        if all_well && !self.repeated && !matches!(self.fault, Fault::CutOff(_)) {
+        let well = self.ended.values().filter(|end| end.result.is_ok()).count();
+        if well == self.members.len() && !self.repeated && !matches!(self.fault, Fault::CutOff(_)) {
             assert!(self.store.is_empty() && self.counters.is_empty(), "left: {:?}", self.store.keys());
         }
     }
@@ -174,7 +152,7 @@ impl<P: Party> World<P> {
         rank == self.faulty && matches!(self.fault, Fault::Dies(at) if at <= self.now)
     }
 
-    fn answer(&mut self, rank: u32, token: u64, given: Given) {
+    fn answer(&mut self, rank: u32, token: u64, input: Input) {
         let at = rank as usize;
         if self.tokens[at] != token {
             return;
@@ -182,11 +160,11 @@ impl<P: Party> World<P> {
         self.tokens[at] += 1;
         let token = self.tokens[at];
         let offset = self.offsets[at];
-        let Some(party) = self.parties[at].as_mut() else { return };
-        match party.step(given, Duration::from_micros(self.now + offset)) {
-            Wanted::Done(end, read) => {
-                self.parties[at] = None;
-                for key in &read {
+        let Some(member) = self.members[at].as_mut() else { return };
+        match member.step(input, Duration::from_micros(self.now + offset)) {
+            Output::Done(end) => {
+                self.members[at] = None;
+                for key in &end.read {
                     self.store.remove(key);
                     self.counters.remove(key);
                 }
@@ -194,7 +172,7 @@ impl<P: Party> World<P> {
                 assert!(took <= DEADLINE * 1000, "rank {rank} took {took} us");
                 self.ended.insert(rank, end);
             }
-            Wanted::Share(until) => {
+            Output::Open { until, .. } => {
                 self.shared[at] = true;
                 let outcome = match (self.fault, rank == self.faulty) {
                     (Fault::CannotShare, true) => Outcome::Failed { cause: "no addresses".into() },
@@ -205,12 +183,12 @@ impl<P: Party> World<P> {
                     _ => Outcome::Mapped,
                 };
                 assert!(until.as_micros() as u64 > self.now + offset);
-                self.soon(Event::Answer(rank, token, Given::Shared(outcome)));
+                self.soon(Event::Answer(rank, token, Input::Opened(outcome)));
             }
-            Wanted::Store(request) => {
+            Output::Store(request) => {
                 if let Ask::Await { until, .. } = &request {
                     let until = (until.as_micros() as u64).saturating_sub(offset).max(self.now);
-                    self.at(until, Event::Answer(rank, token, Given::Store(Answer::Expired)));
+                    self.at(until, Event::Answer(rank, token, Input::Store(Answer::Expired)));
                 }
                 let repeats = matches!(request, Ask::Set { .. } | Ask::Add { .. } | Ask::Propose { .. });
                 if repeats && self.random.one_in(8) {
@@ -224,7 +202,7 @@ impl<P: Party> World<P> {
 
     fn serve(&mut self, rank: u32, token: u64, request: Ask) {
         if rank == self.faulty && matches!(self.fault, Fault::CutOff(at) if at <= self.now) {
-            return self.soon(Event::Answer(rank, token, Given::StoreFailed));
+            return self.soon(Event::Answer(rank, token, Input::Store(Answer::StoreFailed)));
         }
         let answer = match request {
             Ask::Set { key, value } => {
@@ -244,7 +222,7 @@ impl<P: Party> World<P> {
                 for (at, rank, token) in std::mem::take(&mut self.waiting) {
                     match at == key {
                         true => {
-                            let stands = Given::Store(Answer::Stands(stands.clone()));
+                            let stands = Input::Store(Answer::Stands(stands.clone()));
                             self.soon(Event::Answer(rank, token, stands));
                         }
                         false => self.waiting.push((at, rank, token)),
@@ -258,6 +236,6 @@ impl<P: Party> World<P> {
             },
             other => panic!("{other:?} is no request to the store"),
         };
-        self.soon(Event::Answer(rank, token, Given::Store(answer)));
+        self.soon(Event::Answer(rank, token, Input::Store(answer)));
     }
 }

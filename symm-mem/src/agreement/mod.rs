@@ -7,6 +7,7 @@
 //! - [`Commit`]: one member's part in one commit; [`Seat`]: what it remembers between commits.
 //! - [`PlainVote`]: what becomes of segments that have no windows.
 //! - [`Retire`], [`Length`]: the same for what the whole domain does: to retire segments, to agree on a length.
+//! - [`meeting`]: another agreement by the same votes, to open each other's memory.
 //!
 //! Not here: stores, communicators, memory, threads. A driver runs the machine in life, and the seeded
 //! simulation in the tests.
@@ -18,6 +19,7 @@ pub(crate) mod hash;
 mod history;
 mod length;
 mod machine;
+pub mod meeting;
 mod place;
 mod plain;
 mod poison;

@@ -3,6 +3,8 @@
 //! The reader is strict: unknown tags, lengths beyond the input, text that is not UTF-8 and bytes left over
 //! are errors, never panics, and no length is trusted with memory before its bytes have been seen.
 
+use std::fmt;
+
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse
 /// each other.
 pub const PROTOCOL_VERSION: u16 = 3;
@@ -66,7 +68,7 @@ pub enum Malformed {
 }
 
 /// A position in bytes that are being read.
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
@@ -90,13 +92,13 @@ impl<'a> Reader<'a> {
 }
 
 /// A value with a binary form.
-pub(crate) trait Wire: Sized {
+pub trait Wire: Clone + fmt::Debug + Eq {
     fn write(&self, out: &mut Vec<u8>);
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
 /// A value that is a message of its own.
-pub(crate) trait Message: Wire {
+pub trait Message: Wire {
     const KIND: u8;
 
     fn to_bytes(&self) -> Vec<u8> {
@@ -229,8 +231,11 @@ macro_rules! wire_struct {
 
 /// Gives an enum of struct-like and unit variants the binary form of a tag and the variant's fields.
 macro_rules! wire_enum {
-    ($name:ident { $($tag:literal => $variant:ident { $($field:ident),* }),* $(,)? }) => {
-        impl $crate::agreement::wire::Wire for $name {
+    (
+        $name:ident $(<$parameter:ident: $bound:ident>)?
+        { $($tag:literal => $variant:ident { $($field:ident),* }),* $(,)? }
+    ) => {
+        impl $(<$parameter: $bound>)? $crate::agreement::wire::Wire for $name $(<$parameter>)? {
             fn write(&self, out: &mut Vec<u8>) {
                 match self {
                     $(Self::$variant { $($field),* } => {

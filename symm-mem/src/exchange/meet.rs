@@ -19,17 +19,13 @@ use super::{
     close::Borrowed,
     core::{Core, Wire},
     handles::Open,
-    protocol::{Agreement, Conclusion, End, Ending, Held, Input, Meeting, Output, Record},
+    protocol::{Agreement, End, Ending, Held, Meeting, Outcome, Record},
     share::{self, Offer},
     slots::words,
 };
 use crate::{
-    agreement::{self, hash::chain},
-    commit::driver::Line,
-    rendezvous::{
-        explained,
-        protocol::{Outcome, Readiness},
-    },
+    agreement::hash::chain,
+    rendezvous::{driver, explained, protocol::Readiness},
 };
 
 /// What this rank comes with.
@@ -96,8 +92,9 @@ impl Exchange {
                 Err(outcome) => outcome,
             }
         };
-        let machine = Meeting::new(record, key.clone(), ranks);
-        let (conclusion, failure) = self.run(machine, open);
+        let machine = Meeting::new(key.clone(), record, ranks);
+        let goes_on = || info.standing().is_ok();
+        let (conclusion, failure) = driver::run(machine, &*info.store, goes_on, open);
         drop(number);
         let ending = match (conclusion.result, &candidate) {
             (Ok(agreement), Some(candidate)) => {
@@ -113,30 +110,6 @@ impl Exchange {
             self.let_go(&key, candidate, transfers, &ending);
         }
         Err(self.failed(plan, refused, ending, failure))
-    }
-
-    /// Runs the machine to its end; nobody is waited for once the group is over.
-    fn run(
-        &self,
-        mut machine: Meeting,
-        mut open: impl FnMut(&Agreement, Deadline) -> Outcome,
-    ) -> (Conclusion, Option<StoreError>) {
-        let info = &self.owner.shared.info;
-        let mut line = Line::new(&*info.store);
-        let mut input = Input::Start;
-        loop {
-            input = match machine.step(input, line.elapsed()) {
-                Output::Done(conclusion) => {
-                    line.remove(&conclusion.read);
-                    return (conclusion, line.failure);
-                }
-                Output::Open { agreement, until } => Input::Opened(open(&agreement, line.deadline(until))),
-                Output::Store(request) => match line.ask(request, || info.standing().is_ok()) {
-                    agreement::Input::StoreFailed => Input::StoreFailed,
-                    answer => Input::Store(answer),
-                },
-            };
-        }
     }
 
     /// Takes slots, and makes what the others can have of this rank's memory.

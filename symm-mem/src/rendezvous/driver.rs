@@ -1,31 +1,33 @@
-//! Runs a rendezvous's machine in life: over a store, with the clock, on the caller's thread.
+//! Runs a meeting's machine in life: over a store, with the clock, on the caller's thread.
 
 use process_group::store::{Deadline, Store, StoreError};
 
-use super::protocol::{Conclusion, Input, Meeting, Outcome, Output, Record};
-use crate::{agreement, commit::driver::Line};
+use crate::{
+    agreement::{
+        self,
+        meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
+    },
+    commit::driver::Line,
+};
 
-/// Runs `machine` to its end; with what the store said, if it failed. `share` gives and maps; nobody is waited for once
+/// Runs `machine` to its end; with what the store said, if it failed. `open` gives and maps; nobody is waited for once
 /// `goes_on` says no.
-pub(super) fn run(
-    mut machine: Meeting,
+pub(crate) fn run<C: Contribution>(
+    mut machine: Meeting<C>,
     store: &dyn Store,
-    goes_on: &dyn Fn() -> bool,
-    mut share: impl FnMut(&[Record], Deadline) -> Outcome,
-) -> (Conclusion, Option<StoreError>) {
+    goes_on: impl Fn() -> bool,
+    mut open: impl FnMut(&C::Opening, Deadline) -> Outcome,
+) -> (Conclusion<C>, Option<StoreError>) {
     let mut line = Line::new(store);
-    let mut input = Input::Start;
+    let mut input = Input::Store(agreement::Input::Start);
     loop {
         input = match machine.step(input, line.elapsed()) {
             Output::Done(conclusion) => {
                 line.remove(&conclusion.read);
                 return (conclusion, line.failure);
             }
-            Output::Share { records, until } => Input::Shared(share(&records, line.deadline(until))),
-            Output::Store(request) => match line.ask(request, goes_on) {
-                agreement::Input::StoreFailed => Input::StoreFailed,
-                answer => Input::Store(answer),
-            },
+            Output::Open { opening, until } => Input::Opened(open(&opening, line.deadline(until))),
+            Output::Store(request) => Input::Store(line.ask(request, &goes_on)),
         };
     }
 }

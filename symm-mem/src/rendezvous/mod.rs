@@ -23,7 +23,7 @@
 //! |---|---|
 //! | root | [`Rendezvous`]: the group's meetings, and what they gave |
 //! | [`protocol`] | the agreement without I/O |
-//! | `driver`, `share` | it runs over a store; memory goes from process to process |
+//! | `driver`, `share` | a meeting runs over a store; memory goes from process to process |
 //! | `allocation`, `buffer` | [`PeerMemory`] and who makes it; [`Buffer`]: that, or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
 //! | `pads`, `signals` | the ranks' signals to each other, and their order |
@@ -37,7 +37,7 @@ mod allocation;
 mod buffer;
 mod buffers;
 pub(crate) mod desk;
-mod driver;
+pub(crate) mod driver;
 mod error;
 mod group;
 mod layout;
@@ -74,7 +74,7 @@ pub(crate) use self::{
 use self::{
     buffers::Seat,
     pads::{OwnPad, Pads},
-    protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid},
+    protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid, prefix},
     share::Offer,
 };
 use crate::{agreement::hash::chain, kernels::PadLayout};
@@ -250,8 +250,7 @@ impl Rendezvous {
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let Inner { info, identity, seat, .. } = &*self.inner;
         let (since, _) = memory.buffer.homes().get(seat, memory.buffer.ordinal())?;
-        let (id, life) = (info.id(), identity.life);
-        Some(format!("symm/meeting/{:x}.{}/{life}/{since}", id.uid, id.epoch))
+        Some(prefix(info.id(), identity.life, since))
     }
 
     /// One rendezvous, whatever this rank comes with: the peers, and the rendezvous in which they were mapped.
@@ -265,10 +264,10 @@ impl Rendezvous {
             Ok((record, offer, candidate)) => (record, Some(offer), Some(candidate)),
             Err(cause) => (self.record(number, Readiness::Failed { cause }), None, None),
         };
-        let machine = Meeting::new(record, info.global_ranks().to_vec());
+        let machine = Meeting::new(record.prefix(), record, info.global_ranks().to_vec());
         let mut peers = None;
         let own = candidate.as_ref().and_then(|candidate| candidate.buffer.allocation());
-        let share = |records: &[Record], deadline| {
+        let share = |records: &Vec<Record>, deadline| {
             let (Some(offer), Some(own)) = (&offer, &own) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
@@ -283,7 +282,7 @@ impl Rendezvous {
             }
         };
         let goes_on = || info.standing().is_ok();
-        let (conclusion, failure) = driver::run(machine, &*info.store, &goes_on, share);
+        let (conclusion, failure) = driver::run(machine, &*info.store, goes_on, share);
         drop(offer);
         drop(next);
         let group = info.name().to_owned();

@@ -196,7 +196,7 @@ impl World {
             }
         }
         let number = record.number;
-        let machine = Meeting::new(record, members);
+        let machine = Meeting::new(record.prefix(), record, members);
         self.offers.insert(token, (rank, identity));
         let work = Work::Meet { machine, group, home, number, token, peers: None };
         self.begin(rank, work, round, epoch, deadline)

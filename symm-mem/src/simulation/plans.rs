@@ -258,7 +258,7 @@ impl World {
             differ(how, &mut record);
         }
         let key = format!("exchange/{group}/{number}");
-        let machine = Meeting::new(record, key.clone(), members);
+        let machine = Meeting::new(key.clone(), record, members);
         let opened = Open::new();
         let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)

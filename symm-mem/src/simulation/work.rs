@@ -12,7 +12,7 @@ use super::{
 use crate::{
     agreement::{
         Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Plain, PlainVote,
-        Release, Retire, RetireInput, RetireOutput, Retired, Segment,
+        Release, Retire, RetireInput, RetireOutput, Retired, Segment, meeting,
     },
     commit::Seated,
     exchange::protocol as exchange,
@@ -210,33 +210,31 @@ impl Work {
             }
             Work::Exchange(work) => {
                 let input = match answer {
-                    Answer::Store(Input::Start) => exchange::Input::Start,
-                    Answer::Store(Input::StoreFailed) => exchange::Input::StoreFailed,
-                    Answer::Store(input) => exchange::Input::Store(input),
-                    Answer::Opened(outcome) => exchange::Input::Opened(outcome),
-                    _ => exchange::Input::Start,
+                    Answer::Store(input) => meeting::Input::Store(input),
+                    Answer::Opened(outcome) => meeting::Input::Opened(outcome),
+                    // Nobody asked: the machine says so.
+                    _ => meeting::Input::Store(Input::Start),
                 };
                 match work.machine.step(input, now) {
-                    exchange::Output::Store(ask) => Want::Store(ask),
-                    exchange::Output::Open { agreement, .. } => Want::Open(agreement),
-                    exchange::Output::Done(conclusion) => Want::Done(End::Exchange(conclusion)),
+                    meeting::Output::Store(ask) => Want::Store(ask),
+                    meeting::Output::Open { opening, .. } => Want::Open(opening),
+                    meeting::Output::Done(conclusion) => Want::Done(End::Exchange(conclusion)),
                 }
             }
             Work::Meet { machine, peers, .. } => {
                 let input = match answer {
-                    Answer::Store(Input::Start) => protocol::Input::Start,
-                    Answer::Store(Input::StoreFailed) => protocol::Input::StoreFailed,
-                    Answer::Store(input) => protocol::Input::Store(input),
+                    Answer::Store(input) => meeting::Input::Store(input),
                     Answer::Shared(outcome, mapped) => {
                         *peers = mapped;
-                        protocol::Input::Shared(outcome)
+                        meeting::Input::Opened(outcome)
                     }
-                    _ => protocol::Input::Start,
+                    // Nobody asked: the machine says so.
+                    _ => meeting::Input::Store(Input::Start),
                 };
                 match machine.step(input, now) {
-                    protocol::Output::Store(ask) => Want::Store(ask),
-                    protocol::Output::Share { records, .. } => Want::Share(records),
-                    protocol::Output::Done(conclusion) => Want::Done(End::Meet(conclusion)),
+                    meeting::Output::Store(ask) => Want::Store(ask),
+                    meeting::Output::Open { opening, .. } => Want::Share(opening),
+                    meeting::Output::Done(conclusion) => Want::Done(End::Meet(conclusion)),
                 }
             }
         }

@@ -1,15 +1,13 @@
 //! The decisions, as pure functions of what the members said.
 
 use super::{
+    Decision,
     record::{End, Part, Record, Way},
     refusal::ExchangeRefusal,
 };
 use crate::{
-    agreement::{
-        Split,
-        wire::{Message, wire_enum, wire_struct},
-    },
-    rendezvous::protocol::{Loss, Outcome, Readiness, judge},
+    agreement::{Split, wire::wire_struct},
+    rendezvous::protocol::Readiness,
 };
 
 /// A plan, as all members hold it.
@@ -21,37 +19,6 @@ pub struct Agreement {
     pub records: Vec<Record>,
 }
 wire_struct!(Agreement { generation, records });
-
-/// What all members do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
-    /// Some open what they lack; then they say how it went.
-    Open {
-        /// What the plan will be.
-        agreement: Agreement,
-        /// The shortest deadline among the members, in milliseconds.
-        deadline_ms: u64,
-    },
-    /// All have open what they need: the plan holds.
-    Settled {
-        /// The plan.
-        agreement: Agreement,
-    },
-    /// There is no plan.
-    Refuse {
-        /// Why.
-        refusal: ExchangeRefusal,
-    },
-}
-wire_enum!(Decision {
-    0 => Open { agreement, deadline_ms },
-    1 => Settled { agreement },
-    2 => Refuse { refusal },
-});
-
-impl Message for Decision {
-    const KIND: u8 = 21;
-}
 
 /// Decides what the members do, from the records of all of them, in the order of the group.
 ///
@@ -67,10 +34,10 @@ pub fn decide(records: &[Record]) -> Decision {
     let agreement = Agreement { generation, records: records.to_vec() };
     let complete = pairs(records).all(|(from, to)| missing(from, to).is_empty());
     if complete {
-        return Decision::Settled { agreement };
+        return Decision::Settled { agreed: agreement };
     }
     let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
-    Decision::Open { agreement, deadline_ms }
+    Decision::Open { opening: agreement, deadline_ms }
 }
 
 /// Every ordered pair of members.
@@ -182,31 +149,4 @@ fn unreachable(records: &[Record]) -> Option<ExchangeRefusal> {
         let blocked = !reached(from, to).is_empty() && to.unreachable.contains(&from.device);
         blocked.then_some(ExchangeRefusal::NoPeerAccess { rank: to.rank, peer: from.rank })
     })
-}
-
-/// What the members make of their outcomes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// All have open what they need: the plan holds.
-    Opened,
-    /// All let go of what they have opened for it.
-    Failed {
-        /// Why.
-        refusal: ExchangeRefusal,
-    },
-}
-wire_enum!(Verdict { 0 => Opened {}, 1 => Failed { refusal } });
-
-impl Message for Verdict {
-    const KIND: u8 = 22;
-}
-
-/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
-pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
-    let refusal = match judge(outcomes) {
-        Ok(()) => return Verdict::Opened,
-        Err(Loss::Failed { rank, cause }) => ExchangeRefusal::OpeningFailed { rank, cause },
-        Err(Loss::Members { missing, noticed }) => ExchangeRefusal::MembersLost { missing, noticed },
-    };
-    Verdict::Failed { refusal }
 }

@@ -1,7 +1,7 @@
 //! Why there is no plan, in the words that every member is given.
 
 use super::record::Part;
-use crate::agreement::{Split, split::Ranks, wire::wire_enum};
+use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
 
 /// Why no member has the plan. All members are given the same value; nothing is left open, and a plan that was there under
 /// the same name stays what it was.
@@ -144,6 +144,17 @@ wire_enum!(ExchangeRefusal {
     9 => OpeningFailed { rank, cause },
     10 => MembersLost { missing, noticed },
 });
+
+impl From<Failure> for ExchangeRefusal {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Absent { missing, waited_ms } => Self::ExchangeTimeout { missing, waited_ms },
+            Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
+            Failure::Opening { rank, cause } => Self::OpeningFailed { rank, cause },
+            Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+        }
+    }
+}
 
 impl ExchangeRefusal {
     /// The name, as it begins the message.

@@ -1,17 +1,15 @@
 //! The protocol under seeded schedules: members that come late or die, requests that are slow, repeated or lost, and
 //! every difference between members.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 
 use super::{
-    AllocationId, Conclusion, Decision, End, Ending, ExchangeRefusal, Export, Held, Input, Meeting, Output,
-    Part, Record, Verdict, Way, decide, missing, verdict,
+    Agreement, AllocationId, Decision, End, Ending, ExchangeRefusal, Export, Held, Meeting, Outcome, Part,
+    Record, Verdict, Way, decide, missing, verdict,
 };
 use crate::{
-    end_to_end::schedule::{DEADLINE, Fault, Given, Party, Wanted, World},
-    rendezvous::protocol::{Outcome, Readiness, Uuid},
+    end_to_end::schedule::{DEADLINE, Fault, World},
+    rendezvous::protocol::{Readiness, Uuid},
     simulation::Random,
 };
 
@@ -142,7 +140,7 @@ fn what_is_held_is_not_opened_again() {
         let held = |peer: u32, number| Held { peer: peer % COUNT, id: id(number) };
         records[rank as usize].held = vec![held(rank + COUNT - 1, 10), held(rank + 1, 11)];
     }
-    let Decision::Settled { agreement } = decide(&records) else { panic!() };
+    let Decision::Settled { agreed: agreement } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
     // One that lacks something has all say how it went.
     records[0].held.pop();
@@ -156,8 +154,25 @@ fn what_is_held_is_not_opened_again() {
 fn the_generation_is_that_of_who_has_counted_furthest() {
     let mut records = records(COUNT);
     records[3].generation = 8;
-    let Decision::Open { agreement, .. } = decide(&records) else { panic!() };
+    let Decision::Open { opening: agreement, .. } = decide(&records) else { panic!() };
     assert_eq!(agreement.generation, 8);
+}
+
+/// Ranks of one protocol version read each other.
+#[test]
+fn what_stands_in_the_store_keeps_its_form() {
+    use crate::agreement::wire::Message;
+    let agreement = Agreement { generation: 7, records: Vec::new() };
+    let open = Decision::Open { opening: agreement.clone(), deadline_ms: 5 };
+    let form = b"SY\x03\0\x15\0\x07\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
+    assert_eq!(open.to_bytes(), form);
+    let settled = Decision::Settled { agreed: agreement };
+    assert_eq!(settled.to_bytes(), b"SY\x03\0\x15\x01\x07\0\0\0\0\0\0\0\0\0\0\0");
+    let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
+    let refused = Decision::Refuse { refusal: refusal.clone() };
+    assert_eq!(refused.to_bytes(), b"SY\x03\0\x15\x02\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x03\0\x16\0");
+    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x03\0\x16\x01\x08\x01\0\0\0\x02\0\0\0");
 }
 
 proptest! {
@@ -196,27 +211,6 @@ proptest! {
     }
 }
 
-impl Party for Meeting {
-    type End = Conclusion;
-
-    fn step(&mut self, given: Given, now: Duration) -> Wanted<Conclusion> {
-        let input = match given {
-            Given::Start => Input::Start,
-            Given::Store(answer) => Input::Store(answer),
-            Given::Shared(outcome) => Input::Opened(outcome),
-            Given::StoreFailed => Input::StoreFailed,
-        };
-        match Meeting::step(self, input, now) {
-            Output::Store(ask) => Wanted::Store(ask),
-            Output::Open { until, .. } => Wanted::Share(until),
-            Output::Done(conclusion) => {
-                let read = conclusion.read.clone();
-                Wanted::Done(conclusion, read)
-            }
-        }
-    }
-}
-
 fn schedule(seed: u64) {
     let mut random = Random(seed);
     let count = 1 + random.below(5) as u32;
@@ -237,11 +231,11 @@ fn schedule(seed: u64) {
         if let (Fault::Differs(at), true) = (fault, rank == faulty) {
             (DIFFERENCES[at].2)(&mut record);
         }
-        Meeting::new(record, "exchange".into(), members.clone())
+        Meeting::new("exchange".into(), record, members.clone())
     };
-    let parties = members.iter().map(|rank| meeting(*rank)).collect();
-    let mut world = World::new(random, parties, faulty, fault);
-    world.run(|conclusion| conclusion.result.is_ok());
+    let machines = members.iter().map(|rank| meeting(*rank)).collect();
+    let mut world = World::new(random, machines, faulty, fault);
+    world.run();
 
     let mut said = Vec::new();
     for (rank, conclusion) in &world.ended {

@@ -1,46 +1,11 @@
 //! The decisions, as pure functions of what the members said.
 
-use std::collections::BTreeSet;
-
 use super::{
+    Decision,
     record::{Readiness, Record, Uuid},
     refusal::RendezvousRefusal,
 };
-use crate::agreement::{
-    Split,
-    wire::{Message, wire_enum},
-};
-
-/// What all members do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Decision {
-    /// Each maps the others' memory. What they have said of it, in the order of the group.
-    Share {
-        /// The records of all members.
-        records: Vec<Record>,
-        /// The shortest deadline among them, in milliseconds.
-        deadline_ms: u64,
-    },
-    /// All have mapped it already, in one rendezvous.
-    Reuse {
-        /// The rendezvous.
-        number: u64,
-    },
-    /// Nothing is mapped.
-    Refuse {
-        /// Why.
-        refusal: RendezvousRefusal,
-    },
-}
-wire_enum!(Decision {
-    0 => Share { records, deadline_ms },
-    1 => Reuse { number },
-    2 => Refuse { refusal },
-});
-
-impl Message for Decision {
-    const KIND: u8 = 17;
-}
+use crate::agreement::Split;
 
 /// Decides what the members do, from the records of all of them, in the order of the group.
 ///
@@ -56,10 +21,10 @@ pub fn decide(records: &[Record]) -> Decision {
     if let [only] = mapped.sides.as_slice()
         && let Some(number) = only.value
     {
-        return Decision::Reuse { number };
+        return Decision::Settled { agreed: number };
     }
     let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
-    Decision::Share { records: records.to_vec(), deadline_ms }
+    Decision::Open { opening: records.to_vec(), deadline_ms }
 }
 
 fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> Split<V> {
@@ -160,88 +125,4 @@ fn ranks<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<u32> {
     let mut ranks: Vec<u32> = records.map(|record| record.rank).collect();
     ranks.sort_unstable();
     ranks
-}
-
-/// How mapping the others' memory ended on one rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// All of it is mapped.
-    Mapped,
-    /// A call failed, or what a peer sent was wrong.
-    Failed {
-        /// What.
-        cause: String,
-    },
-    /// Peers are gone, or did not answer.
-    Alone {
-        /// The ranks.
-        gone: Vec<u32>,
-    },
-}
-wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
-
-impl Message for Outcome {
-    const KIND: u8 = 18;
-}
-
-/// What the members make of their outcomes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// All have all.
-    Mapped,
-    /// All let go of what they have.
-    Failed {
-        /// Why.
-        refusal: RendezvousRefusal,
-    },
-}
-wire_enum!(Verdict { 0 => Mapped {}, 1 => Failed { refusal } });
-
-impl Message for Verdict {
-    const KIND: u8 = 19;
-}
-
-/// Judges the outcomes of all members (rank, and what it posted): the same for every order of them.
-pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
-    let refusal = match judge(outcomes) {
-        Ok(()) => return Verdict::Mapped,
-        Err(Loss::Failed { rank, cause }) => RendezvousRefusal::SharingFailed { rank, cause },
-        Err(Loss::Members { missing, noticed }) => RendezvousRefusal::MembersLost { missing, noticed },
-    };
-    Verdict::Failed { refusal }
-}
-
-/// Why members do not all have all.
-pub(crate) enum Loss {
-    /// A rank, the lowest of several, could not map, for this cause.
-    Failed { rank: u32, cause: String },
-    /// Ranks that did not say how it went, or that others found gone; and those that waited for them.
-    Members { missing: Vec<u32>, noticed: Vec<u32> },
-}
-
-/// Whether all have all: a failure outweighs silence, and silence outweighs one who only waited for the silent.
-pub(crate) fn judge(outcomes: &[(u32, Option<Outcome>)]) -> Result<(), Loss> {
-    let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
-    outcomes.sort_by_key(|(rank, _)| *rank);
-    let failed = outcomes.iter().find_map(|(rank, outcome)| match outcome {
-        Some(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
-        _ => None,
-    });
-    // A rank that has said how it went, and is gone all the same for one that came later.
-    let gone = outcomes.iter().filter_map(|(_, outcome)| match outcome {
-        Some(Outcome::Alone { gone }) => Some(gone.iter().copied()),
-        _ => None,
-    });
-    let gone: BTreeSet<u32> = gone.flatten().collect();
-    let ranks_that = |is: fn(&Option<Outcome>) -> bool| -> Vec<u32> {
-        outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
-    };
-    let missing = ranks_that(Option::is_none);
-    let noticed = ranks_that(|outcome| matches!(outcome, Some(Outcome::Alone { .. })));
-    match (failed, missing.is_empty(), noticed.is_empty()) {
-        (Some((rank, cause)), ..) => Err(Loss::Failed { rank, cause }),
-        (None, false, _) => Err(Loss::Members { missing, noticed }),
-        (None, true, false) => Err(Loss::Members { missing: gone.into_iter().collect(), noticed }),
-        (None, true, true) => Ok(()),
-    }
 }

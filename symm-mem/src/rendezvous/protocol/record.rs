@@ -169,7 +169,18 @@ impl Message for Record {
     const KIND: u8 = 16;
 }
 
+/// What begins the keys of a rendezvous, and of whatever is built on the memory that it maps: never a name, and counted by
+/// the group's own rendezvous, not by the process.
+pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
+    format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
+}
+
 impl Record {
+    /// What begins the keys of the rendezvous that it speaks of.
+    pub fn prefix(&self) -> String {
+        prefix(self.group, self.life, self.number)
+    }
+
     /// The record in its binary form.
     pub fn encode(&self) -> Vec<u8> {
         self.to_bytes()

@@ -1,7 +1,7 @@
 //! Why a rendezvous ends without peers' buffers, in the words that every member is given.
 
 use super::record::{Subject, Uuid};
-use crate::agreement::{Split, split::Ranks, wire::wire_enum};
+use crate::agreement::{Split, meeting::Failure, split::Ranks, wire::wire_enum};
 
 /// Why no member has the others' memory. All members are given the same value; nothing is left mapped, and the group can
 /// have its next rendezvous.
@@ -139,6 +139,17 @@ wire_enum!(RendezvousRefusal {
     12 => SharingFailed { rank, cause },
     13 => MembersLost { missing, noticed },
 });
+
+impl From<Failure> for RendezvousRefusal {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Absent { missing, waited_ms } => Self::RendezvousTimeout { missing, waited_ms },
+            Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
+            Failure::Opening { rank, cause } => Self::SharingFailed { rank, cause },
+            Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+        }
+    }
+}
 
 impl RendezvousRefusal {
     /// The name, as it begins the message.

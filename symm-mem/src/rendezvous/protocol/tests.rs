@@ -1,18 +1,16 @@
 //! The protocol under seeded schedules: members that come late or die, requests that are slow, repeated or lost, and
 //! every difference between members.
 
-use std::time::Duration;
-
 use process_group::group::GroupId;
 use proptest::prelude::*;
 
 use super::{
-    Conclusion, Decision, Ending, Handles, Input, Meeting, Outcome, Output, Readiness, Record,
-    RendezvousRefusal, Subject, Uuid, Verdict, decide, verdict,
+    Decision, Ending, Handles, Meeting, Outcome, Readiness, Record, RendezvousRefusal, Subject, Uuid,
+    Verdict, decide, verdict,
 };
 use crate::{
     agreement::{LogPoint, PoolId},
-    end_to_end::schedule::{DEADLINE, Fault, Given, Party, Wanted, World},
+    end_to_end::schedule::{DEADLINE, Fault, World},
     simulation::Random,
 };
 
@@ -104,28 +102,28 @@ fn devices_and_hosts() {
     let RendezvousRefusal::SameDevice { ranks, .. } = refusal(&same) else { panic!() };
     assert_eq!(ranks, [0, 2]);
     same.iter_mut().for_each(|record| record.shared_devices = true);
-    assert!(matches!(decide(&same), Decision::Share { .. }));
+    assert!(matches!(decide(&same), Decision::Open { .. }));
 
     // Fabric handles reach other hosts; in one process nothing has to be exported.
     let mut apart = records(2);
     apart[1].host = 2;
     apart.iter_mut().for_each(|record| record.handles.fabric = Some(vec![0; 64]));
-    assert!(matches!(decide(&apart), Decision::Share { .. }));
+    assert!(matches!(decide(&apart), Decision::Open { .. }));
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.process, record.handles.descriptor) = (0, false));
-    assert!(matches!(decide(&together), Decision::Share { .. }));
+    assert!(matches!(decide(&together), Decision::Open { .. }));
 }
 
 #[test]
 fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
     let mut records = records(3);
     records.iter_mut().for_each(|record| record.mapped = Some(1));
-    assert_eq!(decide(&records), Decision::Reuse { number: 1 });
+    assert_eq!(decide(&records), Decision::Settled { agreed: 1 });
     // Of those that have it since different ones, or not at all, none keeps the old.
     records[1].mapped = Some(2);
-    assert!(matches!(decide(&records), Decision::Share { .. }));
+    assert!(matches!(decide(&records), Decision::Open { .. }));
     records[1].mapped = None;
-    assert!(matches!(decide(&records), Decision::Share { .. }));
+    assert!(matches!(decide(&records), Decision::Open { .. }));
 }
 
 #[test]
@@ -134,7 +132,7 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     let alone = Some(Outcome::Alone { gone: vec![1] });
     let refused = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
         Verdict::Failed { refusal } => refusal,
-        Verdict::Mapped => panic!(),
+        Verdict::Opened => panic!(),
     };
     let all = [(0, alone.clone()), (1, None), (2, failed("no addresses"))];
     let cause = "no addresses".to_owned();
@@ -144,7 +142,21 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     assert_eq!(refused(&outcomes), lost);
     // One that was found gone after it had said so.
     assert_eq!(refused(&[(0, alone), (1, Some(Outcome::Mapped)), (2, Some(Outcome::Mapped))]), lost);
-    assert_eq!(verdict(&[(0, Some(Outcome::Mapped)), (1, Some(Outcome::Mapped))]), Verdict::Mapped);
+    assert_eq!(verdict(&[(0, Some(Outcome::Mapped)), (1, Some(Outcome::Mapped))]), Verdict::Opened);
+}
+
+/// Ranks of one protocol version read each other.
+#[test]
+fn what_stands_in_the_store_keeps_its_form() {
+    use crate::agreement::wire::Message;
+    let open = Decision::Open { opening: Vec::new(), deadline_ms: 5 };
+    assert_eq!(open.to_bytes(), b"SY\x03\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
+    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x03\0\x11\x01\x07\0\0\0\0\0\0\0");
+    let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
+    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x03\0\x11\x02\x04\0\0\0\0");
+    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x03\0\x13\0");
+    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x03\0\x13\x01\x04\0\0\0\0");
+    assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 
 proptest! {
@@ -156,34 +168,13 @@ proptest! {
         let mut record = record(rank);
         record.handles.card = bytes;
         prop_assert_eq!(Record::decode(&record.encode()), Ok(record.clone()));
-        let decision = Decision::Share { records: vec![record], deadline_ms: 5 };
+        let decision = Decision::Open { opening: vec![record], deadline_ms: 5 };
         prop_assert_eq!(Decision::from_bytes(&decision.to_bytes()), Ok(decision));
     }
 
     #[test]
     fn every_schedule_ends_alike_for_all(seed in any::<u64>()) {
         schedule(seed);
-    }
-}
-
-impl Party for Meeting {
-    type End = Conclusion;
-
-    fn step(&mut self, given: Given, now: Duration) -> Wanted<Conclusion> {
-        let input = match given {
-            Given::Start => Input::Start,
-            Given::Store(answer) => Input::Store(answer),
-            Given::Shared(outcome) => Input::Shared(outcome),
-            Given::StoreFailed => Input::StoreFailed,
-        };
-        match Meeting::step(self, input, now) {
-            Output::Store(ask) => Wanted::Store(ask),
-            Output::Share { until, .. } => Wanted::Share(until),
-            Output::Done(conclusion) => {
-                let read = conclusion.read.clone();
-                Wanted::Done(conclusion, read)
-            }
-        }
     }
 }
 
@@ -201,11 +192,11 @@ fn schedule(seed: u64) {
                 DIFFERENCES[at].1(&mut record);
             }
         }
-        Meeting::new(record, members.clone())
+        Meeting::new(record.prefix(), record, members.clone())
     };
-    let parties = members.iter().map(|rank| meeting(*rank)).collect();
-    let mut world = World::new(random, parties, faulty, fault);
-    world.run(|conclusion| conclusion.result.is_ok());
+    let machines = members.iter().map(|rank| meeting(*rank)).collect();
+    let mut world = World::new(random, machines, faulty, fault);
+    world.run();
 
     let mut said: Vec<&Result<u64, Ending>> = Vec::new();
     for (rank, conclusion) in &world.ended {

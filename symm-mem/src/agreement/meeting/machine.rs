@@ -1,78 +1,65 @@
-//! A member's part in one exchange, as a state machine: no thread, socket, clock or lock.
+//! A member's part in one meeting, as a state machine: no thread, socket, clock or lock.
 //!
 //! The driver gives [`Meeting::step`] an input and the time, does what the output says, and gives the answer back as the
 //! next input. The phases, and what of the deadline they may take (in sixteenths; the rest is for the store's answers):
 //!
 //! | phase | what | until |
 //! |---|---|---|
-//! | arrival | the rank posts its record, which names all of its transfers; [`decide`] | 8, of the rank's own deadline |
-//! | opening | [`Output::Open`], unless all have open what they need | 4, of the shortest deadline |
+//! | arrival | the rank posts what it comes with; [`Contribution::decide`] | 8, of the rank's own deadline |
+//! | opening | [`Output::Open`], unless nobody lacks anything | 4, of the shortest deadline |
 //! | outcome | every member posts how it went; [`verdict`] | 2, of the shortest deadline |
 //! | farewell | the rank says that it has read; who sees that all have removes the keys | none: it does not wait |
-//!
-//! All transfers of all members are one vote: no order of them, and nothing that a member has open already, lets one wait
-//! for another that does not come.
 
 use std::time::Duration;
 
-use super::{
-    decide::{Agreement, Decision, Verdict, decide, verdict},
-    record::Record,
-    refusal::ExchangeRefusal,
-};
-use crate::{
-    agreement::{
-        self, Malformed,
-        vote::{Step, Vote},
-        wire::Message,
-    },
-    rendezvous::protocol::Outcome,
+use super::{Contribution, Decision, Failure, Outcome, Verdict, verdict};
+use crate::agreement::{
+    Input as Answer, Malformed, Output as Request,
+    machine::share,
+    vote::{Step, Vote},
+    wire::Message,
 };
 
 /// What the driver tells the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// Begin.
-    Start,
-    /// The store's answer to [`Output::Store`].
-    Store(agreement::Input),
+    /// To begin, and then the store's answers to [`Output::Store`].
+    Store(Answer),
     /// The answer to [`Output::Open`].
     Opened(Outcome),
-    /// The store did not answer. No further output asks for anything.
-    StoreFailed,
 }
 
 /// What the machine wants from its driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub enum Output<C: Contribution> {
     /// A request to the store: `Set`, `Add`, `Fetch`, `Propose` or `Await`.
-    Store(agreement::Output),
+    Store(Request),
     /// Give the others what they lack of this rank's memory, and open what it lacks of theirs.
     Open {
-        /// What the plan will be.
-        agreement: Agreement,
+        /// What all look at for it.
+        opening: C::Opening,
         /// When to give up.
         until: Duration,
     },
-    /// The exchange has ended.
-    Done(Conclusion),
+    /// The meeting has ended.
+    Done(Conclusion<C>),
 }
 
-/// How an exchange ended on this member.
+/// How a meeting ended on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conclusion {
-    /// The plan.
-    pub result: Result<Agreement, Ending>,
+pub struct Conclusion<C: Contribution> {
+    /// What it gave.
+    pub result: Result<C::Agreed, Ending<C>>,
     /// Keys that all have read: to be removed.
     pub read: Vec<String>,
 }
 
-/// Why an exchange ended without a plan.
+/// Why a meeting gave nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
-    /// No member has the plan.
-    Refused(ExchangeRefusal),
-    /// This member could not reach the store: the others may have the plan, and will miss it there.
+pub enum Ending<C: Contribution> {
+    /// It gave no member anything.
+    Refused(C::Refusal),
+    /// This member could not reach the store: the others may have what was agreed, and will miss it there.
     StoreFailed,
     /// What stands in the store cannot be read: another program writes there.
     Unreadable(Malformed),
@@ -81,67 +68,69 @@ pub enum Ending {
 }
 
 #[derive(Debug)]
-enum Phase {
+enum Phase<C: Contribution> {
     Begin,
     Arrival(Vote),
     Opening {
-        agreement: Agreement,
+        agreed: C::Agreed,
         outcome_until: Duration,
     },
     Outcome {
-        agreement: Agreement,
+        agreed: C::Agreed,
         vote: Vote,
     },
     /// Posting that this rank has read, then looking who else has.
     Farewell {
-        result: Result<Agreement, Ending>,
+        result: Result<C::Agreed, Ending<C>>,
         posted: bool,
     },
     Done,
 }
 
-/// One member's part in one exchange.
+/// One member's part in one meeting.
 #[derive(Debug)]
-pub struct Meeting {
-    record: Record,
+pub struct Meeting<C: Contribution> {
     prefix: String,
+    own: C,
     members: Vec<u32>,
     begun: Duration,
-    phase: Phase,
+    phase: Phase<C>,
 }
 
-impl Meeting {
-    /// The exchange that `record` speaks of, among `members` (ranks of the job, in the group's order). `prefix` begins its
-    /// keys, and those of no other exchange.
-    pub fn new(record: Record, prefix: String, members: Vec<u32>) -> Self {
-        Self { record, prefix, members, begun: Duration::ZERO, phase: Phase::Begin }
+impl<C: Contribution> Meeting<C> {
+    /// The meeting to which this rank comes with `own`, of `members` (ranks of the job, in the group's order). `prefix`
+    /// begins its keys, and those of no other meeting.
+    pub fn new(prefix: String, own: C, members: Vec<u32>) -> Self {
+        Self { prefix, own, members, begun: Duration::ZERO, phase: Phase::Begin }
     }
 
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
-    pub fn step(&mut self, input: Input, now: Duration) -> Output {
+    pub fn step(&mut self, input: Input, now: Duration) -> Output<C> {
         let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
-            (Phase::Farewell { result, .. }, Input::StoreFailed) => self.end(result, Vec::new()),
-            (_, Input::StoreFailed) => self.end(Err(Ending::StoreFailed), Vec::new()),
-            (Phase::Begin, Input::Start) => {
+            (Phase::Farewell { result, .. }, Input::Store(Answer::StoreFailed)) => {
+                self.end(result, Vec::new())
+            }
+            (_, Input::Store(Answer::StoreFailed)) => self.end(Err(Ending::StoreFailed), Vec::new()),
+            (Phase::Begin, Input::Store(Answer::Start)) => {
                 self.begun = now;
-                let until = now + share(self.record.deadline_ms, 8);
-                let vote = self.vote("records", self.record.encode(), until);
-                self.arrival(vote, agreement::Input::Start, now)
+                let until = now + share(self.own.deadline_ms(), 8);
+                let vote = self.vote("records", self.own.to_bytes(), until);
+                self.arrival(vote, Answer::Start, now)
             }
             (Phase::Arrival(vote), Input::Store(input)) => self.arrival(vote, input, now),
-            (Phase::Opening { agreement, outcome_until }, Input::Opened(outcome)) => {
+            (Phase::Opening { agreed, outcome_until }, Input::Opened(outcome)) => {
                 let failed = matches!(outcome, Outcome::Failed { .. });
                 let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
-                self.outcome(agreement, vote, agreement::Input::Start)
+                self.outcome(agreed, vote, Answer::Start)
             }
-            (Phase::Outcome { agreement, vote }, Input::Store(input)) => self.outcome(agreement, vote, input),
-            (Phase::Farewell { result, posted: false }, Input::Store(agreement::Input::Stored)) => {
+            (Phase::Outcome { agreed, vote }, Input::Store(input)) => self.outcome(agreed, vote, input),
+            (Phase::Farewell { result, posted: false }, Input::Store(Answer::Stored)) => {
                 self.phase = Phase::Farewell { result, posted: true };
                 let keys = self.members.iter().map(|rank| self.read_key(*rank)).collect();
-                Output::Store(agreement::Output::Fetch { keys })
+                Output::Store(Request::Fetch { keys })
             }
-            (Phase::Farewell { result, posted: true }, Input::Store(agreement::Input::Values(read))) => {
+            (Phase::Farewell { result, posted: true }, Input::Store(Answer::Values(read))) => {
                 let all = read.len() == self.members.len() && read.iter().all(Option::is_some);
                 let keys = if all { self.all_keys() } else { Vec::new() };
                 self.end(result, keys)
@@ -150,7 +139,7 @@ impl Meeting {
         }
     }
 
-    fn arrival(&mut self, mut vote: Vote, input: agreement::Input, now: Duration) -> Output {
+    fn arrival(&mut self, mut vote: Vote, input: Answer, now: Duration) -> Output<C> {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => vote.propose(self.decide(&posted, now).to_bytes()),
@@ -161,46 +150,47 @@ impl Meeting {
         Output::Store(ask)
     }
 
-    /// What this member would have all do, from the records that are there.
-    fn decide(&self, posted: &[Option<Vec<u8>>], now: Duration) -> Decision {
-        let mut records = Vec::new();
+    /// What this member would have all do, from what is there.
+    fn decide(&self, posted: &[Option<Vec<u8>>], now: Duration) -> Decision<C> {
+        let mut contributions = Vec::new();
         let mut missing = Vec::new();
-        for (rank, posted) in self.members.iter().zip(posted) {
-            match posted.as_deref().map(Record::decode) {
-                None => missing.push(*rank),
-                Some(Ok(record)) if record.rank == *rank => records.push(record),
-                Some(found) => {
-                    let cause = match found {
-                        Ok(record) => format!("it says to be of rank {}", record.rank),
-                        Err(malformed) => malformed.to_string(),
-                    };
-                    let refusal = ExchangeRefusal::RecordUnreadable { rank: *rank, cause };
-                    return Decision::Refuse { refusal };
+        for (&rank, posted) in self.members.iter().zip(posted) {
+            let cause = match posted.as_deref().map(C::from_bytes) {
+                None => {
+                    missing.push(rank);
+                    continue;
                 }
-            }
+                Some(Ok(found)) if found.rank() == rank => {
+                    contributions.push(found);
+                    continue;
+                }
+                Some(Ok(found)) => format!("it says to be of rank {}", found.rank()),
+                Some(Err(malformed)) => malformed.to_string(),
+            };
+            return Decision::Refuse { refusal: Failure::Unreadable { rank, cause }.into() };
         }
         if missing.is_empty() {
-            return decide(&records);
+            return C::decide(&contributions);
         }
         missing.sort_unstable();
         let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-        Decision::Refuse { refusal: ExchangeRefusal::ExchangeTimeout { missing, waited_ms } }
+        Decision::Refuse { refusal: Failure::Absent { missing, waited_ms }.into() }
     }
 
-    fn decided(&mut self, value: &[u8], now: Duration) -> Output {
-        match Decision::from_bytes(value) {
+    fn decided(&mut self, value: &[u8], now: Duration) -> Output<C> {
+        match Decision::<C>::from_bytes(value) {
             Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), Vec::new()),
             Ok(Decision::Refuse { refusal }) => self.farewell(Err(Ending::Refused(refusal))),
-            Ok(Decision::Settled { agreement }) => self.farewell(Ok(agreement)),
-            Ok(Decision::Open { agreement, deadline_ms }) => {
-                let outcome_until = now + share(deadline_ms, 6);
-                self.phase = Phase::Opening { agreement: agreement.clone(), outcome_until };
-                Output::Open { agreement, until: now + share(deadline_ms, 4) }
+            Ok(Decision::Settled { agreed }) => self.farewell(Ok(agreed)),
+            Ok(Decision::Open { opening, deadline_ms }) => {
+                let (until, outcome_until) = (now + share(deadline_ms, 4), now + share(deadline_ms, 6));
+                self.phase = Phase::Opening { agreed: self.own.agreed(&opening), outcome_until };
+                Output::Open { opening, until }
             }
         }
     }
 
-    fn outcome(&mut self, agreement: Agreement, mut vote: Vote, input: agreement::Input) -> Output {
+    fn outcome(&mut self, agreed: C::Agreed, mut vote: Vote, input: Answer) -> Output<C> {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
             Step::Propose { posted, .. } => {
@@ -210,29 +200,29 @@ impl Meeting {
                 };
                 let outcomes: Vec<(u32, Option<Outcome>)> =
                     self.members.iter().zip(&posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
-                vote.propose(verdict(&outcomes).to_bytes())
+                vote.propose(verdict::<C>(&outcomes).to_bytes())
             }
             Step::Stands(value) => {
-                return match Verdict::from_bytes(&value) {
+                return match Verdict::<C>::from_bytes(&value) {
                     Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), Vec::new()),
-                    Ok(Verdict::Opened) => self.farewell(Ok(agreement)),
+                    Ok(Verdict::Opened) => self.farewell(Ok(agreed)),
                     Ok(Verdict::Failed { refusal }) => self.farewell(Err(Ending::Refused(refusal))),
                 };
             }
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
-        self.phase = Phase::Outcome { agreement, vote };
+        self.phase = Phase::Outcome { agreed, vote };
         Output::Store(ask)
     }
 
-    fn farewell(&mut self, result: Result<Agreement, Ending>) -> Output {
+    fn farewell(&mut self, result: Result<C::Agreed, Ending<C>>) -> Output<C> {
         self.phase = Phase::Farewell { result, posted: false };
-        let key = self.read_key(self.record.rank);
-        Output::Store(agreement::Output::Set { key, value: vec![1] })
+        let key = self.read_key(self.own.rank());
+        Output::Store(Request::Set { key, value: vec![1] })
     }
 
     fn vote(&self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
-        Vote::new(self.vote_prefix(name), self.record.rank, self.members.clone(), posted, until)
+        Vote::new(self.vote_prefix(name), self.own.rank(), self.members.clone(), posted, until)
     }
 
     fn vote_prefix(&self, name: &str) -> String {
@@ -256,13 +246,8 @@ impl Meeting {
         keys
     }
 
-    fn end(&mut self, result: Result<Agreement, Ending>, read: Vec<String>) -> Output {
+    fn end(&mut self, result: Result<C::Agreed, Ending<C>>, read: Vec<String>) -> Output<C> {
         self.phase = Phase::Done;
         Output::Done(Conclusion { result, read })
     }
-}
-
-/// So many sixteenths of a deadline.
-fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
-    Duration::from_millis(deadline_ms) / 16 * sixteenths
 }
