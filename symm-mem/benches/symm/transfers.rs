@@ -128,9 +128,13 @@ impl Transfers {
         let (us, ()) = timed(|| {
             if let Some(plan) = &self.plan {
                 let transfer = Transfer { all: self, plan, rank, way, at, bytes };
+                let senders = if both { 0..2 } else { 0..1 };
+                for sender in senders.clone() {
+                    transfer.offer(sender, count)?;
+                }
                 for turn in 0..count {
                     // Messages of one communicator are in one order on both sides.
-                    for sender in if both { 0..2 } else { 0..1 } {
+                    for sender in senders.clone() {
                         if sender == rank.rank {
                             transfer.send(turn, count)?
                         } else {
@@ -182,17 +186,32 @@ impl Transfer<'_> {
         4 * (BUFFERS * self.at + turn % BUFFERS) + 2 * usize::from(self.way == Way::Get) + sender
     }
 
+    /// The end that does not copy lets its peer have all buffers, before anything is copied: what is told during a copy may
+    /// come after it.
+    fn offer(&self, sender: usize, count: usize) -> Result<()> {
+        let lender = match self.way {
+            Way::Put => 1 - sender,
+            Way::Get => sender,
+            _ => return Ok(()),
+        };
+        if lender != self.rank.rank {
+            return Ok(());
+        }
+        let stream = &self.all.streams[usize::from(lender != sender)];
+        for turn in 0..BUFFERS.min(count) {
+            // SAFETY: all parts stay until the streams are done, and nobody uses them in between.
+            unsafe { self.plan.ready(self.place(sender, turn), stream) }?;
+        }
+        Ok(())
+    }
+
     /// The end that does not copy: waits for the turn's buffer, and lets the peer have it for a later turn.
     ///
     /// # Safety
     /// As for [`Plan::ready`] and [`Plan::wait`].
     unsafe fn lend(&self, sender: usize, turn: usize, count: usize, stream: &Stream) -> Result<()> {
-        let begun = if turn == 0 { 0..BUFFERS.min(count) } else { 0..0 };
         // SAFETY: the caller's contract.
         unsafe {
-            for first in begun {
-                self.plan.ready(self.place(sender, first), stream)?;
-            }
             self.plan.wait(self.place(sender, turn), stream, PATIENCE)?;
             if turn + BUFFERS < count {
                 self.plan.ready(self.place(sender, turn), stream)?;

@@ -38,7 +38,9 @@ use super::{
 /// are many, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more. And all copies from peers go through one queue, in the order
 /// of their calls, whatever their streams and priorities (measured on H200, driver 580; puts, and copies within a device, do
 /// not): a `get` whose peer is not ready holds up every `get` that is called after it. So call them in an order in which
-/// their peers can get ready; what may get ready in any order is better put.
+/// their peers can get ready; what may get ready in any order is better put. What is told while a copy of the same device
+/// runs may be told only when that has ended (seen there): so call [`ready`](Self::ready) before `put` and `get`, and have a
+/// second buffer where transfers follow each other.
 ///
 /// *Graphs*: what a stream captures uses words of its own, a toggle for each end, which the peer sets and this rank resets:
 /// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other
