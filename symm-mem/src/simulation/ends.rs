@@ -23,6 +23,11 @@ use crate::{
     commit::{Seated, lock},
 };
 
+/// What the keys of a group's commits say that they are about.
+fn committing(uid: u64, epoch: u64) -> String {
+    format!("{uid}.{epoch}")
+}
+
 /// What a store that has failed says.
 pub(super) const LOST: &str = "the store is gone";
 
@@ -39,6 +44,9 @@ impl World {
         let mut left = None;
         let doomed = match (work, end) {
             (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
+                if conclusion.all_arrived {
+                    state.attended.insert(committing(group, epoch), round);
+                }
                 let (without, doomed) = self.end_commit(rank, &seated, &segments, &serials, conclusion)?;
                 segments.truncate(without);
                 left = (without > 0).then_some(Left { seated, group, segments });
@@ -49,6 +57,9 @@ impl World {
                 meeting.keys
             }
             (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
+                if meeting.all_arrived {
+                    state.attended.insert("retire".to_owned(), round);
+                }
                 let (result, doomed) = state.pool.leave(meeting);
                 let only: Vec<_> = seats.into_iter().map(|(_, seated)| seated).collect();
                 let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
@@ -57,6 +68,9 @@ impl World {
                 doomed
             }
             (Work::Length { .. }, End::Length(meeting)) => {
+                if meeting.all_arrived {
+                    state.attended.insert("length".to_owned(), round);
+                }
                 let (result, doomed) = state.pool.leave(meeting);
                 if let Ok(bytes) = result {
                     self.allocate(rank, bytes)?;
@@ -231,18 +245,21 @@ impl World {
         Ok(())
     }
 
-    /// Keys of meetings that all have left for a later one.
+    /// Keys of meetings that all have left for a later one, to which all had come.
     fn left_keys(&self) -> Result<(), Violation> {
         if self.scenario.trouble.delays() {
             return Ok(());
         }
-        let mut last: BTreeMap<String, u64> = BTreeMap::new();
+        let mut last: BTreeMap<&str, u64> = BTreeMap::new();
         for rank in &self.ranks {
-            for it in rank.groups.values().filter(|it| !rank.is_poisoned(it.id)) {
-                last.insert(format!("{}.{}", it.id.uid, it.id.epoch), it.commits);
-            }
-            last.insert("retire".to_owned(), rank.retirements);
-            last.insert("length".to_owned(), rank.lengths);
+            let over = rank.groups.values().filter(|it| rank.is_poisoned(it.id));
+            let over: Vec<_> = over.map(|it| committing(it.id.uid, it.id.epoch)).collect();
+            last.extend(
+                rank.attended
+                    .iter()
+                    .filter(|(what, _)| !over.contains(what))
+                    .map(|(what, round)| (what.as_str(), *round)),
+            );
         }
         let keys = self.store.values.keys().chain(self.store.counters.keys());
         for key in keys {
@@ -253,7 +270,7 @@ impl World {
                 ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
                 ["symm", _, _, what, round, ..] => {
                     let round: Option<u64> = round.parse().ok();
-                    last.get(*what).zip(round).is_some_and(|(last, round)| round + 1 < *last)
+                    last.get(*what).zip(round).is_some_and(|(last, round)| round < *last)
                 }
                 _ => false,
             };

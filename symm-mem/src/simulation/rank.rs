@@ -87,6 +87,8 @@ pub(super) struct Rank {
     pub(super) allocations: u64,
     pub(super) lengths: u64,
     pub(super) retirements: u64,
+    /// By what meetings are about, as their keys say it: the last that all had come to.
+    pub(super) attended: BTreeMap<String, u64>,
     pub(super) registrations: u32,
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
@@ -137,6 +139,7 @@ impl Rank {
             allocations: 0,
             lengths: 0,
             retirements: 0,
+            attended: BTreeMap::new(),
             registrations: 0,
             plain_registrations: 0,
             task: None,
