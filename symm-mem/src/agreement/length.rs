@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{
     arrival::{Arrival, Arriving, read},
     decide::Decision,
-    machine::{Ending, Input, Output, share},
+    machine::{Conclusion, Ending, Input, Output, share},
     place::{Errand, Place},
     record::PoolId,
     wire::{Message, wire_struct},
@@ -28,18 +28,7 @@ pub enum Next<T> {
     /// Something from the store.
     Ask(Output),
     /// It has ended.
-    Done(Meeting<T>),
-}
-
-/// How a meeting of the whole domain ended on this member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Meeting<T> {
-    /// What was agreed, or why nothing was.
-    pub result: Result<T, Ending>,
-    /// Whether all members were there, so that nobody reads the keys of earlier meetings.
-    pub all_arrived: bool,
-    /// The keys of this meeting that this member removes once nobody reads them.
-    pub keys: Vec<String>,
+    Done(Conclusion<T>),
 }
 
 /// One member's part in one agreement on a length.
@@ -100,6 +89,6 @@ impl Length {
     }
 
     fn end(&mut self, result: Result<u64, Ending>, all_arrived: bool) -> Next<u64> {
-        Next::Done(Meeting { result, all_arrived, keys: self.arrival.keys_to_remove() })
+        Next::Done(Conclusion { result, all_arrived, keys: self.arrival.keys_to_remove() })
     }
 }

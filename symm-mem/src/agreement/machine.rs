@@ -114,14 +114,14 @@ pub enum Output {
     Done(Conclusion),
 }
 
-/// How a commit ended on this member.
+/// How a meeting ended on this member: a commit, or one of the whole domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conclusion {
+pub struct Conclusion<T = Agreed> {
     /// What was agreed, or why nothing was.
-    pub result: Result<Agreed, Ending>,
-    /// Whether all members were in this commit, so that nobody reads the keys of earlier ones.
+    pub result: Result<T, Ending>,
+    /// Whether all members were there, so that nobody reads the keys of earlier meetings.
     pub all_arrived: bool,
-    /// The keys of this commit that this member removes once nobody reads them.
+    /// The keys of this meeting that this member removes once nobody reads them.
     pub keys: Vec<String>,
 }
 

@@ -39,7 +39,7 @@ mod tests;
 
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
-pub use length::{Length, Meeting, Next};
+pub use length::{Length, Next};
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
 pub use place::{Errand, Place};
 pub use plain::{Attempt, Plain, PlainVote};

@@ -4,8 +4,8 @@
 //! and keeps it only if all have succeeded. Meanwhile nobody enqueues anything: all are in a commit.
 
 use super::{
-    length::{Meeting, Next},
-    machine::{Ending, Input},
+    length::Next,
+    machine::{Conclusion, Ending, Input},
     poison::Poison,
     vote::{Step, Vote},
     wire::{Message, wire_enum},
@@ -105,7 +105,7 @@ impl PlainVote {
             }
         };
         // The keys go with those of the commit.
-        Next::Done(Meeting { result, all_arrived: true, keys: Vec::new() })
+        Next::Done(Conclusion { result, all_arrived: true, keys: Vec::new() })
     }
 }
 

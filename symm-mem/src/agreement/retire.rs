@@ -22,8 +22,7 @@ use process_group::group::GroupId;
 use super::{
     arrival::{Arrival, Arriving, read},
     decide::{Decision, half_enqueued, not_ready},
-    length::Meeting,
-    machine::{Ending, Input, Output, share},
+    machine::{Conclusion, Ending, Input, Output, share},
     place::{Errand, Place},
     poison::Poison,
     record::{Enqueued, LogPoint, PoolId, Readiness},
@@ -290,7 +289,7 @@ pub enum RetireOutput {
         until: Duration,
     },
     /// It has ended.
-    Done(Meeting<Retired>),
+    Done(Conclusion<Retired>),
 }
 
 /// What the driver tells the machine.
@@ -463,6 +462,6 @@ impl Retire {
     fn end(&mut self, result: Result<Retired, Ending>) -> RetireOutput {
         self.phase = Phase::Done;
         let keys = std::mem::take(&mut self.keys);
-        RetireOutput::Done(Meeting { result, all_arrived: self.all_arrived, keys })
+        RetireOutput::Done(Conclusion { result, all_arrived: self.all_arrived, keys })
     }
 }

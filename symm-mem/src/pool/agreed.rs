@@ -7,7 +7,7 @@ use process_group::store::StoreError;
 
 use super::{SymmetricBlock, SymmetricPool};
 use crate::{
-    agreement::{Ending, Input, Length, Malformed, Meeting, Next, PoolId, Refusal},
+    agreement::{Conclusion, Ending, Input, Length, Malformed, Next, PoolId, Refusal},
     commit::driver::Line,
 };
 
@@ -112,7 +112,7 @@ impl SymmetricPool {
 
     /// Leaves a meeting of the whole domain. Returns also the keys that this rank is to remove, since nobody reads them
     /// any more.
-    pub(crate) fn leave<T>(&self, meeting: Meeting<T>) -> (Result<T, Ending>, Vec<String>) {
+    pub(crate) fn leave<T>(&self, meeting: Conclusion<T>) -> (Result<T, Ending>, Vec<String>) {
         let mut meetings = self.meetings();
         let doomed = match meeting.all_arrived {
             true => std::mem::take(&mut meetings.used_keys),

@@ -16,7 +16,7 @@ use process_group::{
 use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
-        Candidate, Committed, Ending, Enqueued, GroupId, Held, Input, Malformed, Meeting, Poison, PoolId,
+        Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, Held, Input, Malformed, Poison, PoolId,
         Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord, Seat,
     },
     commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
@@ -255,7 +255,7 @@ impl SymmetricPool {
         let mut line = Line::new(self.domain().store());
         let mut windows = 0;
         let mut input = RetireInput::Answer(Input::Start);
-        let meeting: Meeting<Retired> = loop {
+        let meeting: Conclusion<Retired> = loop {
             input = match machine.step(input, line.elapsed()) {
                 RetireOutput::Ask(ask) => {
                     let releasing = machine.is_releasing();

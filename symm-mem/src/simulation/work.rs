@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Commit, Conclusion, Input, Length, Meeting as DomainMeeting, Next, Outcome, Output, Plain, PlainVote,
-        Release, Retire, RetireInput, RetireOutput, Retired, Segment, meeting,
+        Commit, Conclusion, Input, Length, Next, Outcome, Output, Plain, PlainVote, Release, Retire,
+        RetireInput, RetireOutput, Retired, Segment, meeting,
     },
     commit::Seated,
     exchange::protocol as exchange,
@@ -87,9 +87,9 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) enum End {
     Commit(Conclusion),
-    Plain(DomainMeeting<Plain>),
-    Retire(DomainMeeting<Retired>),
-    Length(DomainMeeting<u64>),
+    Plain(Conclusion<Plain>),
+    Retire(Conclusion<Retired>),
+    Length(Conclusion<u64>),
     Meet(protocol::Conclusion),
     Exchange(exchange::Conclusion),
 }
