@@ -50,7 +50,7 @@
 //! | slots of | 256 MiB both ways, 2 GPUs, apart and in a batch | to three peers, 4 GPUs, likewise | memory for a peer |
 //! |---|---|---|---|
 //! | 8 MiB | 1186, 1075 | 2540, 2707 | 48 MiB |
-//! | 16 MiB | 1010, 908 | 2365, 2432 | 96 MiB |
+//! | 16 MiB | 1010 to 1018, 908 to 940 | 2365, 2432 | 96 MiB |
 //! | 32 MiB | 881, 823 | 2208, 2248 | 192 MiB |
 //! | a bare copy | 699 | 2047 | |
 //!

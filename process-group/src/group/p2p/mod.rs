@@ -26,10 +26,10 @@
 //! | `Shared` | 1549 to 1559 | 18.7 to 23.7 | none |
 //! | `Shared`, in a batch | 909 to 917 | 9.6 to 13.6 | none |
 //! | `Lanes(1)` | 1542 to 1564 | 18.0 to 24.2 | 196 MiB |
-//! | `Lanes(2)` | 798 to 823 | 15.8 to 24.2 | 392 MiB |
+//! | `Lanes(2)` | 798 to 828 | 15.8 to 24.2 | 392 MiB |
 //! | `PerPair` | 1532 to 1552 | 19.7 to 23.3 | 196 MiB |
-//! | `Direct` | 1010 | 14.2 to 19.4 | 96 MiB of rings, and no group's |
-//! | `Direct`, in a batch | 908 | 22.8 | the same |
+//! | `Direct` | 1010 to 1018 | 14.2 to 19.4 | 96 MiB of rings, and no group's |
+//! | `Direct`, in a batch | 908 to 940 | 22.8 | the same |
 //! | a copy engine alone | 699 | | |
 //!
 //! 4 GPUs, where the second column is 256 MiB to each of three peers at once:
