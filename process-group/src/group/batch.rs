@@ -59,6 +59,7 @@ impl<'a> Batch<'a> {
         }
         let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation, &group.name, bytes);
+        let _calling = group.messages.are_on_path().then(|| group.calling(operation));
         let mut blank = group.outstanding.blank(&group.marks, &group.counter)?;
         blank.start(stream)?;
         let mut span = Span::default();

@@ -149,7 +149,7 @@ impl Builder {
     }
 
     /// How long work may take once it is the oldest of its stream (default: the [timeout](Self::timeout)), whether or not
-    /// anybody waits for it. Past that the group is over on every member, with [`GroupError::Overdue`], which says who has
+    /// anybody waits for it, and how long a call on a [path](super::Path) may take to return. Past that the group is over on every member, with [`GroupError::Overdue`], which says who has
     /// not joined; the flight recorders have written their dumps. What a graph captured is not seen, unless
     /// [`launched`](ProcessGroup::launched) marks its runs.
     pub fn work_timeout(self, timeout: Duration) -> Self {

@@ -1,12 +1,10 @@
-//! Calls that have not returned. A device's queue holds so many of them; who enqueues one more waits in the driver, where no
-//! deadline reaches. So the watchdog looks, and what ends the group ends the wait.
+//! Calls that have not returned. A queue of a device holds so many of them; who enqueues one more waits in the driver, where
+//! no deadline reaches. So the watchdog looks at them as at work, and what ends the group ends the wait.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-
-use crate::store::Deadline;
 
 /// The calls that are under way, in the order in which they began.
 #[derive(Debug, Default)]
@@ -15,14 +13,23 @@ pub(super) struct Calls(Mutex<List>);
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    open: Vec<(u64, &'static str, Deadline)>,
+    calls: Vec<Call>,
 }
 
-/// A call that is under way, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Open<'a> {
+struct Call {
+    key: u64,
+    operation: &'static str,
+    sequence: u64,
+    /// How long it was seen to be under way; nothing: it was not seen yet.
+    seen: Option<Duration>,
+}
+
+/// A call that is under way, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Calling<'a> {
     calls: &'a Calls,
-    number: u64,
+    key: u64,
 }
 
 impl Calls {
@@ -30,25 +37,28 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call of `operation`, which is to return before the deadline.
-    pub(super) fn begin(&self, operation: &'static str, deadline: Deadline) -> Open<'_> {
+    /// Begins a call of `operation`, which is to have this number in the group.
+    pub(super) fn begin(&self, operation: &'static str, sequence: u64) -> Calling<'_> {
         let mut list = self.list();
-        let number = list.next;
+        let key = list.next;
         list.next += 1;
-        list.open.push((number, operation, deadline));
-        Open { calls: self, number }
+        list.calls.push(Call { key, operation, sequence, seen: None });
+        Calling { calls: self, key }
     }
 
-    /// The oldest call that should have returned, and how long it has lasted.
-    pub(super) fn overdue(&self) -> Option<(&'static str, Duration)> {
-        let list = self.list();
-        let (_, operation, deadline) = list.open.iter().find(|(.., deadline)| deadline.expired())?;
-        Some((operation, deadline.waited()))
+    /// A look, so long after the former: the oldest call's operation and number, and how long it was seen.
+    pub(super) fn look(&self, step: Duration) -> Option<(&'static str, u64, Duration)> {
+        let mut list = self.list();
+        for call in &mut list.calls {
+            call.seen = Some(call.seen.map_or(Duration::ZERO, |seen| seen + step));
+        }
+        let Call { operation, sequence, seen, .. } = list.calls.first()?;
+        Some((operation, *sequence, seen.unwrap_or_default()))
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for Calling<'_> {
     fn drop(&mut self) {
-        self.calls.list().open.retain(|(number, ..)| *number != self.number);
+        self.calls.list().calls.retain(|call| call.key != self.key);
     }
 }

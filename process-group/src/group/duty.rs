@@ -29,11 +29,24 @@ pub(crate) struct Duty {
     rolling: Arc<Rolling>,
     outstanding: Weak<Outstanding>,
     work_timeout: Duration,
-    /// Those of the group's path.
+    /// On the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
     /// When work was found that was not done in time.
     overdue: OnceLock<Instant>,
+}
+
+/// Work that is not done, or a call that has not returned, and how long it was seen to be the oldest.
+struct Late {
+    operation: String,
+    sequence: u64,
+    waited: Duration,
+}
+
+impl Late {
+    fn work(work: &Work, waited: Duration) -> Self {
+        Self { operation: work.operation().to_owned(), sequence: work.sequence(), waited }
+    }
 }
 
 /// The streams' oldest works.
@@ -130,20 +143,22 @@ impl Vigil {
         if let Some(error) = self.communicators().iter().find_map(failed) {
             return self.fail(error.to_string());
         }
-        if let Some((operation, waited)) = duty.calls.overdue() {
-            return self.fail(format!(
-                "the call of {operation} has not returned for {waited:.1?}: the device's queues are full of messages that \
-                 other ranks have not called"
-            ));
-        }
         match duty.overdue.get() {
             None => self.look_at_works(duty, now),
             // The thread that asks the others is stuck, or could not be had.
             Some(since) if now.saturating_duration_since(*since) > self.patience() * 2 => {
                 let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
-                if let Some(work) = duty.outstanding().oldest().first() {
-                    let waited = duty.work_timeout + now.saturating_duration_since(*since);
-                    self.trouble(self.late(duty, work, waited, nobody));
+                let waited = duty.work_timeout + now.saturating_duration_since(*since);
+                let late = match duty.outstanding().oldest().first() {
+                    Some(work) => Some(Late::work(work, waited)),
+                    None => duty.calls.look(Duration::ZERO).map(|(operation, sequence, _)| Late {
+                        operation: operation.to_owned(),
+                        sequence,
+                        waited,
+                    }),
+                };
+                if let Some(late) = late {
+                    self.trouble(self.overdue(duty, late, nobody));
                 }
             }
             Some(_) => {}
@@ -166,27 +181,29 @@ impl Vigil {
             let former = works.iter().find(|(other, _)| *other == work.key());
             let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
             oldest.works.push((work.key(), waited));
-            if waited >= duty.work_timeout && duty.overdue.set(now).is_ok() {
-                let vigil = self.clone();
-                let ask = move || vigil.accuse(&work, waited);
-                let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
-            }
+            self.hurry(duty, Late::work(&work, waited), now);
+        }
+        if let Some((operation, sequence, waited)) = duty.calls.look(step) {
+            self.hurry(duty, Late { operation: operation.to_owned(), sequence, waited }, now);
         }
     }
 
-    fn late(&self, duty: &Duty, work: &Work, waited: Duration, progress: Progress) -> Trouble {
-        Trouble::Overdue {
-            group: duty.id.clone(),
-            rank: self.rank(),
-            operation: work.operation().to_owned(),
-            sequence: work.sequence(),
-            waited,
-            progress,
+    /// Has the others asked about what is late, if it is the first of the group that is.
+    fn hurry(self: &Arc<Self>, duty: &Duty, late: Late, now: Instant) {
+        if late.waited >= duty.work_timeout && duty.overdue.set(now).is_ok() {
+            let vigil = self.clone();
+            let ask = move || vigil.accuse(late);
+            let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
         }
+    }
+
+    fn overdue(&self, duty: &Duty, late: Late, progress: Progress) -> Trouble {
+        let Late { operation, sequence, waited } = late;
+        Trouble::Overdue { group: duty.id.clone(), rank: self.rank(), operation, sequence, waited, progress }
     }
 
     /// Asks all members how far they are, and tells all who has not joined. One member does that for all.
-    fn accuse(&self, work: &Work, waited: Duration) {
+    fn accuse(&self, late: Late) {
         let Some(duty) = self.duty() else { return };
         self.recorder.trouble();
         let own = self.rank().to_string();
@@ -196,7 +213,7 @@ impl Vigil {
         }
         let deadline = Deadline::after(self.patience());
         if let Ok(progress) = duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
-            self.bell.tell(self.late(duty, work, waited, progress));
+            self.bell.tell(self.overdue(duty, late, progress));
         }
     }
 }

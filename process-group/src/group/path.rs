@@ -44,7 +44,7 @@ pub trait Path: Send + Sync + fmt::Debug {
     ///
     /// One end compares its message with the other's before it is launched, as soon as both are known: what is wrong must
     /// not arrive. It waits for nothing on the host, but where this rank is too far ahead of a peer: then until
-    /// `deadline`, after which the group is aborted if the call has not returned.
+    /// `deadline`. A call that does not return in the [time](super::Builder::work_timeout) that work has ends the group.
     ///
     /// # Errors
     /// [`PathError::Refused`] with nothing changed. After any other the group is over.

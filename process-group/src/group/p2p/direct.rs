@@ -13,6 +13,7 @@ use crate::{
     comm::{Operation, Task},
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
+        calls::Calling,
         path::{self, Message, Path, PathError, Way},
         vigil::Vigil,
     },
@@ -126,6 +127,7 @@ impl ProcessGroup {
     ) -> Slim<Work, GroupError> {
         let operation = task.call;
         let _range = profile::range(operation, &self.name, task.bytes());
+        let _calling = self.calling(operation);
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
         let mut recording = Recording::new(&self.counter.track, site, false);
@@ -133,6 +135,11 @@ impl ProcessGroup {
         unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
         let span = recording.end(operation);
         self.mark(blank, operation, stream, span, true)
+    }
+
+    /// A call that may be held up in the driver, until what is returned is dropped.
+    pub(in crate::group) fn calling(&self, operation: &'static str) -> Option<Calling<'_>> {
+        self.counter.vigil.duty().map(|duty| duty.calls().begin(operation, self.sequence() + 1))
     }
 
     /// Records messages, of which there is one at least, and launches them on the group's path.
@@ -152,11 +159,9 @@ impl ProcessGroup {
         let messages: Vec<_> = tasks.iter().map(message).collect();
         let call = |task: &Task| Call::of_one(*task, self.size()).on_path();
         let path = self.path(first.call)?;
-        let deadline = self.timeout();
-        let _open = self.counter.vigil.duty().map(|duty| duty.calls().begin(first.call, deadline));
         recording.call(&call(first), || {
             // SAFETY: the caller's contract.
-            let launched = unsafe { path.launch(&messages, stream, deadline) };
+            let launched = unsafe { path.launch(&messages, stream, self.timeout()) };
             launched.map_err(|error| self.off_path(first.call, error))
         })?;
         // Launched with the first.

@@ -1,8 +1,12 @@
 //! Messages on a path that is not this crate's: what a group asks of one, and what it makes of its answers.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 
 use cuda_driver::Stream;
@@ -62,6 +66,41 @@ impl Path for Mirror {
     }
 }
 
+/// Its calls return when the group is over, and not before.
+#[derive(Debug, Default)]
+struct Stuck {
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+impl Path for Stuck {
+    fn name(&self) -> &'static str {
+        "stuck"
+    }
+
+    fn describe(&self) -> String {
+        "holds up who calls".into()
+    }
+
+    fn device_bytes(&self) -> u64 {
+        0
+    }
+
+    fn plan(&self, _: Operation) -> Result<(), Declined> {
+        Ok(())
+    }
+
+    unsafe fn launch(&self, _: &[Message], _: &Stream, _: Deadline) -> Result<(), PathError> {
+        drop(self.over.wait_while(self.is_over.lock().unwrap(), |is_over| !*is_over).unwrap());
+        Err(PathError::Aborted)
+    }
+
+    fn abort(&self, _: Deadline) {
+        *self.is_over.lock().unwrap() = true;
+        self.over.notify_all();
+    }
+}
+
 fn to_oneself(rank: &Rank, group: &process_group::ProcessGroup) -> Result<f32, GroupError> {
     let (from, to, stream) = (rank.memory(&[7.0]), rank.memory(&[0.0]), rank.stream());
     let work = group.batch(&stream, |batch| unsafe {
@@ -108,6 +147,28 @@ rusty_fork_test! {
         });
         assert!(wait_for_dropped(far()));
         assert_eq!(machine.world.calls(INIT), 2);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_does_not_return_ends_the_group() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let builder = rank.builder().lazy().p2p(P2pPolicy::Direct).heartbeat(Duration::from_millis(100));
+            let world = builder.work_timeout(Duration::from_millis(300)).build().unwrap();
+            world.install(Arc::new(Stuck::default())).unwrap();
+            if rank.rank == 0 {
+                let error = to_oneself(&rank, &world).unwrap_err();
+                assert!(matches!(error, GroupError::Overdue { rank: 0, sequence: 1, .. }), "{error}");
+            }
+            while world.standing().is_ok() {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let error = world.standing().unwrap_err();
+            assert!(matches!(error, GroupError::Overdue { rank: 0, sequence: 1, .. }), "{error}");
+            world.abort(far()).unwrap();
+        });
+        assert!(wait_for_dropped(far()));
         machine.world.finish().unwrap();
     }
 }
