@@ -57,16 +57,18 @@
 //! A send is done when its last chunk is in the receiver's memory: up to a ring of messages is done before it is received.
 //! Both ends say what they call before they launch it: if it is not the same number of elements of the same type, whoever
 //! comes second has [`MessagesDiffer`](process_group::group::GroupError::MessagesDiffer), and so have all members; what
-//! differs is never sent. A rank may call 512 messages that its peer has not called for yet; then it waits on the host.
+//! differs is never sent. A rank may call 512 messages that its peer has not called for yet, as far as the device's queues
+//! take them; then it waits on the host.
 //!
 //! What is called together comes to its end in whatever order, and so do calls that come in one order on all ranks. What
 //! ranks call apart in orders that differ, as when two of them first receive and then send, needs streams that do not hold
 //! up each other, and so hardware queues of their own, for the lanes' streams too: where a device has more than eight
 //! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues, and a batch needs none.
 //!
-//! A queue holds 1,022 calls of the driver's (H200, driver 580), of which a chunk is two, or three in a batch. Who calls
-//! more than that ahead of its peer, as 8 GiB of one message with the default slots, waits in the call until the peer has
-//! called too; if that never is, the group ends with its timeout.
+//! A queue holds 1,022 calls of the driver's (H200, driver 580). A chunk is two, in a batch or with fewer than four slots
+//! three, and a message two more: on one stream about 200 messages of a chunk, or one of 8 GiB with the default slots. Who
+//! calls more ahead of its peer waits in the call until the peer has called too; if that never is, the group ends when
+//! [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
 //! A message that one end captures, the other end captures too; a graph's messages have slots of their own. Within a graph

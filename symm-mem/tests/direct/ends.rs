@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use cuda_driver::Stream;
 use process_group::{
     ProcessGroup,
-    comm::CommError,
+    comm::{CommError, DataType},
     group::{Buffer, GroupError, Work},
 };
 
@@ -118,19 +118,26 @@ fn calls_that_wait_for_each_other_end() {
     machine.finish();
 }
 
-/// Both ranks receive first, more than a queue holds: the calls end with the group's timeout, and its work with them.
+/// Both ranks receive first, more than a queue holds, after a message that is not sent either: the calls end when that is
+/// late, and its work with them.
 pub(super) fn receive_first(rank: &Rank) {
-    let timeout = Duration::from_millis(500);
-    let builder = rank.builder().timeout(timeout).heartbeat(Duration::from_millis(100));
+    let late = Duration::from_millis(500);
+    let builder = rank.builder().work_timeout(late).heartbeat(Duration::from_millis(100));
     let group = rank.installed(builder, small());
     let (stream, memory) = (rank.stream(), rank.memory(&vec![0; MORE_THAN_A_QUEUE]));
+    let few = Buffer::new(memory.ptr(), 10, DataType::U8);
     // SAFETY: the memory lives until the stream is done.
-    let error = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
-    assert!(matches!(error, GroupError::MemberFailed { .. }), "{error}");
-    assert!(error.to_string().contains("recv has not returned"), "{error}");
+    let (work, error) = unsafe {
+        let work = group.recv(few, 1 - rank.rank, &stream).unwrap();
+        (work, group.recv(buffer(&memory), 1 - rank.rank, &stream).unwrap_err())
+    };
+    for error in [error, work.wait_timeout(far()).unwrap_err()] {
+        assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
+    }
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();
     memory.copy_from_host(0, &[4u8; 1000]).unwrap();
+    assert_eq!(bytes(&memory)[..1000], [4; 1000]);
 }
 
 /// A wait that is over leaves the group as it was.

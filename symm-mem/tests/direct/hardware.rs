@@ -1,9 +1,6 @@
 //! On the machine's own GPUs: needs two, and NCCL, and says so where they are not.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Barrier, MutexGuard},
-};
+use std::{collections::BTreeSet, sync::MutexGuard};
 
 use cuda_driver::{Driver, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
@@ -44,11 +41,11 @@ fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, Nccl, usize)> {
 fn all_to_all(
     rank: &Rank,
     (options, lengths): (DirectOptions, &[usize]),
-    all: &Barrier,
     exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], &[DeviceMemory]),
-) {
+) -> Vec<DeviceMemory> {
     let group = rank.group(options);
     let (me, size) = (rank.rank, rank.size);
+    let mut kept = Vec::new();
     for length in lengths {
         let sent: Vec<_> = (0..size).map(|peer| rank.memory(&pattern(me * size + peer, *length))).collect();
         let received: Vec<_> = (0..size).map(|_| rank.memory(&vec![0; *length])).collect();
@@ -59,11 +56,10 @@ fn all_to_all(
                 "{length} bytes of rank {peer} at {me}"
             );
         }
-        println!("rank {me} of {size}: {length} bytes");
-        // Freeing waits for the devices of all, and holds up who is about to call what they wait for.
-        all.wait();
+        kept.extend(sent.into_iter().chain(received));
     }
     group.destroy(far()).unwrap();
+    kept
 }
 
 /// All in one batch.
@@ -109,8 +105,8 @@ fn arrive(long: usize, exchange: impl Fn(&Rank, &ProcessGroup, &[DeviceMemory], 
     ];
     for size in BTreeSet::from([2, devices]) {
         for case in cases {
-            let all = Barrier::new(size);
-            ranks(&driver, &nccl, size, |rank| all_to_all(&rank, case, &all, &exchange));
+            // Freeing waits for the devices of all, and holds up who is about to call what they wait for: not before the end.
+            drop(ranks(&driver, &nccl, size, |rank| all_to_all(&rank, case, &exchange)));
         }
         println!("{size} ranks: what was sent is what was received");
     }
