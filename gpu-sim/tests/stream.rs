@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
-use gpu_sim::{Builder, World};
+use gpu_sim::sched::{self, Actor};
+use gpu_sim::{Builder, RunError, World};
 use rusty_fork::rusty_fork_test;
 
 const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
@@ -301,5 +303,159 @@ rusty_fork_test! {
         assert!((0..20).all(|seed| run(seed) == run(seed)));
         let orders: std::collections::BTreeSet<_> = (0..20).map(|seed| run(seed).0).collect();
         assert!(orders.len() > 5, "{orders:?}");
+    }
+}
+
+/// Holds `stream` back by a word (eight bytes of memory, zero) and fills its queue: 1,022 operations. None of the calls
+/// waits, since what would end the wait comes only after them.
+fn fill_queue(cuda: &Cuda, stream: CUstream) -> CUdeviceptr {
+    let word = cuda.alloc(8);
+    hold(cuda, stream, word);
+    for _ in 0..1021 {
+        ok!(cuda, cuMemsetD32Async(word + 4, 1, 1, stream));
+    }
+    word
+}
+
+/// A rank in device 0's context that works on `stream`.
+fn on(
+    cuda: &Cuda,
+    name: &str,
+    stream: CUstream,
+    body: impl FnOnce(&Cuda, CUstream) + Send + 'static,
+) -> Actor<()> {
+    let (cuda, stream) = (Cuda(cuda.0.clone()), stream as usize);
+    let body = move || {
+        cuda.enter(0);
+        body(&cuda, stream as CUstream);
+    };
+    (name.to_owned(), Box::new(body))
+}
+
+/// Lets the virtual clock jump: it does so only when nobody else can go on.
+fn until_nobody_can_go_on() {
+    sched::sleep(Duration::from_secs(3600)).unwrap();
+}
+
+rusty_fork_test! {
+    #[test]
+    fn who_enqueues_on_a_full_stream_waits_for_room() {
+        for seed in 0..10 {
+            let world = World::builder().seeded(seed).start().unwrap();
+            let cuda = Cuda::of(&world);
+            let (stream, other) = (cuda.stream(), cuda.stream());
+            let word = fill_queue(&cuda, stream);
+            let log = Arc::new(Mutex::new(Vec::new()));
+            let (first, second) = (log.clone(), log.clone());
+            let enqueuer = on(&cuda, "enqueuer", stream, move |cuda, stream| {
+                ok!(cuda, cuMemsetD32Async(word + 4, 2, 1, stream));
+                first.lock().unwrap().push("enqueued");
+            });
+            let writer = on(&cuda, "writer", other, move |cuda, other| {
+                until_nobody_can_go_on();
+                second.lock().unwrap().push("written");
+                release(cuda, other, word);
+            });
+            world.run_actors(vec![enqueuer, writer]).unwrap();
+            assert_eq!(*log.lock().unwrap(), ["written", "enqueued"]);
+            ok!(cuda, cuStreamSynchronize(stream));
+            assert_eq!(cuda.download(word + 4, 4), [2, 0, 0, 0]);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_room_says_so() {
+        let world = World::builder().start().unwrap();
+        let cuda = Cuda::of(&world);
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let word = fill_queue(&cuda, stream);
+        let enqueued = Arc::new(AtomicBool::new(false));
+        let done = enqueued.clone();
+        let (_, enqueue) = on(&cuda, "enqueuer", stream, move |cuda, stream| {
+            ok!(cuda, cuMemsetD32Async(word + 4, 2, 1, stream));
+            done.store(true, SeqCst);
+        });
+        let thread = std::thread::spawn(enqueue);
+        while !world.waiting().iter().any(|waiting| waiting.what.starts_with("room in stream")) {
+            assert!(!enqueued.load(SeqCst), "enqueued on a full stream");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!enqueued.load(SeqCst));
+        release(&cuda, other, word);
+        thread.join().unwrap();
+        ok!(cuda, cuStreamSynchronize(stream));
+        assert_eq!(cuda.download(word + 4, 4), [2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_full_stream_that_nobody_frees_is_a_deadlock() {
+        let world = World::builder().seeded(1).start().unwrap();
+        let cuda = Cuda::of(&world);
+        let stream = cuda.stream();
+        let word = fill_queue(&cuda, stream);
+        let enqueuer = on(&cuda, "enqueuer", stream, move |cuda, stream| {
+            let _ = cu!(cuda, cuMemsetD32Async(word + 4, 2, 1, stream));
+        });
+        let error = world.run_actors(vec![enqueuer]).unwrap_err();
+        let RunError::Deadlock(deadlock) = &error else { panic!("{error}") };
+        let waits = |who: &str, what: &str| {
+            deadlock.waiting.iter().any(|w| w.who.contains(who) && w.what.contains(what))
+        };
+        assert!(waits("enqueuer", "room in stream") && waits("stream", "the word at"), "{error}");
+    }
+
+    #[test]
+    fn two_ranks_launch_one_graph_on_a_full_stream() {
+        for seed in 0..20 {
+            let world = World::builder().seeded(seed).start().unwrap();
+            let cuda = Cuda::of(&world);
+            let (stream, other) = (cuda.stream(), cuda.stream());
+            let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+            let mut order = 0u32;
+            let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            ok!(cuda, cuStreamBeginCapture_v2(other, relaxed));
+            ok!(cuda, cuLaunchHostFunc(other, Some(note_order), (&raw mut order).cast()));
+            ok!(cuda, cuStreamEndCapture(other, &mut graph));
+            ok!(cuda, cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            let word = fill_queue(&cuda, stream);
+            let before = COUNT.load(SeqCst);
+            let exec = exec as usize;
+            let launcher = |name| on(&cuda, name, stream, move |cuda, stream| {
+                ok!(cuda, cuGraphLaunch(exec as CUgraphExec, stream));
+            });
+            let writer = on(&cuda, "writer", other, move |cuda, other| {
+                until_nobody_can_go_on();
+                release(cuda, other, word);
+            });
+            world.run_actors(vec![launcher("one"), launcher("two"), writer]).unwrap();
+            ok!(cuda, cuStreamSynchronize(stream));
+            assert_eq!(COUNT.load(SeqCst), before + 2);
+        }
+    }
+
+    #[test]
+    fn a_capture_that_begins_during_a_wait_for_room_records_the_call() {
+        let world = World::builder().seeded(1).start().unwrap();
+        let cuda = Cuda::of(&world);
+        let (stream, other) = (cuda.stream(), cuda.stream());
+        let word = fill_queue(&cuda, stream);
+        let enqueuer = on(&cuda, "enqueuer", stream, move |cuda, stream| {
+            ok!(cuda, cuMemsetD32Async(word + 4, 2, 1, stream));
+        });
+        let other = other as usize;
+        let capturer = on(&cuda, "capturer", stream, move |cuda, stream| {
+            until_nobody_can_go_on();
+            let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            ok!(cuda, cuStreamBeginCapture_v2(stream, relaxed));
+            release(cuda, other as CUstream, word);
+            until_nobody_can_go_on();
+            let (mut graph, mut nodes) = (std::ptr::null_mut(), 0);
+            ok!(cuda, cuStreamEndCapture(stream, &mut graph));
+            ok!(cuda, cuGraphGetNodes(graph, std::ptr::null_mut(), &mut nodes));
+            assert_eq!(nodes, 1);
+        });
+        world.run_actors(vec![enqueuer, capturer]).unwrap();
+        ok!(cuda, cuStreamSynchronize(stream));
+        assert_eq!(cuda.download(word + 4, 4), [1, 0, 0, 0]);
     }
 }

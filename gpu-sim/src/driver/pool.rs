@@ -165,6 +165,7 @@ abi! {
 
     call fn cuMemFreeAsync(machine, pointer: CUdeviceptr, stream: CUstream) {
         let stream = machine.stream(stream)?;
+        stream.make_room();
         stream.refuse_while_capturing("a stream-ordered free (not modelled)")?;
         let is_ours = |kind: &Kind| matches!(kind, Kind::Allocation { .. } | Kind::Pooled { .. });
         if !machine.memory.space().at(pointer).is_some_and(|m| m.base == pointer && is_ours(&m.kind)) {

@@ -114,6 +114,7 @@ abi! {
         if flags != 0 {
             return Err(Refusal::invalid(format!("flags {flags}, which must be 0")));
         }
+        stream.make_room();
         stream.refuse_while_capturing("a callback")?;
         let (data, handle, context) = (data as usize, stream.handle() as usize, stream.context.clone());
         let run = Box::new(move |_: &Exec| {

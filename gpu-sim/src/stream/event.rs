@@ -66,11 +66,12 @@ impl Event {
             let why = format!("event {:#x} and {} belong to different contexts", self.id, stream.name);
             return Err(Refusal::new(CUresult::CUDA_ERROR_INVALID_HANDLE, why));
         }
+        stream.make_room();
         if let Some(capturing) = stream.capturing_or_refuse(machine)? {
             *self.last() = Last::Captured(capturing.session, capturing.after);
             return Ok(());
         }
-        stream.push_with(machine, || {
+        stream.push_with(machine, |_| {
             let mark = Arc::new(Mark::default());
             *self.last() = Last::Mark(mark.clone());
             let run = Box::new(move |_: &super::Exec| {
@@ -84,6 +85,11 @@ impl Event {
 
     /// Makes later work of `stream` wait for the last record, or join the capture it was made in.
     pub(crate) fn hold_back(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+        // Nothing is pushed for an event without a mark.
+        let has_mark = matches!(*self.last(), Last::Mark(_));
+        if has_mark {
+            stream.make_room();
+        }
         let last = self.last().clone();
         let mark = match last {
             Last::Never => return Ok(()),

@@ -50,7 +50,8 @@ pub(crate) struct GraphExec {
     pub(crate) id: u64,
     /// Replaced by updates; launches in flight keep theirs.
     nodes: Mutex<Arc<Vec<Node>>>,
-    /// Its last launch: launches of one executable graph run one after the other.
+    /// Its last launch: launches of one executable graph run one after the other. Locked inside a stream's queue, never
+    /// around it.
     last: Mutex<Option<(Arc<Stream>, u64)>>,
     _objects: Vec<Arc<UserObject>>,
 }
@@ -103,23 +104,24 @@ impl Graph {
 impl GraphExec {
     /// Puts one run of the graph into `stream`.
     pub(crate) fn launch(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
+        stream.make_room();
         if stream.capturing_or_refuse(machine)?.is_some() {
             let why = "launching a graph into a capture (child graphs) is not modelled";
             return Err(Refusal::unsupported(why));
         }
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = stream.push_with(machine, || {
+        stream.push_with(machine, |ticket| {
             let nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let work = nodes.iter().map(|n| n.work.as_ref().map(|w| w.launch())).collect();
             let run = Box::new(move |exec: &Exec| run(exec, &nodes, work));
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = last.replace((stream.clone(), ticket));
             Op {
                 what: format!("graph {:#x}", self.id),
                 run,
                 always: false,
-                after: last.take().into_iter().collect(),
+                after: before.into_iter().collect(),
             }
         });
-        *last = Some((stream.clone(), ticket));
         Ok(())
     }
 }

@@ -7,9 +7,10 @@
 //! * `graph`: what was recorded, and running it.
 //!
 //! Invariants: work of a stream runs in order, one at a time; [`Work::launch`] is called in the host's launch order,
-//! by the thread that launches; on a poisoned context nothing runs any more but queues still drain and events still
-//! complete, so nobody waits for what cannot come; the legacy default stream waits for the blocking streams of its
-//! context and they for it.
+//! by the thread that launches; a stream holds a bounded number of operations that have not run, and who enqueues one
+//! more waits on the host for room, before it looks at whether the stream captures; on a poisoned context nothing runs
+//! any more but queues still drain and events still complete, so nobody waits for what cannot come; the legacy default
+//! stream waits for the blocking streams of its context and they for it.
 
 pub(crate) mod capture;
 pub(crate) mod event;

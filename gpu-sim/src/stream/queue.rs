@@ -116,10 +116,11 @@ impl Stream {
         kind: CUgraphNodeType,
         work: Arc<dyn Work>,
     ) -> Answer {
+        self.make_room();
         if self.record(machine, kind, &work)? {
             return Ok(());
         }
-        self.push_with(machine, || Op {
+        self.push_with(machine, |_| Op {
             what: work.describe(),
             run: work.launch(),
             always: false,
@@ -128,33 +129,40 @@ impl Stream {
         Ok(())
     }
 
-    /// Puts an operation at the queue's end. Its ticket: see [`Stream::wait_for`].
-    pub(crate) fn push(self: &Arc<Self>, machine: &Arc<Machine>, op: Op) -> u64 {
-        self.push_with(machine, || op)
+    /// Blocks while the queue is full. Comes before the look at what decides whether, and what, to push: that may change
+    /// during the wait. Threads that come at once may all find the last place free, and all take it.
+    pub(crate) fn make_room(&self) {
+        if self.capturing().is_some() {
+            // What is recorded takes no place.
+            return;
+        }
+        let has_room = || self.submitted() < self.done.load(SeqCst) + DEPTH;
+        // What ends the wait early ends the waits of the stream's work too.
+        let _ = sched::wait(&self.signal, || format!("room in {}", self.name), None, has_room);
     }
 
-    /// As [`Stream::push`]; `op` is made while nobody else can enqueue here, so launch order is queue order.
-    pub(crate) fn push_with(self: &Arc<Self>, machine: &Arc<Machine>, op: impl FnOnce() -> Op) -> u64 {
-        let room = (self.submitted() + 1).saturating_sub(DEPTH);
-        if self.done.load(SeqCst) < room {
-            // What ends the wait early ends the waits of the stream's work too.
-            let _ = self.wait_for(room);
-        }
+    /// Puts an operation at the queue's end, without a wait: [`Stream::make_room`] comes before.
+    pub(crate) fn push(self: &Arc<Self>, machine: &Arc<Machine>, op: Op) {
+        self.push_with(machine, |_| op);
+    }
+
+    /// As [`Stream::push`]; `op` is made of its ticket (see [`Stream::wait_for`]) while nobody else can enqueue here, so
+    /// launch order is queue order.
+    pub(crate) fn push_with(self: &Arc<Self>, machine: &Arc<Machine>, op: impl FnOnce(u64) -> Op) {
         let barrier = self.ordered_after(machine);
-        let (ticket, start) = {
+        let start = {
             let mut queue = self.queue();
-            let mut op = op();
+            let mut op = op(queue.submitted + 1);
             op.after.extend(barrier);
             queue.ops.push_back(op);
             queue.submitted += 1;
-            (queue.submitted, !std::mem::replace(&mut queue.running, true))
+            !std::mem::replace(&mut queue.running, true)
         };
         if start {
             let (me, machine_) = (self.clone(), machine.clone());
             let pool = &machine.devices[self.context.device].pool;
             machine.sched.spawn(pool, self.name.clone(), Box::new(move || me.drain(machine_)));
         }
-        ticket
     }
 
     /// What the rules of the legacy default stream put before the next operation here.
