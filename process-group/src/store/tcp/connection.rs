@@ -117,8 +117,8 @@ impl Connection {
 }
 
 /// The longest time for a read that is no longer than `left` and a power of two, in ms: calls of the same patience all
-/// have the same, so that it need not be set anew for each. (A wait for longer wakes in between, seldom.) The system does
-/// not take a century, nor less than a microsecond.
+/// have the same, so that it need not be set anew for each. (A wait for longer wakes in between, seldom.) At least 1 ms,
+/// also where less is left; and the system does not take a century.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
