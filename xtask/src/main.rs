@@ -8,7 +8,7 @@
 //! - [`fr`]: what the flight recorders of all ranks say together
 //! - [`viz`]: recordings and snapshots as a page to look at
 //! - [`bench`](mod@bench): our crates beside what they replace
-//! - [`run_tests`], [`ci`]: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
+//! - [`run_tests`], [`ci`], `packages`: what a change has to pass; [`soak`], [`mutants`]: whether that is enough
 //! - [`sim`]: whole programs of several ranks under seeded schedules
 //! - [`interleave`], [`sanitize`]: threads in orders that checkers choose; all tests under AddressSanitizer
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases

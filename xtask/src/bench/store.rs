@@ -82,20 +82,20 @@ impl Report {
     fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::NOTHING).set_header([
-            "median (p99)",
-            "set, µs",
-            "get, µs",
-            "add, µs",
-            "calls/s",
-            "join, ms",
+            "median (bad end)",
+            "set, µs (p99)",
+            "get, µs (p99)",
+            "add, µs (p99)",
+            "calls/s (p1)",
+            "join, ms (p99)",
         ]);
         for figures in &self.servers {
-            let of = |quantiles: Option<&Quantiles>, digits| {
-                quantiles
-                    .map_or_else(String::new, |it| format!("{:.digits$} ({:.digits$})", it.median, it.p99))
+            let time = |times: Option<&Quantiles>| {
+                times.map_or_else(String::new, |it| format!("{:.1} ({:.1})", it.median, it.p99))
             };
-            let [set, get, add] = CALLS.map(|(name, _)| of(figures.latency_us.get(name), 1));
-            let (all, join) = (of(Some(&figures.calls_per_second), 0), of(figures.join_ms.as_ref(), 1));
+            let [set, get, add] = CALLS.map(|(name, _)| time(figures.latency_us.get(name)));
+            let Quantiles { median, p1, .. } = figures.calls_per_second;
+            let (all, join) = (format!("{median:.0} ({p1:.0})"), time(figures.join_ms.as_ref()));
             table.add_row([figures.server.to_owned(), set, get, add, all, join]);
         }
         if let Some(Ratios { latency, calls_per_second }) = &self.ratios {
@@ -118,6 +118,7 @@ struct Ratios {
 #[derive(Serialize)]
 struct Quantiles {
     median: f64,
+    p1: f64,
     p99: f64,
     least: f64,
     most: f64,
@@ -130,9 +131,9 @@ impl Quantiles {
         let at = |part: usize| {
             samples.get((samples.len() * part / 100).min(samples.len().saturating_sub(1))).copied()
         };
-        let every = at(50).zip(at(99)).zip(at(0)).zip(at(100));
-        let (((median, p99), least), most) = every.context("no round was made")?;
-        Ok(Self { median, p99, least, most })
+        let every = at(50).zip(at(1)).zip(at(99)).zip(at(0)).zip(at(100));
+        let ((((median, p1), p99), least), most) = every.context("no round was made")?;
+        Ok(Self { median, p1, p99, least, most })
     }
 }
 
@@ -325,6 +326,7 @@ fn measure(contenders: &mut [Contender], options: &Options) -> Result<()> {
     }
     Ok(())
 }
+
 /// The processors that this process may run on.
 struct Processors {
     clients: Option<CpuSet>,
