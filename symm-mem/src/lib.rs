@@ -34,7 +34,7 @@
 //! # Map
 //! | module | holds |
 //! |---|---|
-//! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine |
+//! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine; the meeting of a rendezvous and of an exchange |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks |

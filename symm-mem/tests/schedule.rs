@@ -29,8 +29,8 @@ pub(crate) enum Fault {
     CutOff(u64),
     /// It never comes.
     Absent,
-    /// It cannot share.
-    CannotShare,
+    /// It cannot open what the others lend.
+    CannotOpen,
     /// It comes with something else.
     Differs(usize),
 }
@@ -47,7 +47,7 @@ impl Fault {
             Self::CutOff(time),
             Self::CutOff(early),
             Self::Absent,
-            Self::CannotShare,
+            Self::CannotOpen,
             Self::Differs(time as usize % differences),
         ])
     }
@@ -76,8 +76,8 @@ pub(crate) struct World<C: Contribution> {
     fault: Fault,
     slowest: u64,
     repeated: bool,
-    /// Who was told to share.
-    pub(crate) shared: Vec<bool>,
+    /// Who was told to open.
+    pub(crate) told_to_open: Vec<bool>,
     /// How each has ended.
     pub(crate) ended: BTreeMap<u32, Conclusion<C>>,
 }
@@ -104,7 +104,7 @@ impl<C: Contribution> World<C> {
             fault,
             slowest,
             repeated: false,
-            shared: vec![false; count],
+            told_to_open: vec![false; count],
             ended: BTreeMap::new(),
             random,
         };
@@ -173,9 +173,9 @@ impl<C: Contribution> World<C> {
                 self.ended.insert(rank, end);
             }
             Output::Open { until, .. } => {
-                self.shared[at] = true;
+                self.told_to_open[at] = true;
                 let outcome = match (self.fault, rank == self.faulty) {
-                    (Fault::CannotShare, true) => Outcome::Failed { cause: "no addresses".into() },
+                    (Fault::CannotOpen, true) => Outcome::Failed { cause: "no addresses".into() },
                     // Who looks for one that is gone notices.
                     (Fault::Dies(when), false) if when <= self.now => {
                         Outcome::Alone { gone: vec![self.faulty] }

@@ -114,7 +114,7 @@ pub enum Output {
     Done(Conclusion),
 }
 
-/// How a meeting ended on this member: a commit, or one of the whole domain.
+/// How a commit, a retirement or an agreement on a length ended on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conclusion<T = Agreed> {
     /// What was agreed, or why nothing was.

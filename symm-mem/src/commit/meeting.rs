@@ -1,13 +1,11 @@
-//! Runs a meeting's machine in life: over a store, with the clock, on the caller's thread.
+//! Runs the machine of a [`meeting`](crate::agreement::meeting) in life: over a store, with the clock, on the caller's thread.
 
 use process_group::store::{Deadline, Store, StoreError};
 
-use crate::{
-    agreement::{
-        self,
-        meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
-    },
-    commit::driver::Line,
+use super::driver::Line;
+use crate::agreement::{
+    self,
+    meeting::{Conclusion, Contribution, Input, Meeting, Outcome, Output},
 };
 
 /// Runs `machine` to its end; with what the store said, if it failed. `open` gives and maps; nobody is waited for once

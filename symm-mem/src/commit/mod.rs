@@ -2,9 +2,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `driver` | runs the machine of [`crate::agreement`] over a store |
+//! | `driver` | runs a commit's machine of [`crate::agreement`] over a store |
 //! | `error` | what a commit can end with instead |
 //! | `group` | what a commit needs of a group |
+//! | `meeting` | the same for what a rendezvous and an exchange meet by |
 //! | `member` | answers the machine: this rank's past, and the registration that was agreed |
 //! | `offer` | what this rank brings to a commit |
 //! | `options`, `report` | what a caller gives, and gets |
@@ -20,6 +21,7 @@ pub(crate) mod driver;
 mod driver_tests;
 mod error;
 mod group;
+pub(crate) mod meeting;
 mod member;
 pub(crate) mod offer;
 mod options;

@@ -25,7 +25,8 @@ use super::{
 };
 use crate::{
     agreement::hash::chain,
-    rendezvous::{driver, explained, protocol::Readiness},
+    commit::meeting,
+    rendezvous::{explained, protocol::Readiness},
 };
 
 /// What this rank comes with.
@@ -94,7 +95,7 @@ impl Exchange {
         };
         let machine = Meeting::new(key.clone(), record, ranks);
         let goes_on = || info.standing().is_ok();
-        let (conclusion, failure) = driver::run(machine, &*info.store, goes_on, open);
+        let (conclusion, failure) = meeting::run(machine, &*info.store, goes_on, open);
         drop(number);
         let ending = match (conclusion.result, &candidate) {
             (Ok(agreement), Some(candidate)) => {

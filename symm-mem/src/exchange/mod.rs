@@ -34,7 +34,7 @@
 //! |---|---|
 //! | root, `options` | [`Exchange`]: a group's slots, plans and what is open |
 //! | `meet` | one exchange |
-//! | [`protocol`] | the agreement on a plan, without I/O |
+//! | [`protocol`] | the agreement on a plan, without I/O; `crate::commit::meeting` runs it |
 //! | `memory`, `transfer` | [`Memory`], and what is to be done with it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the last plan of a name |
 //! | `share`, `handles` | peers' memory is opened: once, until the last plan lets go |

@@ -22,8 +22,8 @@
 //! | module | subject |
 //! |---|---|
 //! | root | [`Rendezvous`]: the group's meetings, and what they gave |
-//! | [`protocol`] | the agreement without I/O |
-//! | `driver`, `share` | a meeting runs over a store; memory goes from process to process |
+//! | [`protocol`] | the agreement without I/O; `crate::commit::meeting` runs it |
+//! | `share` | memory goes from process to process |
 //! | `allocation`, `buffer` | [`PeerMemory`] and who makes it; [`Buffer`]: that, or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
 //! | `pads`, `signals` | the ranks' signals to each other, and their order |
@@ -37,7 +37,6 @@ mod allocation;
 mod buffer;
 mod buffers;
 pub(crate) mod desk;
-pub(crate) mod driver;
 mod error;
 mod group;
 mod layout;
@@ -77,7 +76,7 @@ use self::{
     protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid, prefix},
     share::Offer,
 };
-use crate::{agreement::hash::chain, kernels::PadLayout};
+use crate::{agreement::hash::chain, commit::meeting, kernels::PadLayout};
 
 /// How a group's rendezvous are held. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,7 +281,7 @@ impl Rendezvous {
             }
         };
         let goes_on = || info.standing().is_ok();
-        let (conclusion, failure) = driver::run(machine, &*info.store, goes_on, share);
+        let (conclusion, failure) = meeting::run(machine, &*info.store, goes_on, share);
         drop(offer);
         drop(next);
         let group = info.name().to_owned();

@@ -263,8 +263,8 @@ fn schedule(seed: u64) {
         (Fault::Absent, Some(ExchangeRefusal::ExchangeTimeout { missing, .. })) => {
             assert_eq!(*missing, [faulty]);
         }
-        (Fault::CannotShare, Some(ExchangeRefusal::OpeningFailed { rank, .. })) => assert_eq!(*rank, faulty),
-        (Fault::CannotShare, None) => assert!(nothing_to_open),
+        (Fault::CannotOpen, Some(ExchangeRefusal::OpeningFailed { rank, .. })) => assert_eq!(*rank, faulty),
+        (Fault::CannotOpen, None) => assert!(nothing_to_open),
         (Fault::Differs(at), Some(refusal)) => assert_eq!(refusal.name(), DIFFERENCES[at].0),
         // Nobody has to open what is open.
         (Fault::Differs(at), None) => assert!(all_held && DIFFERENCES[at].0 == "OutOfReach", "{}", at),
@@ -280,5 +280,5 @@ fn schedule(seed: u64) {
     }
     // Nobody opens anything before all have agreed.
     let early = refusal.is_some_and(|refusal| !matches!(refusal.name(), "OpeningFailed" | "MembersLost"));
-    assert!(!(early || nothing_to_open) || !world.shared.contains(&true));
+    assert!(!(early || nothing_to_open) || !world.told_to_open.contains(&true));
 }

@@ -213,7 +213,7 @@ fn schedule(seed: u64) {
         (Fault::Absent, Some(Err(Ending::Refused(RendezvousRefusal::RendezvousTimeout { missing, .. })))) => {
             assert_eq!(*missing, [faulty]);
         }
-        (Fault::CannotShare, Some(Err(Ending::Refused(RendezvousRefusal::SharingFailed { rank, .. })))) => {
+        (Fault::CannotOpen, Some(Err(Ending::Refused(RendezvousRefusal::SharingFailed { rank, .. })))) => {
             assert_eq!(*rank, faulty);
         }
         (Fault::Differs(at), Some(Err(Ending::Refused(refusal)))) => {
@@ -232,5 +232,5 @@ fn schedule(seed: u64) {
     // Nobody maps before all have agreed.
     let refused_early = matches!(said.first(), Some(Err(Ending::Refused(refusal)))
         if !matches!(refusal.name(), "SharingFailed" | "MembersLost"));
-    assert!(!refused_early || !world.shared.contains(&true));
+    assert!(!refused_early || !world.told_to_open.contains(&true));
 }
