@@ -23,11 +23,6 @@ use crate::{
     commit::{Seated, lock},
 };
 
-/// What the keys of a group's commits say that they are about.
-fn committing(uid: u64, epoch: u64) -> String {
-    format!("{uid}.{epoch}")
-}
-
 /// What a store that has failed says.
 pub(super) const LOST: &str = "the store is gone";
 
@@ -44,9 +39,7 @@ impl World {
         let mut left = None;
         let doomed = match (work, end) {
             (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
-                if conclusion.all_arrived {
-                    state.attended.insert(committing(group, epoch), round);
-                }
+                state.attend(format!("{group}.{epoch}"), round, conclusion.all_arrived);
                 let (without, doomed) = self.end_commit(rank, &seated, &segments, &serials, conclusion)?;
                 segments.truncate(without);
                 left = (without > 0).then_some(Left { seated, group, segments });
@@ -57,9 +50,7 @@ impl World {
                 meeting.keys
             }
             (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
-                if meeting.all_arrived {
-                    state.attended.insert("retire".to_owned(), round);
-                }
+                state.attend("retire".to_owned(), round, meeting.all_arrived);
                 let (result, doomed) = state.pool.leave(meeting);
                 let only: Vec<_> = seats.into_iter().map(|(_, seated)| seated).collect();
                 let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
@@ -68,9 +59,7 @@ impl World {
                 doomed
             }
             (Work::Length { .. }, End::Length(meeting)) => {
-                if meeting.all_arrived {
-                    state.attended.insert("length".to_owned(), round);
-                }
+                state.attend("length".to_owned(), round, meeting.all_arrived);
                 let (result, doomed) = state.pool.leave(meeting);
                 if let Ok(bytes) = result {
                     self.allocate(rank, bytes)?;
@@ -251,15 +240,8 @@ impl World {
             return Ok(());
         }
         let mut last: BTreeMap<&str, u64> = BTreeMap::new();
-        for rank in &self.ranks {
-            let over = rank.groups.values().filter(|it| rank.is_poisoned(it.id));
-            let over: Vec<_> = over.map(|it| committing(it.id.uid, it.id.epoch)).collect();
-            last.extend(
-                rank.attended
-                    .iter()
-                    .filter(|(what, _)| !over.contains(what))
-                    .map(|(what, round)| (what.as_str(), *round)),
-            );
+        for (what, round) in self.ranks.iter().flat_map(|rank| &rank.attended) {
+            last.entry(what).and_modify(|least| *least = (*least).min(*round)).or_insert(*round);
         }
         let keys = self.store.values.keys().chain(self.store.counters.keys());
         for key in keys {

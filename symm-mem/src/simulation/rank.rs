@@ -182,6 +182,13 @@ impl Rank {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
     }
 
+    /// A meeting about `what` has ended here; `all` came to it, or not.
+    pub(super) fn attend(&mut self, what: String, round: u64, all: bool) {
+        if all {
+            self.attended.insert(what, round);
+        }
+    }
+
     pub(super) fn is_poisoned(&self, id: GroupId) -> bool {
         self.pool.poison(id).is_some()
     }
