@@ -25,6 +25,14 @@ struct Call {
     seen: Option<Duration>,
 }
 
+/// A call that has not returned, or work that is not done, and how long it was seen to be the oldest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pending {
+    pub(super) operation: &'static str,
+    pub(super) sequence: u64,
+    pub(super) waited: Duration,
+}
+
 /// A call that is under way, until this is dropped.
 #[derive(Debug)]
 pub(super) struct Calling<'a> {
@@ -46,14 +54,14 @@ impl Calls {
         Calling { calls: self, key }
     }
 
-    /// A look, so long after the former: the oldest call's operation and number, and how long it was seen.
-    pub(super) fn look(&self, step: Duration) -> Option<(&'static str, u64, Duration)> {
+    /// A look, so long after the former: the oldest call.
+    pub(super) fn look(&self, step: Duration) -> Option<Pending> {
         let mut list = self.list();
         for call in &mut list.calls {
             call.seen = Some(call.seen.map_or(Duration::ZERO, |seen| seen + step));
         }
-        let Call { operation, sequence, seen, .. } = list.calls.first()?;
-        Some((operation, *sequence, seen.unwrap_or_default()))
+        let Call { operation, sequence, seen, .. } = *list.calls.first()?;
+        Some(Pending { operation, sequence, waited: seen.unwrap_or_default() })
     }
 }
 

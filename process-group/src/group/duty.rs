@@ -10,7 +10,7 @@ use nccl_sys::ncclResult_t;
 
 use super::{
     GroupError, MessageDifference, Result,
-    calls::Calls,
+    calls::{Calls, Pending},
     vigil::Vigil,
     work::{Outstanding, Work},
 };
@@ -36,16 +36,9 @@ pub(crate) struct Duty {
     overdue: OnceLock<Instant>,
 }
 
-/// Work that is not done, or a call that has not returned, and how long it was seen to be the oldest.
-struct Late {
-    operation: String,
-    sequence: u64,
-    waited: Duration,
-}
-
-impl Late {
+impl Pending {
     fn work(work: &Work, waited: Duration) -> Self {
-        Self { operation: work.operation().to_owned(), sequence: work.sequence(), waited }
+        Self { operation: work.operation(), sequence: work.sequence(), waited }
     }
 }
 
@@ -149,16 +142,9 @@ impl Vigil {
             Some(since) if now.saturating_duration_since(*since) > self.patience() * 2 => {
                 let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
                 let waited = duty.work_timeout + now.saturating_duration_since(*since);
-                let late = match duty.outstanding().oldest().first() {
-                    Some(work) => Some(Late::work(work, waited)),
-                    None => duty.calls.look(Duration::ZERO).map(|(operation, sequence, _)| Late {
-                        operation: operation.to_owned(),
-                        sequence,
-                        waited,
-                    }),
-                };
-                if let Some(late) = late {
-                    self.trouble(self.overdue(duty, late, nobody));
+                let work = duty.outstanding().oldest().first().map(|work| Pending::work(work, waited));
+                if let Some(late) = work.or_else(|| duty.calls.look(Duration::ZERO)) {
+                    self.trouble(self.overdue(duty, Pending { waited, ..late }, nobody));
                 }
             }
             Some(_) => {}
@@ -181,15 +167,15 @@ impl Vigil {
             let former = works.iter().find(|(other, _)| *other == work.key());
             let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
             oldest.works.push((work.key(), waited));
-            self.hurry(duty, Late::work(&work, waited), now);
+            self.hurry(duty, Pending::work(&work, waited), now);
         }
-        if let Some((operation, sequence, waited)) = duty.calls.look(step) {
-            self.hurry(duty, Late { operation: operation.to_owned(), sequence, waited }, now);
+        if let Some(call) = duty.calls.look(step) {
+            self.hurry(duty, call, now);
         }
     }
 
     /// Has the others asked about what is late, if it is the first of the group that is.
-    fn hurry(self: &Arc<Self>, duty: &Duty, late: Late, now: Instant) {
+    fn hurry(self: &Arc<Self>, duty: &Duty, late: Pending, now: Instant) {
         if late.waited >= duty.work_timeout && duty.overdue.set(now).is_ok() {
             let vigil = self.clone();
             let ask = move || vigil.accuse(late);
@@ -197,13 +183,14 @@ impl Vigil {
         }
     }
 
-    fn overdue(&self, duty: &Duty, late: Late, progress: Progress) -> Trouble {
-        let Late { operation, sequence, waited } = late;
-        Trouble::Overdue { group: duty.id.clone(), rank: self.rank(), operation, sequence, waited, progress }
+    fn overdue(&self, duty: &Duty, late: Pending, progress: Progress) -> Trouble {
+        let Pending { operation, sequence, waited } = late;
+        let (group, operation) = (duty.id.clone(), operation.to_owned());
+        Trouble::Overdue { group, rank: self.rank(), operation, sequence, waited, progress }
     }
 
     /// Asks all members how far they are, and tells all who has not joined. One member does that for all.
-    fn accuse(&self, late: Late) {
+    fn accuse(&self, late: Pending) {
         let Some(duty) = self.duty() else { return };
         self.recorder.trouble();
         let own = self.rank().to_string();
