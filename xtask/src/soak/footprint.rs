@@ -13,14 +13,18 @@ use serde::Serialize;
 /// How the names of the embedded devices' threads begin.
 const EMBEDDED: &str = "device ";
 
+/// How many there are of each kind.
+type Counts = BTreeMap<String, usize>;
+
 /// Counts of what could be left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Footprint {
     /// Threads by name, without the embedded device's own, which are kept for what comes.
-    threads: BTreeMap<String, usize>,
-    descriptors: usize,
-    /// Mappings that processes can share.
-    shared: usize,
+    threads: Counts,
+    /// By what they are of.
+    descriptors: Counts,
+    /// Mappings that processes can share, by what they are of.
+    shared: Counts,
     /// Free bytes of each device.
     free: Vec<u64>,
 }
@@ -28,54 +32,86 @@ pub(super) struct Footprint {
 /// What there is more at one time than at another.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Growth {
-    threads: BTreeMap<String, usize>,
-    descriptors: usize,
-    shared_mappings: usize,
+    threads: Counts,
+    descriptors: Counts,
+    shared_mappings: Counts,
     /// Of each device.
     device_bytes: Vec<u64>,
 }
 
-impl Growth {
-    pub(super) fn is_none(&self) -> bool {
-        let none = self.threads.is_empty() && self.descriptors == 0 && self.shared_mappings == 0;
-        none && self.device_bytes.iter().all(|bytes| *bytes == 0)
+/// What `now` has more of than `before`.
+fn more(before: &Counts, now: &Counts) -> Counts {
+    let more = |(kind, count): (&String, &usize)| {
+        let more = count.saturating_sub(before.get(kind).copied().unwrap_or(0));
+        (more > 0).then(|| (kind.clone(), more))
+    };
+    now.iter().filter_map(more).collect()
+}
+
+fn add(to: &mut Counts, more: &Counts) {
+    more.iter().for_each(|(kind, count)| *to.entry(kind.clone()).or_insert(0) += count);
+}
+
+/// What a descriptor or a mapping is of, without what tells two of a kind apart: numbers, and names in places where
+/// names are made up.
+fn kind(of: &str) -> String {
+    let of = of.strip_suffix(" (deleted)").unwrap_or(of);
+    match of.split_once(":[") {
+        Some((kind @ ("socket" | "pipe"), _)) => kind.to_owned(),
+        _ if of.is_empty() => "anonymous".to_owned(),
+        _ => match ["/dev/shm/", "/tmp/", "/proc/", "/memfd:"].iter().find(|place| of.starts_with(**place)) {
+            Some(place) => (*place).to_owned(),
+            None => of.to_owned(),
+        },
     }
 }
 
+/// The kind of a shared mapping, of a line of `/proc/self/maps`.
+fn shared_mapping(line: &str) -> Option<String> {
+    let mut words = line.split_whitespace();
+    let shared = words.nth(1)?.ends_with('s');
+    shared.then(|| kind(&words.skip(3).collect::<Vec<_>>().join(" ")))
+}
+
 impl Growth {
+    fn counts(&self) -> [(&Counts, &'static str); 3] {
+        [
+            (&self.threads, "thread(s)"),
+            (&self.descriptors, "descriptor(s)"),
+            (&self.shared_mappings, "shared mapping(s)"),
+        ]
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.counts().iter().all(|(counts, _)| counts.is_empty())
+            && self.device_bytes.iter().all(|bytes| *bytes == 0)
+    }
+
     /// What `times` rounds leave if `rounds` left this: rounded up.
     pub(super) fn of_rounds(mut self, rounds: u32, times: u32) -> Self {
         let scaled = |count: u64| (count * u64::from(times)).div_ceil(u64::from(rounds.max(1)));
-        let scale = |count: &mut usize| *count = scaled(*count as u64) as usize;
-        self.threads.values_mut().for_each(scale);
-        scale(&mut self.descriptors);
-        scale(&mut self.shared_mappings);
+        for counts in [&mut self.threads, &mut self.descriptors, &mut self.shared_mappings] {
+            counts.values_mut().for_each(|count| *count = scaled(*count as u64) as usize);
+        }
         self.device_bytes.iter_mut().for_each(|bytes| *bytes = scaled(*bytes));
         self
     }
 
     /// Whether this is no more than `other`, devices up to `slack` bytes excepted.
     pub(super) fn is_within(&self, other: &Self, slack: u64) -> bool {
-        let of = |name| other.threads.get(name).copied().unwrap_or(0);
-        self.threads.iter().all(|(name, count)| *count <= of(name))
-            && self.descriptors <= other.descriptors
-            && self.shared_mappings <= other.shared_mappings
-            && self
-                .device_bytes
-                .iter()
-                .enumerate()
-                .all(|(device, bytes)| *bytes <= other.device_bytes.get(device).copied().unwrap_or(0) + slack)
+        let device = |device: usize| other.device_bytes.get(device).copied().unwrap_or(0);
+        let counts = self.counts().into_iter().zip(other.counts());
+        counts.into_iter().all(|((ours, _), (others, _))| more(others, ours).is_empty())
+            && self.device_bytes.iter().enumerate().all(|(at, bytes)| *bytes <= device(at) + slack)
     }
 }
 
 impl fmt::Display for Growth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts: Vec<_> =
-            self.threads.iter().map(|(name, count)| format!("{count} thread(s) {name:?}")).collect();
-        let counts = [(self.descriptors, "descriptor(s)"), (self.shared_mappings, "shared mapping(s)")];
-        parts.extend(
-            counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")),
-        );
+        let mut parts = Vec::new();
+        for (counts, what) in self.counts() {
+            parts.extend(counts.iter().map(|(kind, count)| format!("{count} {what} {kind:?}")));
+        }
         for (device, bytes) in self.device_bytes.iter().enumerate().filter(|(_, bytes)| **bytes > 0) {
             parts.push(format!("{bytes} bytes of device {device}"));
         }
@@ -86,7 +122,7 @@ impl fmt::Display for Growth {
 
 impl Footprint {
     pub(super) fn take(contexts: &[Context]) -> Result<Self> {
-        let mut threads = BTreeMap::new();
+        let mut threads = Counts::new();
         for task in fs::read_dir("/proc/self/task")? {
             // One that ends meanwhile has no name.
             let Ok(name) = fs::read_to_string(task?.path().join("comm")) else { continue };
@@ -95,13 +131,20 @@ impl Footprint {
                 *threads.entry(name).or_insert(0) += 1;
             }
         }
-        let maps = fs::read_to_string("/proc/self/maps")?;
-        let is_shared =
-            |line: &&str| line.split_whitespace().nth(1).is_some_and(|rights| rights.ends_with('s'));
+        let mut descriptors = Counts::new();
+        for entry in fs::read_dir("/proc/self/fd")? {
+            // One that is closed meanwhile is of nothing; so is the one that lists them, afterwards.
+            let Ok(of) = fs::read_link(entry?.path()) else { continue };
+            *descriptors.entry(kind(&of.to_string_lossy())).or_insert(0) += 1;
+        }
+        let mut shared = Counts::new();
+        for line in fs::read_to_string("/proc/self/maps")?.lines() {
+            shared_mapping(line).into_iter().for_each(|kind| *shared.entry(kind).or_insert(0) += 1);
+        }
         Ok(Self {
             threads,
-            descriptors: fs::read_dir("/proc/self/fd")?.count(),
-            shared: maps.lines().filter(is_shared).count(),
+            descriptors,
+            shared,
             free: contexts
                 .iter()
                 .map(|context| Ok(context.memory_info()?.0 as u64))
@@ -139,29 +182,23 @@ impl Footprint {
 
     /// What there is more `now`, devices up to `slack` bytes excepted.
     pub(super) fn growth(&self, now: &Self, slack: u64) -> Growth {
-        let thread = |(name, count): (&String, &usize)| {
-            let more = count.saturating_sub(self.threads.get(name).copied().unwrap_or(0));
-            (more > 0).then(|| (name.clone(), more))
-        };
         let device = |(before, now): (&u64, &u64)| {
             let taken = before.saturating_sub(*now);
             if taken > slack { taken } else { 0 }
         };
         Growth {
-            threads: now.threads.iter().filter_map(thread).collect(),
-            descriptors: now.descriptors.saturating_sub(self.descriptors),
-            shared_mappings: now.shared.saturating_sub(self.shared),
+            threads: more(&self.threads, &now.threads),
+            descriptors: more(&self.descriptors, &now.descriptors),
+            shared_mappings: more(&self.shared, &now.shared),
             device_bytes: self.free.iter().zip(&now.free).map(device).collect(),
         }
     }
 
     /// This with `more`, so that it is told of once.
     pub(super) fn with(mut self, more: &Growth) -> Self {
-        for (name, count) in &more.threads {
-            *self.threads.entry(name.clone()).or_insert(0) += count;
-        }
-        self.descriptors += more.descriptors;
-        self.shared += more.shared_mappings;
+        add(&mut self.threads, &more.threads);
+        add(&mut self.descriptors, &more.descriptors);
+        add(&mut self.shared, &more.shared_mappings);
         for (free, taken) in self.free.iter_mut().zip(&more.device_bytes) {
             *free = free.saturating_sub(*taken);
         }
@@ -176,10 +213,12 @@ mod tests {
     #[test]
     fn what_is_left_behind_is_told_once() {
         let before = Footprint { free: vec![9, 9], ..Footprint::take(&[]).unwrap() };
-        let mut now = Footprint { descriptors: before.descriptors + 1, free: vec![5, 9], ..before.clone() };
-        *now.threads.entry("late".into()).or_insert(0) += 2;
+        let mut now = Footprint { free: vec![5, 9], ..before.clone() };
+        add(&mut now.threads, &[("late".to_owned(), 2)].into());
+        add(&mut now.descriptors, &[("socket".to_owned(), 1)].into());
         let more = before.growth(&now, 3);
-        assert_eq!(more.to_string(), "2 thread(s) \"late\", 1 descriptor(s), 4 bytes of device 0");
+        let told = "2 thread(s) \"late\", 1 descriptor(s) \"socket\", 4 bytes of device 0";
+        assert_eq!(more.to_string(), told);
         let marked = before.clone().with(&more);
         assert!(marked.growth(&now, 0).is_none());
         now.free[1] = 8;
@@ -191,11 +230,26 @@ mod tests {
 
     #[test]
     fn rounds_are_held_against_as_many_others() {
-        let alone = Growth { descriptors: 3, device_bytes: vec![10, 0], ..Growth::default() }.of_rounds(2, 5);
-        assert_eq!(alone.to_string(), "8 descriptor(s), 25 bytes of device 0");
-        let ours = |descriptors, bytes| Growth { descriptors, device_bytes: bytes, ..Growth::default() };
+        let ours = |sockets: usize, bytes| Growth {
+            descriptors: [("socket".to_owned(), sockets)].into(),
+            device_bytes: bytes,
+            ..Growth::default()
+        };
+        let alone = ours(3, vec![10, 0]).of_rounds(2, 5);
+        assert_eq!(alone.to_string(), "8 descriptor(s) \"socket\", 25 bytes of device 0");
         assert!(ours(8, vec![26, 1]).is_within(&alone, 1));
         assert!(!ours(8, vec![26, 1]).is_within(&alone, 0));
         assert!(!ours(9, vec![0, 0]).is_within(&alone, 1));
+    }
+
+    #[test]
+    fn what_is_alike_is_one_kind() {
+        let same = [("socket:[12]", "socket:[7]"), ("/dev/shm/nccl-a1 (deleted)", "/dev/shm/nccl-b2")];
+        same.into_iter().for_each(|(one, other)| assert_eq!(kind(one), kind(other)));
+        assert_ne!(kind("anon_inode:[eventfd]"), kind("anon_inode:[eventpoll]"));
+        let line = "7f00-7f10 rw-s 00000000 00:01 42      /dev/shm/nccl-Xy (deleted)";
+        assert_eq!(shared_mapping(line).as_deref(), Some("/dev/shm/"));
+        assert_eq!(shared_mapping("7f00-7f10 rw-s 00000000 00:01 42").as_deref(), Some("anonymous"));
+        assert_eq!(shared_mapping("7f00-7f10 rw-p 00000000 00:01 42 /dev/shm/x"), None);
     }
 }
