@@ -27,6 +27,7 @@ struct Fault {
 struct Ranks {
     const u64 *buffers;
     const u64 *pads;
+    u64 pad;  // pads[rank]: at hand without a look into the array
     Fault *fault;
     u32 rank;
     u32 world;
@@ -39,8 +40,9 @@ __device__ __forceinline__ u64 now() {
     return ns;
 }
 
-__device__ __forceinline__ u32 *slot(const Ranks &ranks, u32 owner, u32 channel, u32 source) {
-    return (u32 *)ranks.pads[owner] + (u64)ranks.world * channel + source;
+// A word of a pad.
+__device__ __forceinline__ u32 *slot(const Ranks &ranks, u64 pad, u32 channel, u32 source) {
+    return (u32 *)pad + (u64)ranks.world * channel + source;
 }
 
 // A word in the rank's own pad: whether a kernel of this rank has given up. From then on no kernel signals for this rank,
@@ -48,7 +50,7 @@ __device__ __forceinline__ u32 *slot(const Ranks &ranks, u32 owner, u32 channel,
 // where it is read sooner, and where atomics are sure to be, as they are not in the host's.
 __device__ __forceinline__ u32 *gave_up_word(const Ranks &ranks) {
     const u64 slots = (u64)ranks.world * (USER_CHANNELS + KERNEL_CHANNELS);
-    return (u32 *)(ranks.pads[ranks.rank] + (slots * 4 + LINE - 1) / LINE * LINE);
+    return (u32 *)(ranks.pad + (slots * 4 + LINE - 1) / LINE * LINE);
 }
 
 __device__ __forceinline__ bool gave_up(const Ranks &ranks) {
@@ -57,8 +59,9 @@ __device__ __forceinline__ bool gave_up(const Ranks &ranks) {
     return word != 0;
 }
 
-// Gives up for this rank, and writes down what was waited for, unless it has given up before.
-__device__ __noinline__ void give_up(const Ranks &ranks, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
+// Gives up for this rank, and writes down what was waited for, unless it has given up before. Told by value: a reference
+// would have every kernel write what it was told to memory first.
+__device__ __noinline__ void give_up(const Ranks ranks, u32 kernel, u32 waits, u32 peer, u32 channel, u64 waited_ns) {
     u32 found;
     asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(found) : "l"(gave_up_word(ranks)) : "memory");
     if (found != 0) return;
@@ -99,24 +102,31 @@ __device__ __forceinline__ bool await(const Ranks &ranks, u32 kernel, u32 *word,
     }
 }
 
-__device__ __forceinline__ bool put(const Ranks &ranks, u32 kernel, u32 peer, u32 channel) {
-    return await<WAITS_FOR_ROOM>(ranks, kernel, slot(ranks, peer, channel, ranks.rank), peer, channel);
+// `pad` is the peer's.
+__device__ __forceinline__ bool put(const Ranks &ranks, u32 kernel, u64 pad, u32 peer, u32 channel) {
+    return await<WAITS_FOR_ROOM>(ranks, kernel, slot(ranks, pad, channel, ranks.rank), peer, channel);
 }
 
 __device__ __forceinline__ bool wait(const Ranks &ranks, u32 kernel, u32 peer, u32 channel) {
-    return await<WAITS_FOR_SIGNAL>(ranks, kernel, slot(ranks, ranks.rank, channel, peer), peer, channel);
+    return await<WAITS_FOR_SIGNAL>(ranks, kernel, slot(ranks, ranks.pad, channel, peer), peer, channel);
 }
 
-// Meets the peer that has this thread's number: true too for threads without one.
-__device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u32 channel) {
+// The pad of the peer that has this thread's number, or any of them. Asked for before the first look at whether this
+// rank has given up, so that the two do not wait for each other.
+__device__ __forceinline__ u64 pad_of_peer(const Ranks &ranks) {
+    return ranks.pads[min(threadIdx.x, ranks.world - 1)];
+}
+
+// Meets the peer that has this thread's number, whose pad is `pad`: true too for threads without one.
+__device__ __forceinline__ bool meet_peer(const Ranks &ranks, u32 kernel, u64 pad, u32 channel) {
     const u32 peer = threadIdx.x;
     if (peer >= ranks.world || peer == ranks.rank) return true;
-    return put(ranks, kernel, peer, channel) && wait(ranks, kernel, peer, channel);
+    return put(ranks, kernel, pad, peer, channel) && wait(ranks, kernel, peer, channel);
 }
 
 // Meets this block of every rank, all of its threads taking part: what those blocks did before is done and seen.
 // False, for all threads: it did not come to that, and the block ends.
 __device__ __noinline__ bool meet(const Ranks ranks, u32 kernel) {
     __syncthreads();
-    return __syncthreads_and(meet_peer(ranks, kernel, USER_CHANNELS + blockIdx.x)) != 0;
+    return __syncthreads_and(meet_peer(ranks, kernel, pad_of_peer(ranks), USER_CHANNELS + blockIdx.x)) != 0;
 }

@@ -55,6 +55,8 @@ pub struct Ranks {
     /// The same for the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at first, and aligned to 128
     /// bytes.
     pub pads: DevicePtr,
+    /// This rank's own pad, as [`pads`](Self::pads) has it.
+    pub pad: DevicePtr,
     /// This rank's [`FaultRecord`].
     pub fault: DevicePtr,
     /// This rank's number.
@@ -66,7 +68,7 @@ pub struct Ranks {
     pub deadline_ns: u64,
 }
 
-// SAFETY: `repr(C)`, three addresses, two numbers of 32 bits and one of 64: the device's structure of the same name,
+// SAFETY: `repr(C)`, four addresses, two numbers of 32 bits and one of 64: the device's structure of the same name,
 // without padding or references.
 unsafe impl Parameter for Ranks {}
 

@@ -31,6 +31,7 @@ impl SymmetricMemory {
         Ranks {
             buffers: self.peers.array(),
             pads: pads.peers.array(),
+            pad: pads.peers.addresses()[self.rank()],
             fault: pads.fault.ptr(),
             // A group has fewer ranks than that.
             rank: self.rank() as u32,

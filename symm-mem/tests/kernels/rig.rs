@@ -74,6 +74,7 @@ pub(crate) fn ranks(
             let ranks = Ranks {
                 buffers: arrays.ptr(),
                 pads: arrays.ptr() + u64::from(world) * 8,
+                pad: pad.ptr(),
                 fault: record.ptr(),
                 rank,
                 world,

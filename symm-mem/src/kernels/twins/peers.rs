@@ -43,25 +43,28 @@ impl<'a> Peers<'a> {
     }
 
     /// A word of a rank's pad.
-    fn word(&self, owner: u32, offset: usize) -> Result<View, Fault> {
-        self.launch.exec.view(self.pads[owner as usize] + offset as u64, 4, Access::all())
+    fn word(&self, pad: u64, offset: usize) -> Result<View, Fault> {
+        self.launch.exec.view(pad + offset as u64, 4, Access::all())
+    }
+
+    fn gave_up_word(&self) -> Result<View, Fault> {
+        self.word(self.ranks.pad.0, self.layout().gave_up())
     }
 
     fn gave_up(&self) -> Met {
-        let word = self.word(self.ranks.rank, self.layout().gave_up())?;
-        Ok(word.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
+        Ok(self.gave_up_word()?.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
     }
 
     /// Signals a peer.
     pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, self.ranks.rank);
-        self.flip(Waiting::Room, self.word(peer, slot)?, peer, channel)
+        self.flip(Waiting::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
     }
 
     /// Waits for a peer's signal.
     pub(super) fn wait(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, peer);
-        self.flip(Waiting::Signal, self.word(self.ranks.rank, slot)?, peer, channel)
+        self.flip(Waiting::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
     }
 
     /// Meets all ranks. The device has a thread a peer; here all are signalled before any is waited for.
@@ -107,8 +110,7 @@ impl<'a> Peers<'a> {
     }
 
     fn give_up(&self, waits: Waiting, peer: u32, channel: u32, waited: Duration) -> Result<(), Fault> {
-        let gave_up = self.word(self.ranks.rank, self.layout().gave_up())?;
-        if gave_up.atomic_u32(0)?.swap(1, Ordering::SeqCst) != 0 {
+        if self.gave_up_word()?.atomic_u32(0)?.swap(1, Ordering::SeqCst) != 0 {
             return Ok(());
         }
         let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
