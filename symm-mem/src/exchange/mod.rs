@@ -76,7 +76,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use cuda_driver::Context;
+use cuda_driver::{Context, graph::RelaxedCapture};
 use process_group::store::Deadline;
 
 use self::{
@@ -142,6 +142,8 @@ impl Exchange {
     /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is given to every member alike.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, ExchangeError> {
         let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
+        // To make it is no part of a capture that happens to be open, and must not ruin it.
+        let _relaxed = RelaxedCapture::enter(context.driver());
         let group = info.name().to_owned();
         let (slab, tools) = match prepared(context, &options) {
             Ok(prepared) => prepared,
@@ -246,8 +248,6 @@ impl Exchange {
 fn prepared(context: &Context, options: &ExchangeOptions) -> Result<(PeerMemory, Tools), ExchangeError> {
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let slab = PeerMemory::new(context, bytes, options.handles)?;
-    // SAFETY: nobody else has the memory.
-    unsafe { context.fill_u8(slab.ptr(), 0, slab.bytes()) }?;
-    context.synchronize()?;
+    slab.clear(context)?;
     Ok((slab, Tools::new(context, options.channels)?))
 }

@@ -10,7 +10,8 @@ use std::{
 };
 
 use cuda_driver::{
-    Context, DevicePtr,
+    Context, DevicePtr, Stream, StreamFlags,
+    graph::RelaxedCapture,
     vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation},
 };
 
@@ -108,6 +109,16 @@ impl PeerMemory {
                 number: fresh_number(),
             }),
         })
+    }
+
+    /// Zeroes it, and waits for that on a stream of its own: to wait for all of the device would break what others capture
+    /// there.
+    pub(crate) fn clear(&self, context: &Context) -> Result<(), cuda_driver::Error> {
+        let _relaxed = RelaxedCapture::enter(context.driver())?;
+        let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+        // SAFETY: the memory is this long, and nobody else has been given it.
+        unsafe { stream.fill_u8(self.ptr(), 0, self.bytes()) }?;
+        stream.synchronize()
     }
 
     /// Where it is on this rank.

@@ -195,6 +195,8 @@ impl Rendezvous {
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
+        // No part of an open capture either.
+        let _relaxed = RelaxedCapture::enter(context.driver());
         let own = OwnPad::make(context, rendezvous.inner.info.world_size(), &options);
         // Whoever has none says so to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
@@ -255,6 +257,8 @@ impl Rendezvous {
     /// One rendezvous, whatever this rank comes with: the peers, and the rendezvous in which they were mapped.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
         let Inner { info, context, .. } = &*self.inner;
+        // Mapping is no part of a capture that happens to be open, and must not ruin it.
+        let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *next;
         *next += 1;
@@ -270,8 +274,6 @@ impl Rendezvous {
             let (Some(offer), Some(own)) = (&offer, &own) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            // Mapping is no part of a capture that happens to be open, and must not ruin it.
-            let _relaxed = RelaxedCapture::enter(context.driver());
             match share::share(context, offer, info.rank(), own.base, records, deadline) {
                 Ok(mapped) => {
                     peers = Some(Arc::new(mapped));

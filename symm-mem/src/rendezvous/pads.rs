@@ -52,9 +52,7 @@ impl OwnPad {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let memory = PeerMemory::about(context, bytes, options.handles, Subject::Pads)?;
         // Before anybody knows of it: a signal that comes early must not be wiped out.
-        // SAFETY: nobody else has the memory.
-        unsafe { context.fill_u8(memory.ptr(), 0, bytes) }?;
-        context.synchronize()?;
+        memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })
     }
 }

@@ -8,14 +8,17 @@ mod refusals;
 mod waits;
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory, sys::Api};
 use gpu_sim::World;
-use process_group::store::{Deadline, HashStore, Store};
+use process_group::store::{Deadline, HashStore, Store, barrier};
 use symm_mem::{
     exchange::{Exchange, ExchangeOptions, Memory, Part, Plan, Transfer},
     rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions},
@@ -67,9 +70,10 @@ impl<'a> Rank<'a> {
     }
 
     fn write(&self, memory: &Memory, bytes: &[u8]) {
+        // On this rank's stream: to wait for all of the device would break what a rank beside this one captures.
         // SAFETY: the memory is as long, and nobody else uses it now.
-        unsafe { self.context.copy_from_host(memory.ptr(), bytes) }.unwrap();
-        self.context.synchronize().unwrap();
+        unsafe { self.stream.copy_from_host(memory.ptr(), bytes.as_ptr().cast(), bytes.len()) }.unwrap();
+        self.stream.synchronize().unwrap();
     }
 
     fn read(&self, memory: &Memory) -> Vec<u8> {
@@ -146,16 +150,18 @@ fn threads(
     job: impl Fn(&Rank<'_>) + Sync,
 ) {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let barrier = Barrier::new(size);
-    let meet = || {
-        barrier.wait();
-    };
     thread::scope(|scope| {
         for rank in 0..size {
-            let (job, meet, store) = (&job, &meet, store.clone());
+            let (job, store) = (&job, store.clone());
             scope.spawn(move || {
+                let round = AtomicU64::new(0);
+                // Who waits for a rank that has panicked says so.
+                let meet = || {
+                    let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
+                    barrier(&*store, &name, rank, size, Deadline::after(LONG)).unwrap();
+                };
                 let context = driver.device((rank % devices) as u32).unwrap().retain_primary().unwrap();
-                let rank = Rank::join(context, store, (rank, size), options, meet);
+                let rank = Rank::join(context, store.clone(), (rank, size), options, &meet);
                 job(&rank);
                 rank.leave();
             });

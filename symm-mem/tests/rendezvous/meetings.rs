@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cuda_driver::graph::CaptureMode;
 use process_group::{
     comm::DataType,
     store::{HashStore, Store},
 };
 use symm_mem::{
     SymmetricBlock,
+    exchange::{Exchange, ExchangeOptions},
     rendezvous::{
         AllocationError, Allocators, Buffer, CudaAllocator, DeviceKind, GroupInfo, GroupInfoError, Groups,
         Layout, Origin, PeerAllocator, PeerMemory, Rendezvous, RendezvousError, RendezvousOptions,
@@ -78,6 +80,24 @@ fn every_rank_has_the_memory_of_every_other() {
         assert!(Buffer::from(&memory).part(4000, 1001).is_none());
         rank.meet();
         drop((symmetric, again, part, memory, rendezvous));
+        rank.leave();
+    });
+}
+
+/// Of the kind that forbids the most: by this thread, which makes all of it meanwhile.
+#[test]
+fn an_open_capture_goes_on() {
+    on_ranks(2, |rank| {
+        let memory = rank.own(64);
+        let capture = rank.stream.begin_capture(CaptureMode::Global).unwrap();
+        let rendezvous = Rendezvous::of(&rank.world, options()).unwrap();
+        let symmetric = rendezvous.rendezvous(&memory).unwrap();
+        let exchange = Exchange::new(&rendezvous, ExchangeOptions::default()).unwrap();
+        // SAFETY: the memory is as long; the graph is never launched.
+        unsafe { rank.stream.fill_u8(memory.ptr(), 0, 64) }.unwrap();
+        capture.end().unwrap();
+        rank.meet();
+        drop((symmetric, exchange, memory, rendezvous));
         rank.leave();
     });
 }
