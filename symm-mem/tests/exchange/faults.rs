@@ -107,7 +107,7 @@ fn a_call_that_fails_is_the_same_refusal_on_all_and_leaves_nothing() {
 /// What the making of an exchange asks of it, before and in its rendezvous.
 const MAKING: [&str; 8] = [
     "cuMemCreate",
-    "cuMemsetD8_v2",
+    "cuMemsetD8Async",
     "cuCtxGetStreamPriorityRange",
     "cuStreamCreateWithPriority",
     "cuMemHostAlloc",
