@@ -178,10 +178,10 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
             check(machine, &stream, address, bytes as u64, access)?;
         }
     }
-    stream.make_room();
-    let synchronous = matches!(work.to, End::Pageable(_)) && stream.capturing().is_none();
-    stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, Arc::new(work))?;
-    if synchronous {
+    let to_pageable = matches!(work.to, End::Pageable(_));
+    let launched =
+        stream.launch_or_record(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, Arc::new(work))?;
+    if launched && to_pageable {
         stream.wait_all()?;
         stream.context.check()?;
     }

@@ -116,9 +116,19 @@ impl Stream {
         kind: CUgraphNodeType,
         work: Arc<dyn Work>,
     ) -> Answer {
+        self.launch_or_record(machine, kind, work).map(drop)
+    }
+
+    /// As [`Stream::enqueue`]; whether it was launched.
+    pub(crate) fn launch_or_record(
+        self: &Arc<Self>,
+        machine: &Arc<Machine>,
+        kind: CUgraphNodeType,
+        work: Arc<dyn Work>,
+    ) -> Answer<bool> {
         self.make_room();
         if self.record(machine, kind, &work)? {
-            return Ok(());
+            return Ok(false);
         }
         self.push_with(machine, |_| Op {
             what: work.describe(),
@@ -126,7 +136,7 @@ impl Stream {
             always: false,
             after: Vec::new(),
         });
-        Ok(())
+        Ok(true)
     }
 
     /// Blocks while the queue is full. Comes before the look at what decides whether, and what, to push: that may change
