@@ -6,7 +6,7 @@
 )]
 
 mod checked;
-mod common;
+pub(crate) mod common;
 
 mod abort;
 mod analyser;
@@ -29,6 +29,7 @@ mod record;
 #[cfg(feature = "registration")]
 mod registration;
 mod shrink;
+mod streams;
 mod torch;
 mod watch;
 mod window;

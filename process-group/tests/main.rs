@@ -1,6 +1,6 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
-mod embedded;
+pub(crate) mod embedded;
 mod hardware;
 #[cfg(feature = "registration")]
 mod hardware_hook;

@@ -10,12 +10,14 @@
 //! A mark is used again when nobody holds it any more: to make its events costs more than to record them, and to
 //! count the holders of five things more than to count those of one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, ThreadId},
+};
 
 use cuda_driver::{
     Context, Event, EventFlags, Stream,
     graph::{CaptureStatus, RelaxedCapture},
-    sys::CUstream,
 };
 
 use super::{
@@ -64,7 +66,7 @@ impl Blank {
             operation: "",
             sequence: 0,
             uses: 0,
-            stream: StreamKey(std::ptr::null_mut()),
+            stream: StreamKey::default(),
             captured: false,
             span: Span::default(),
             start: if marks.timing { Some(marks.lease()?) } else { None },
@@ -99,8 +101,8 @@ impl Blank {
     ) -> Slim<Work, GroupError> {
         stream.record(self.0.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
-        let key = StreamKey(stream.raw());
-        self.0.counter.track.enqueued(span, key.0.addr() as u64, captured);
+        let key = StreamKey::of(stream);
+        self.0.counter.track.enqueued(span, key.handle as u64, captured);
         let Some(mark) = Arc::get_mut(&mut self.0) else { unreachable!("a blank has one holder") };
         (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
         mark.uses += 1;
@@ -109,14 +111,29 @@ impl Blank {
     }
 }
 
-/// A stream's handle, only ever compared.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct StreamKey(pub(super) CUstream);
+/// What tells a stream from the others of its context. (The legacy default stream has the same one in every context.)
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct StreamKey {
+    handle: usize,
+    /// Whose stream it is, where the handle means another one on each thread.
+    thread: Option<ThreadId>,
+}
 
-// SAFETY: the handle is compared and never given to the driver.
-unsafe impl Send for StreamKey {}
-// SAFETY: as above.
-unsafe impl Sync for StreamKey {}
+impl StreamKey {
+    /// `CU_STREAM_PER_THREAD`.
+    const PER_THREAD: usize = 2;
+
+    #[inline(always)]
+    pub(super) fn of(stream: &Stream) -> Self {
+        let handle = stream.raw().addr();
+        Self { handle, thread: if handle == Self::PER_THREAD { this_thread() } else { None } }
+    }
+}
+
+#[cold]
+fn this_thread() -> Option<ThreadId> {
+    Some(thread::current().id())
+}
 
 /// Events of marks that have gone.
 pub(in crate::group) struct Marks {

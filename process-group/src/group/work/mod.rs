@@ -12,7 +12,7 @@ use std::{fmt, sync::Arc, thread, time::Duration};
 
 use cuda_driver::{Stream, graph::RelaxedCapture};
 
-use self::mark::{Lease, Mark};
+use self::mark::{Lease, Mark, StreamKey};
 pub(super) use self::{
     mark::{Blank, Marks},
     outstanding::Outstanding,
@@ -58,10 +58,11 @@ impl Work {
     /// # Errors
     /// [`GroupError::Driver`].
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        if stream.raw() == self.mark.stream.0 {
+        let done = self.mark.done.event();
+        if StreamKey::of(stream) == self.mark.stream && stream.context() == done.context() {
             return Ok(());
         }
-        Ok(stream.wait(self.mark.done.event())?)
+        Ok(stream.wait(done)?)
     }
 
     /// Waits on the host until the operation is done.

@@ -1,0 +1,67 @@
+//! Works on the driver's default streams, of which several have the same handle.
+
+use std::{sync::mpsc, thread};
+
+use cuda_driver::{Context, Stream};
+use rusty_fork::rusty_fork_test;
+
+use super::common::{far, machine, soon};
+
+/// What is enqueued on a stream waits until the sender goes.
+fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    let (open, gate) = mpsc::channel();
+    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+    open
+}
+
+fn per_thread(context: &Context) -> Stream {
+    unsafe { Stream::borrowed(context, std::ptr::without_provenance_mut(2)) }
+}
+
+rusty_fork_test! {
+    #[test]
+    fn the_default_stream_of_another_device_waits() {
+        let machine = machine(2);
+        machine.ranks(1, |rank| {
+            let [own, other] = [&rank.context, &machine.context(1)].map(Stream::legacy_default);
+            let group = rank.world();
+            let open = hold(&own);
+            let work = group.launched(&own).unwrap();
+            work.wait(&own).unwrap();
+            work.wait(&other).unwrap();
+            assert!(!other.query().unwrap());
+            drop(open);
+            other.synchronize().unwrap();
+            assert!(work.is_completed().unwrap());
+            group.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn each_threads_default_stream_is_its_own() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let (group, own) = (rank.world(), per_thread(&rank.context));
+            let open = hold(&own);
+            let work = group.launched(&own).unwrap();
+            thread::scope(|scope| {
+                let there = scope.spawn(|| {
+                    let other = per_thread(&rank.context);
+                    // Later, and done before.
+                    group.launched(&other).unwrap().wait_timeout(far()).unwrap();
+                    group.quiesce(soon()).unwrap_err();
+                    work.wait(&other).unwrap();
+                    let waits = !other.query().unwrap();
+                    drop(open);
+                    other.synchronize().unwrap();
+                    waits && work.is_completed().unwrap()
+                });
+                assert!(there.join().unwrap());
+            });
+            group.quiesce(far()).unwrap();
+            group.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+}
