@@ -29,7 +29,7 @@ struct Kept {
     blanks: Vec<Blank>,
 }
 
-/// The works of one stream, oldest first.
+/// The works of one stream, oldest first. All are of the group's context, in which keys are unique.
 struct Line {
     stream: StreamKey,
     works: VecDeque<Work>,
@@ -73,10 +73,16 @@ impl Outstanding {
         line.works.push_back(work.clone());
     }
 
-    /// Adds the first work of its stream.
+    /// Adds the first work of its stream. Streams come and go: those on which nothing is open are forgotten.
     #[cold]
     fn put_first(streams: &mut Vec<Line>, blanks: &mut Vec<Blank>, work: &Work) {
-        streams.iter_mut().for_each(|line| line.drop_done(blanks));
+        streams.retain_mut(|line| {
+            let is_done = line.drop_done(blanks);
+            if is_done {
+                line.drop_first(line.works.len(), blanks);
+            }
+            !is_done
+        });
         let mut works = VecDeque::with_capacity(Self::STRIDE);
         works.push_back(work.clone());
         streams.push(Line { stream: work.mark.stream, works });
@@ -133,16 +139,18 @@ impl Line {
         }
     }
 
-    /// Tells the recorder which works are done, and lets go of them, but for the last.
-    fn drop_done(&mut self, blanks: &mut Vec<Blank>) {
+    /// Tells the recorder which works are done, and lets go of them, but for the last; whether that is done too.
+    fn drop_done(&mut self, blanks: &mut Vec<Blank>) -> bool {
         // What the driver does not answer for is not known to be done.
         let done = |work: &Work| work.is_done().unwrap_or(false);
         let count = match self.works.back() {
             Some(last) if done(last) => self.works.len(),
             _ => self.works.partition_point(done),
         };
+        let all = self.works.len();
         self.tell_done(count);
-        self.drop_first(count.min(self.works.len().saturating_sub(1)), blanks);
+        self.drop_first(count.min(all.saturating_sub(1)), blanks);
+        count == all
     }
 
     /// Tells the recorder that the first `count` are done, at one moment.
@@ -163,6 +171,39 @@ impl Look for Outstanding {
         for line in streams {
             line.drop_done(blanks);
             let _ = line.works.iter().all(Work::tell_started);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use rusty_fork::rusty_fork_test;
+
+    use crate::end_to_end::embedded::common::{far, machine, soon};
+
+    rusty_fork_test! {
+        #[test]
+        fn streams_that_come_and_go_leave_nothing_and_open_work_stays() {
+            let machine = machine(1);
+            machine.ranks(1, |rank| {
+                let group = rank.world();
+                let held = rank.stream();
+                let (open, gate) = mpsc::channel::<()>();
+                held.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                let late = group.launched(&held).unwrap();
+                for _ in 0..50 {
+                    group.launched(&rank.stream()).unwrap().wait_timeout(far()).unwrap();
+                }
+                assert_eq!(group.outstanding.kept().streams.len(), 2, "the one that is held, and the latest");
+                group.quiesce(soon()).unwrap_err();
+                drop(open);
+                late.wait_timeout(far()).unwrap();
+                group.quiesce(far()).unwrap();
+                group.destroy(far()).unwrap();
+            });
+            machine.world.finish().unwrap();
         }
     }
 }
