@@ -272,7 +272,14 @@ impl Client {
             Expect::Nonce
         });
         outputs.push(Output::Send(bytes));
-        self.phase = Phase::Answer { expect, due: now.saturating_add(self.patience), retry };
+        let due = self.due(retry.as_ref(), now);
+        self.phase = Phase::Answer { expect, due, retry };
+    }
+
+    /// When an answer must be there: no later than a call that waits may take, however much patience there is.
+    fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
+        let patient = now.saturating_add(self.patience);
+        pending.map_or(patient, |pending| patient.min(pending.deadline.max(now).saturating_add(GRACE)))
     }
 
     /// Asks whether all is there, and at once for what is to be read. (To compare an absent key with what is not empty
@@ -282,7 +289,8 @@ impl Client {
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
         pending.then.iter().for_each(|request| request.encode(&mut bytes));
         outputs.push(Output::Send(bytes));
-        self.phase = Phase::Peeking { pending, there: None, due: now.saturating_add(self.patience) };
+        let due = self.due(Some(&pending), now);
+        self.phase = Phase::Peeking { pending, there: None, due };
     }
 
     fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
@@ -421,7 +429,7 @@ impl Client {
         }
         outputs.push(Output::Send(bytes));
         let asked = pending.keys.iter().cloned().collect();
-        let due = now.saturating_add(self.patience.min(GRACE));
+        let due = self.due(Some(&pending), now);
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
     }
 
@@ -431,7 +439,7 @@ impl Client {
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
-                let due = now.saturating_add(self.patience.min(GRACE));
+                let due = self.due(Some(&pending), now);
                 self.phase = Phase::Cancelling { pending, woken: false, due };
             }
             Phase::Pausing { pending, .. } => match pending.then.clone() {
@@ -448,6 +456,8 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// A value that is there costs one message each way.
@@ -464,5 +474,37 @@ mod tests {
         Reply::Bytes(b"v".to_vec()).encode(&mut value);
         let done = client.step(Input::Received(&value), NOW);
         assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
+    }
+
+    proptest! {
+        /// Of a host that falls silent, at any place of a call that waits.
+        #[test]
+        fn a_silent_host_is_given_up_soon_after_the_deadline(
+            patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
+        ) {
+            let [patience, deadline] = [patience, deadline].map(Duration::from_secs);
+            let mut client = Client::new(Limits::default(), patience, 7);
+            client.step(Input::Connected(Duration::MAX), Duration::ZERO);
+            client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
+            let (keys, then) = (vec![b"k".to_vec()], Request::QueuePop { key: b"k".to_vec() });
+            let call = match peeks {
+                true => Call::Peek { keys, then, deadline },
+                false => Call::WhenThere { keys, then: Some(then), deadline },
+            };
+            let mut outputs = client.step(Input::Call(call), Duration::ZERO);
+            // Either kind: the key is there, and the queue empty.
+            let mut empty = vec![0];
+            Reply::Popped(None).encode(&mut empty);
+            for answer in std::iter::repeat_n(&empty, answers) {
+                outputs.extend(client.step(Input::Received(answer), Duration::ZERO));
+            }
+            let mut now = Duration::ZERO;
+            while let Some(due) = client.wake_at() {
+                now = due;
+                outputs.extend(client.step(Input::Tick, now));
+            }
+            prop_assert!(now <= deadline + GRACE, "{now:?}");
+            prop_assert!(matches!(outputs.last(), Some(Output::Done(Err(_)))), "{outputs:?}");
+        }
     }
 }
