@@ -1,7 +1,8 @@
 //! What the watchdog looks at in a group, and what it does when something is wrong there.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    cmp::Reverse,
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -32,8 +33,8 @@ pub(crate) struct Duty {
     /// On the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
-    /// When work was found that was not done in time.
-    overdue: OnceLock<Instant>,
+    /// When the others were asked about what was late, until something must have come of it.
+    asked: Mutex<Option<Instant>>,
 }
 
 impl Pending {
@@ -63,8 +64,8 @@ impl Duty {
     ) -> Self {
         let (desk, outstanding) = (desk.clone(), Arc::downgrade(outstanding));
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
-        let (oldest, overdue) = (Mutex::default(), OnceLock::new());
-        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, overdue }
+        let (oldest, asked) = (Mutex::default(), Mutex::default());
+        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, asked }
     }
 
     /// The group's id.
@@ -94,6 +95,24 @@ impl Duty {
 
     fn outstanding(&self) -> Arc<Outstanding> {
         self.outstanding.upgrade().unwrap_or_default()
+    }
+
+    /// A look at works and calls: what is late; of several what has waited longest, and was called first.
+    fn look(&self, now: Instant) -> Option<Pending> {
+        let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
+        let Oldest { looked, works } = std::mem::take(&mut *oldest);
+        oldest.looked = Some(now);
+        let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
+        let step = step.min(Self::STEP);
+        let works = self.outstanding().settle().into_iter().map(|work| {
+            let former = works.iter().find(|(other, _)| *other == work.key());
+            let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
+            oldest.works.push((work.key(), waited));
+            Pending::work(&work, waited)
+        });
+        let pending = works.chain(self.calls.look(step));
+        let late = pending.filter(|pending| pending.waited >= self.work_timeout);
+        late.max_by_key(|late| (late.waited, Reverse(late.sequence)))
     }
 }
 
@@ -136,18 +155,24 @@ impl Vigil {
         if let Some(error) = self.communicators().iter().find_map(failed) {
             return self.fail(error.to_string());
         }
-        match duty.overdue.get() {
-            None => self.look_at_works(duty, now),
-            // The thread that asks the others is stuck, or could not be had.
-            Some(since) if now.saturating_duration_since(*since) > self.patience() * 2 => {
-                let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
-                let waited = duty.work_timeout + now.saturating_duration_since(*since);
-                let work = duty.outstanding().oldest().first().map(|work| Pending::work(work, waited));
-                if let Some(late) = work.or_else(|| duty.calls.look(Duration::ZERO)) {
-                    self.trouble(self.overdue(duty, Pending { waited, ..late }, nobody));
-                }
+        let late = duty.look(now);
+        let mut asked = duty.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        match (*asked, late) {
+            (None, Some(late)) => {
+                *asked = Some(now);
+                let vigil = self.clone();
+                let ask = move || vigil.accuse(late);
+                let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
             }
-            Some(_) => {}
+            // The thread that asks the others is stuck, or could not be had.
+            (Some(since), late) if now.saturating_duration_since(since) > self.patience() * 2 => match late {
+                Some(late) => {
+                    let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
+                    self.trouble(self.overdue(duty, late, nobody));
+                }
+                None => *asked = None,
+            },
+            _ => {}
         }
     }
 
@@ -155,32 +180,6 @@ impl Vigil {
     fn patience(&self) -> Duration {
         const ANSWER: Duration = Duration::from_secs(2);
         ANSWER + self.heartbeat
-    }
-
-    fn look_at_works(self: &Arc<Self>, duty: &Duty, now: Instant) {
-        let mut oldest = duty.oldest.lock().unwrap_or_else(PoisonError::into_inner);
-        let Oldest { looked, works } = std::mem::take(&mut *oldest);
-        oldest.looked = Some(now);
-        let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
-        let step = step.min(Duty::STEP);
-        for work in duty.outstanding().settle() {
-            let former = works.iter().find(|(other, _)| *other == work.key());
-            let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
-            oldest.works.push((work.key(), waited));
-            self.hurry(duty, Pending::work(&work, waited), now);
-        }
-        if let Some(call) = duty.calls.look(step) {
-            self.hurry(duty, call, now);
-        }
-    }
-
-    /// Has the others asked about what is late, if it is the first of the group that is.
-    fn hurry(self: &Arc<Self>, duty: &Duty, late: Pending, now: Instant) {
-        if late.waited >= duty.work_timeout && duty.overdue.set(now).is_ok() {
-            let vigil = self.clone();
-            let ask = move || vigil.accuse(late);
-            let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
-        }
     }
 
     fn overdue(&self, duty: &Duty, late: Pending, progress: Progress) -> Trouble {
@@ -201,6 +200,63 @@ impl Vigil {
         let deadline = Deadline::after(self.patience());
         if let Ok(progress) = duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
             self.bell.tell(self.overdue(duty, late, progress));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use rusty_fork::rusty_fork_test;
+
+    use super::*;
+    use crate::end_to_end::embedded::common::{far, machine};
+
+    rusty_fork_test! {
+        /// The others are not asked: another member seems to do that, and nothing comes of it.
+        #[test]
+        fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
+            const LONG: Duration = Duration::from_secs(3600);
+            let machine = machine(1);
+            machine.ranks(1, |rank| {
+                let group = rank.builder().work_timeout(LONG).build().unwrap();
+                let vigil = &group.counter.vigil;
+                vigil.store.set("overdue", b"1").unwrap();
+                let stream = rank.stream();
+                let mut now = Instant::now() + LONG;
+                let mut look = |times: u64| {
+                    for _ in 0..times {
+                        now += Duty::STEP;
+                        vigil.look(now);
+                    }
+                };
+                let answer = (vigil.patience() * 2).as_secs() + 2;
+                for is_done in [true, false] {
+                    let (open, gate) = mpsc::channel::<()>();
+                    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                    let work = group.launched(&stream).unwrap();
+                    look(LONG.as_secs() + 1);
+                    group.check().unwrap();
+                    if is_done {
+                        drop(open);
+                        work.wait_timeout(far()).unwrap();
+                        look(answer);
+                        group.check().unwrap();
+                        continue;
+                    }
+                    look(answer);
+                    let error = group.check().unwrap_err();
+                    assert!(
+                        matches!(&error, GroupError::Overdue { operation, sequence: 2, .. } if operation == "graph"),
+                        "{error}"
+                    );
+                    drop(open);
+                }
+                stream.synchronize().unwrap();
+                group.abort(far()).unwrap();
+            });
+            machine.world.finish().unwrap();
         }
     }
 }
