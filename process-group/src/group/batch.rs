@@ -69,21 +69,30 @@ impl<'a> Batch<'a> {
             // SAFETY: the contract of the method that queued the task; it was checked there.
             unsafe { group.record_on_path(on_path, stream, &mut recording) }?;
             if !on_nccl.is_empty() {
-                // SAFETY: as above.
-                let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
-                let together = Group::begin(group.nccl())?;
-                let queued = on_nccl.chunk_by(are_one).try_for_each(|tasks| {
-                    recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
-                });
-                let launched = together.finish();
-                queued?;
-                launched?;
+                self.launch_on_nccl(on_nccl, &mut recording).map_err(|error| match on_path {
+                    [] => error,
+                    _ => group.part_launched(operation, error),
+                })?;
             }
             span = recording.end(operation);
         }
         // Members need not make equally many one-sided calls.
         let counted = tasks.is_empty() || tasks.iter().any(|task| !task.operation.is_one_sided());
         Ok(group.mark(blank, operation, stream, span, counted)?)
+    }
+
+    /// Launches tasks on the group's communicator.
+    fn launch_on_nccl(&self, tasks: &[Task], recording: &mut Recording<'_>) -> Result<()> {
+        let Self { group, stream, .. } = *self;
+        // SAFETY: the contract of the method that queued the task; it was checked there.
+        let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
+        let together = Group::begin(group.nccl())?;
+        let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
+            recording.call(&Call::of(tasks, group.size()), || tasks.iter().try_for_each(launch))
+        });
+        let launched = together.finish();
+        queued?;
+        Ok(launched?)
     }
 
     /// Whether all members make the call, as far as what was queued tells.

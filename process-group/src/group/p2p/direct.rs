@@ -9,7 +9,7 @@ use cuda_driver::Stream;
 
 use super::Plan;
 use crate::{
-    Slim,
+    Slim, chain,
     comm::{Operation, Task},
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
@@ -166,6 +166,22 @@ impl ProcessGroup {
         })?;
         // Launched with the first.
         others.iter().try_for_each(|task| recording.call(&call(task), || Ok(())))
+    }
+
+    /// The error of a batch of which the messages on the path were launched, and what goes to NCCL was not: other ends may
+    /// wait for that, so that the group is over.
+    #[cold]
+    pub(in crate::group) fn part_launched(&self, operation: &'static str, error: GroupError) -> GroupError {
+        let vigil = &self.counter.vigil;
+        // What ended it may be why.
+        if !vigil.is_over() {
+            let path = self.messages.path_name();
+            vigil.fail(format!(
+                "{operation}: only its messages on the {path} path were launched: {}",
+                chain(&error)
+            ));
+        }
+        error
     }
 
     /// The error of messages that were not launched: other ends may wait for them, so that the group is over unless they

@@ -10,6 +10,7 @@ use std::{
 };
 
 use cuda_driver::Stream;
+use gpu_sim::{Action, Injection};
 use process_group::{
     Path,
     comm::{DataType::F32, wait_for_dropped},
@@ -148,6 +149,45 @@ rusty_fork_test! {
         assert!(wait_for_dropped(far()));
         assert_eq!(machine.world.calls(INIT), 2);
         machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_batch_of_which_only_the_messages_on_the_path_are_launched_ends_the_group() {
+        for call in ["ncclGroupStart", "ncclSend", "ncclGroupEnd"] {
+            let machine = machine(2);
+            machine.ranks(2, |rank| {
+                let builder = rank.builder().p2p(P2pPolicy::Direct).heartbeat(Duration::from_millis(100));
+                let world = builder.build().unwrap();
+                world.install(Arc::new(Mirror::default())).unwrap();
+                world.barrier(far()).unwrap();
+                let me = rank.rank;
+                if me == 0 {
+                    machine.world.faults().inject(Injection::new(call, Action::Fail(3)));
+                    let (memory, stream) = (rank.memory(&[7.0; 4]), rank.stream());
+                    let at = |element: u64| Buffer::new(memory.ptr() + element * 4, 1, F32);
+                    let error = world
+                        .batch(&stream, |batch| unsafe {
+                            batch.send(at(0), me)?;
+                            batch.recv(at(1), me)?;
+                            batch.send(at(2), 1 - me)?;
+                            batch.recv(at(3), 1 - me)
+                        })
+                        .unwrap_err();
+                    let GroupError::MemberFailed { rank: 0, reason, .. } = &error else { panic!("{error}") };
+                    assert!(reason.contains("mirror") && reason.contains(call), "{reason}");
+                }
+                let patience = far();
+                while world.standing().is_ok() {
+                    assert!(!patience.expired(), "the group goes on after {call}");
+                    thread::sleep(Duration::from_millis(1));
+                }
+                let error = world.standing().unwrap_err();
+                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{error}");
+                world.abort(far()).unwrap();
+            });
+            assert!(wait_for_dropped(far()));
+            machine.world.finish().unwrap();
+        }
     }
 
     #[test]
