@@ -295,12 +295,14 @@ impl Inner {
         }
     }
 
-    /// Tries every address once.
+    /// Tries every address once. None takes the time of those after it.
     fn open(&self, deadline: Deadline) -> Result<Connection, Broken> {
         let sizes = self.options.limits.sizes;
         let mut last = Broken::Gone(io::ErrorKind::NotFound.into());
-        for socket in &self.sockets {
+        for (left, socket) in (1..=self.sockets.len()).rev().zip(&self.sockets) {
             let secret = self.options.secret.as_ref();
+            let share = deadline.remaining() / u32::try_from(left).unwrap_or(u32::MAX);
+            let deadline = deadline.at_most(share);
             match Connection::open(*socket, sizes, self.options.patience, secret, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(broken) => last = broken,
@@ -461,5 +463,27 @@ impl Service for TcpStore {
     fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
         let (address, operation) = (self.inner.address.clone(), request.to_owned());
         StoreError::Protocol { address, operation, detail: format!("the reply is {reply:?}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let host = Host::start((Ipv4Addr::LOCALHOST, 0).into(), ServerLimits::default(), None).unwrap();
+        let client = Inner {
+            options: TcpOptions::default(),
+            address: "host".into(),
+            sockets: vec![silent.local_addr().unwrap(), host.address()],
+            kept: Mutex::default(),
+            hangs_up: AtomicBool::new(false),
+            host: None,
+        };
+        client.open(Deadline::after(Duration::from_secs(4))).unwrap();
     }
 }
