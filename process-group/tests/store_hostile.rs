@@ -107,6 +107,12 @@ impl Other {
         Self { child, output, mark }
     }
 
+    /// What it answers to a line.
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        self.words().join(" ")
+    }
+
     /// The words of its next line; the test harness writes others.
     fn words(&mut self) -> Vec<String> {
         loop {
@@ -156,8 +162,7 @@ impl Host {
         let value = format!("value {}", self.asked);
         self.client.set("key", value.as_bytes()).unwrap();
         assert_eq!(self.client.get("key", soon()).unwrap(), value.as_bytes());
-        self.process.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-        let numbers: Vec<usize> = self.process.words().iter().map(|word| word.parse().unwrap()).collect();
+        let numbers: Vec<usize> = self.process.ask("").split(' ').map(|word| word.parse().unwrap()).collect();
         let [clients, most_memory, rejected, grown] = numbers[..] else { panic!("{numbers:?}") };
         assert!(most_memory <= LIMIT, "{most_memory} bytes counted");
         assert!(grown <= LIMIT + SLACK, "{grown} bytes grown");
@@ -319,28 +324,55 @@ fn too_few_descriptors_are_told() {
     let mut process = Other::start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
-    let streams: Vec<_> = (0..100)
-        .map(|_| {
-            let stream = TcpStream::connect(&address).unwrap();
-            stream.set_read_timeout(Some(LONG)).unwrap();
-            stream
-        })
-        .collect();
-    assert!(is_closed(streams.into_iter().last().unwrap()));
+    assert!(is_closed(last_of_many(&address)));
     first.set("key", b"value").unwrap();
-    process.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-    let why = process.words().join(" ");
+    let why = process.ask("");
     assert!(why.contains("ulimit -n"), "{why}");
 }
 
-/// Hosts a store in a process that may have 80 descriptors; answers a line with the last rejection.
+/// The same after a time in which even that was not possible.
+#[test]
+fn too_few_descriptors_are_told_again() {
+    let mut process = Other::start("host-of-few", "host: ");
+    let address = process.words()[0].clone();
+    process.ask("3");
+    let _waiting = TcpStream::connect(&address).unwrap();
+    // It tries to turn that one away meanwhile, and gives up what it needs for that.
+    thread::sleep(Duration::from_millis(300));
+    process.ask("80");
+    let first = TcpStore::connect(&address, soon()).unwrap();
+    assert!(is_closed(last_of_many(&address)));
+    first.set("key", b"value").unwrap();
+}
+
+/// The last of more connections than a host of few can have.
+fn last_of_many(address: &str) -> TcpStream {
+    let connect = |_| TcpStream::connect(address).unwrap();
+    let last = (0..100).map(connect).collect::<Vec<_>>().pop().unwrap();
+    last.set_read_timeout(Some(LONG)).unwrap();
+    last
+}
+
+/// Hosts a store in a process that may have 80 descriptors; answers a line with the last rejection, and takes a number as
+/// how many descriptors it may have from now on.
 fn host_of_few() {
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(80), ..limit }).unwrap();
+    let allow = |descriptors| {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..limit }).unwrap();
+    };
+    allow(80);
     let store = TcpStore::host(0).unwrap();
     println!("host: {}", store.address());
-    for _ in io::stdin().lines().map_while(Result::ok) {
-        let (_, why) = store.report().unwrap().rejections.pop_back().unwrap();
-        println!("host: {why}");
+    for line in io::stdin().lines().map_while(Result::ok) {
+        match line.parse() {
+            Ok(descriptors) => {
+                allow(descriptors);
+                println!("host: {descriptors}");
+            }
+            Err(_) => {
+                let (_, why) = store.report().unwrap().rejections.pop_back().unwrap();
+                println!("host: {why}");
+            }
+        }
     }
 }

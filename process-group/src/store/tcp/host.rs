@@ -212,6 +212,8 @@ impl Serving {
             }
             if self.paused_until.is_some_and(|until| until <= self.now) {
                 self.paused_until = None;
+                // Another thread may have taken its place while it was given up.
+                self.spare = self.spare.take().or_else(spare);
                 self.listen(epoll::EventFlags::IN);
             }
             self.step(Input::Tick);
