@@ -53,10 +53,13 @@ impl ProcessGroup {
     /// communicator. It is made on all of them, or on none.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with who did not come, the same on every member that came, and [`GroupError::Unmade`]
-    ///   where a member found before NCCL was called that it cannot: nothing has changed, and all may try again;
+    /// - [`GroupError::Absent`] with who did not come to the first meeting, the same on every member that came, and
+    ///   [`GroupError::Unmade`] where a member found before NCCL was called that it cannot: nothing has changed, and all
+    ///   may try again;
     /// - [`GroupError::Comm`] for NCCL's failure on this rank, [`GroupError::Unmade`] for another's,
-    ///   [`GroupError::Lost`], [`GroupError::Store`]: the group has to be aborted then.
+    ///   [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for who did not come to a later meeting:
+    ///   the group has to be aborted then. A communicator that was being made is poisoned, and a further attempt says so
+    ///   ([`CommError::Poisoned`]).
     pub fn connect(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "connect";
         if self.is_connected() {

@@ -7,8 +7,9 @@ use std::{
 
 use super::table::ClientId;
 
-/// What there is of each client. Every request is looked up here several times, so a hash is one multiplication: the
-/// numbers are counted up on this end, and nobody at the other can choose some that meet.
+/// What there is of each client. Every request is looked up here several times, so a hash is one multiplication. The
+/// numbers are counted up on this end: who wants many that meet has to connect again and again and keep but few of the
+/// connections, which slows the host down and breaks nothing.
 pub(in super::super) type Clients<T> = HashMap<ClientId, T, BuildHasherDefault<Spread>>;
 
 /// Spreads a number over all bits: a map uses the lowest and the highest.
