@@ -63,6 +63,10 @@ pub trait Path: Send + Sync + fmt::Debug {
     /// thread, also while another is in [`launch`](Self::launch); a second one only waits. Returns when nothing runs any
     /// more, and at the deadline at the latest.
     fn abort(&self, deadline: Deadline);
+
+    /// A member that has ended what was under way, if one has, and whether or not it could say so to the group: what looks
+    /// done from then on may have been ended. Asked once work is seen to be done; a look at memory.
+    fn given_up(&self) -> Option<usize>;
 }
 
 /// What a path is asked about: what all members that take part know alike.
@@ -144,6 +148,12 @@ pub enum PathError {
     /// The path was aborted.
     #[error("the path was aborted")]
     Aborted,
+    /// A member has ended what was under way: what has arrived is not to be trusted, and the group is over.
+    #[error("rank {peer} has ended what was under way, so what has arrived is not to be trusted")]
+    GivenUp {
+        /// The member.
+        peer: usize,
+    },
     /// The CUDA driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),

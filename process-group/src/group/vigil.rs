@@ -12,7 +12,7 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Path, Result, duty::Duty};
+use super::{GroupError, Path, Result, duty::Duty, path::PathError};
 use crate::{
     comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
     peers,
@@ -20,6 +20,9 @@ use crate::{
     store::{Deadline, PrefixStore, Store, StoreError, give_up},
     watch::{Bell, Trouble, Watch},
 };
+
+/// What asks whether work is what it seems.
+const WAIT: &str = "a wait for work";
 
 /// Waits for trouble among a group's members, from before the group has a communicator. With the first, or an abort,
 /// everything that waits in the group ends: its communicators are aborted, and waits at the store that are open have
@@ -223,12 +226,17 @@ impl Vigil {
     /// What was enqueued has not been given up.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); [`CommError::Revoked`].
+    /// Those of [`check`](Self::check); [`CommError::Revoked`]; [`PathError::GivenUp`].
     pub(super) fn check_work(&self) -> Result<()> {
         self.check()?;
         if self.revoked.load(Ordering::Acquire) {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
-            return Err(CommError::Revoked { call: "a wait for work", communicator }.into());
+            return Err(CommError::Revoked { call: WAIT, communicator }.into());
+        }
+        if let Some(peer) = self.path().and_then(|path| path.given_up()) {
+            let peer = self.ranks.get(peer).copied().unwrap_or(peer);
+            let (group, source) = (self.name.to_string(), Box::new(PathError::GivenUp { peer }));
+            return Err(GroupError::Path { operation: WAIT, group, source });
         }
         Ok(())
     }

@@ -7,7 +7,8 @@
 //! memory) and *empty* (the peer has taken one out of its own). Each is set by the peer's stream and reset by the stream
 //! that has waited for it, so after a message all are as they were: a graph can run any number of times. And there are the
 //! halves of messages that this rank has called for, [to](Way::Send) and [from](Way::Receive) the peer, written by it
-//! alone.
+//! alone. Before all that is a word of the rank's own: whether it has ended its waits, after which nothing that it
+//! has sent or taken is what it seems.
 
 use std::{
     collections::HashMap,
@@ -27,6 +28,9 @@ use process_group::{group::path::Way, local::SharedMemory};
 
 /// Apart from each other, so that no two devices write to one line.
 const LINE: usize = 64;
+
+/// Where a board says that its rank has ended its waits.
+const GAVE_UP: usize = 0;
 
 /// How many halves are kept of each direction.
 const LOG: u64 = 1024;
@@ -60,7 +64,7 @@ impl Layout {
     }
 
     pub(super) const fn bytes(self) -> usize {
-        self.world * self.section()
+        LINE + self.world * self.section()
     }
 
     /// Of the words about `peer`.
@@ -70,13 +74,13 @@ impl Layout {
             Word::Full => 0,
             Word::Empty => self.slots,
         };
-        peer * self.section() + (of_kind + slot) * LINE
+        LINE + peer * self.section() + (of_kind + slot) * LINE
     }
 
     /// Of the count of halves with `peer`, before the halves themselves.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
-        let first = peer * self.section() + 2 * self.slots * LINE;
+        let first = LINE + peer * self.section() + 2 * self.slots * LINE;
         match way {
             Way::Send => first,
             Way::Receive => first + Self::LOG_BYTES,
@@ -132,9 +136,23 @@ impl Board {
     }
 
     fn word(&self, peer: usize, word: Word, slot: usize) -> &AtomicU32 {
+        self.word_at(self.layout.word(peer, word, slot))
+    }
+
+    fn word_at(&self, at: usize) -> &AtomicU32 {
         // SAFETY: aligned, and inside the mapping, as the layout says, which lives as long as `self`; whoever races for
         // it, device or process, does so by whole words.
-        unsafe { self.memory.start().add(self.layout.word(peer, word, slot)).cast::<AtomicU32>().as_ref() }
+        unsafe { self.memory.start().add(at).cast::<AtomicU32>().as_ref() }
+    }
+
+    /// Says that this rank ends its waits.
+    pub(super) fn give_up(&self) {
+        self.word_at(GAVE_UP).store(1, Ordering::SeqCst);
+    }
+
+    /// Whether the board's rank has said so.
+    pub(super) fn has_given_up(&self) -> bool {
+        self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
     /// Ends the waits for this rank's words that streams are in now; whether any word was not set, so that a stream has
@@ -237,6 +255,7 @@ mod tests {
                 assert!((line + 1) * LINE <= layout.bytes());
             }
         };
+        take(GAVE_UP, LINE);
         for peer in 0..layout.world {
             for slot in 0..layout.slots {
                 for word in [Word::Full, Word::Empty] {

@@ -333,6 +333,23 @@ impl Core {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
+    /// Ends the waits that this rank's streams are in, if they may be in any; whether nothing runs any more.
+    fn let_go(&self) -> bool {
+        let is_idle = self.is_idle();
+        if !is_idle || self.has_captured.load(Ordering::Relaxed) {
+            let own = &self.boards[self.rank];
+            // First, so that no peer takes for a message what comes through now: chunks go into slots that are not free.
+            own.give_up();
+            own.release();
+        }
+        is_idle
+    }
+
+    /// Another rank that has ended its waits.
+    pub(super) fn given_up(&self) -> Option<usize> {
+        (0..self.world).find(|peer| *peer != self.rank && self.boards[*peer].has_given_up())
+    }
+
     /// Refuses what comes later, and ends the waits of what was launched, again and again, until nothing runs any more;
     /// whether that was before the deadline.
     pub(super) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
@@ -342,8 +359,7 @@ impl Core {
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
                 while let Some(core) = core.upgrade() {
-                    core.boards[core.rank].release();
-                    if core.is_idle() && (until.expired() || !core.has_captured.load(Ordering::Relaxed)) {
+                    if core.let_go() && (until.expired() || !core.has_captured.load(Ordering::Relaxed)) {
                         return;
                     }
                     drop(core);
@@ -354,8 +370,7 @@ impl Core {
             let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
         }
         loop {
-            self.boards[self.rank].release();
-            if self.is_idle() {
+            if self.let_go() {
                 return true;
             }
             if deadline.expired() {

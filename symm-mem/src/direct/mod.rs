@@ -303,6 +303,10 @@ impl Path for DirectPath {
     fn abort(&self, deadline: Deadline) {
         self.core().abort(deadline);
     }
+
+    fn given_up(&self) -> Option<usize> {
+        self.core().given_up()
+    }
 }
 
 impl Drop for DirectPath {

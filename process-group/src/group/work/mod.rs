@@ -69,7 +69,8 @@ impl Work {
     ///
     /// # Errors
     /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::WorkTimeout`] past the deadline;
+    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if the other end of a message
+    /// has ended it and not said why yet; [`GroupError::WorkTimeout`] past the deadline;
     /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
@@ -111,8 +112,9 @@ impl Work {
     /// Whether the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]: it may have been given up; [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
-    /// on the device did wrong.
+    /// [`GroupError::Lost`]: it may have been given up; so [`GroupError::Path`], by the other end of a message;
+    /// [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work on the
+    /// device did wrong.
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
         // Looked at after: what was aborted, or revoked, is done as well.

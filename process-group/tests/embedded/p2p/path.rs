@@ -65,6 +65,10 @@ impl Path for Mirror {
     fn abort(&self, _: Deadline) {
         self.aborts.fetch_add(1, Ordering::Relaxed);
     }
+
+    fn given_up(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// Its calls return when the group is over, and not before.
@@ -99,6 +103,10 @@ impl Path for Stuck {
     fn abort(&self, _: Deadline) {
         *self.is_over.lock().unwrap() = true;
         self.over.notify_all();
+    }
+
+    fn given_up(&self) -> Option<usize> {
+        None
     }
 }
 
