@@ -2,10 +2,7 @@
 //! way, for the device, for the store or for peers.
 
 use std::{
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -25,6 +22,10 @@ use super::{
 /// How often it asks whether peers have let go.
 const ASK: Duration = Duration::from_millis(20);
 
+/// How long who closes waits after the deadline, for what is given up to end. That takes a few looks at the device, unless
+/// it does not answer, or is never [quiet].
+const GRACE: Duration = Duration::from_secs(5);
+
 /// What is to be closed.
 pub(super) struct Closer {
     /// How long peers may hold what they were lent.
@@ -32,8 +33,6 @@ pub(super) struct Closer {
     begun: Instant,
     state: Mutex<State>,
     changed: Condvar,
-    /// Plans that were dropped, and leases, until they have ended.
-    outstanding: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -46,6 +45,8 @@ struct State {
     /// Plans of which peers have let go too.
     over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
+    /// Whether the thread has taken out what was here, and has not put back what is left of it.
+    busy: bool,
     stopping: bool,
     /// Leases end now.
     hurry: bool,
@@ -59,8 +60,7 @@ impl State {
 
 impl Closer {
     pub(super) fn new(lease: Duration) -> Self {
-        let (begun, outstanding) = (Instant::now(), AtomicUsize::new(0));
-        Self { lease, begun, state: Mutex::default(), changed: Condvar::new(), outstanding }
+        Self { lease, begun: Instant::now(), state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -75,31 +75,40 @@ impl Closer {
     /// Lets go of peers' memory: closing it may wait for a device, whose work may wait for what the caller does next.
     pub(super) fn let_go(&self, open: Open) {
         if !open.is_empty() {
-            self.outstanding.fetch_add(1, Ordering::AcqRel);
             self.tell(|state| state.borrowed.push(open));
         }
     }
 
     /// A plan was dropped.
     pub(super) fn close(&self, core: Arc<Core>) {
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
         self.tell(|state| state.closing.push(core));
     }
 
-    /// Ends once nothing is outstanding.
+    /// Ends once nothing is left to close.
     pub(super) fn stop(&self) {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing is outstanding; from the deadline on plans are given up, and leases are overdue.
-    pub(super) fn settle(&self, deadline: Deadline) {
+    /// Waits until all is closed, and whether it is; from the deadline on plans are given up and leases are overdue, for
+    /// [`GRACE`]. What is left then the thread closes when it can.
+    pub(super) fn settle(&self, deadline: Deadline) -> bool {
+        let mut grace = None;
         let mut state = self.lock();
-        while self.outstanding.load(Ordering::Acquire) > 0 {
-            state.hurry = deadline.expired();
-            let patience = if state.hurry { ASK } else { deadline.remaining().min(ASK) };
+        while state.busy || !state.is_empty() {
+            let limit = if deadline.expired() {
+                state.hurry = true;
+                *grace.get_or_insert_with(|| Deadline::after(GRACE))
+            } else {
+                deadline
+            };
+            let patience = limit.remaining().min(ASK);
+            if state.hurry && patience.is_zero() {
+                break;
+            }
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.hurry = false;
+        !state.busy && state.is_empty()
     }
 
     /// What peers have not let go of in time.
@@ -109,7 +118,6 @@ impl Closer {
 
     /// Holds what peers may believe to be lent to them, though this rank does not know the end of the exchange.
     pub(super) fn hold(&self, core: Arc<Core>) {
-        self.outstanding.fetch_add(1, Ordering::AcqRel);
         let lease = self.lend(&core);
         self.tell(|state| state.leases.push((core, lease)));
     }
@@ -119,7 +127,6 @@ impl Closer {
         if !held.is_empty()
             && let Some(_moment) = quiet::moment()
         {
-            self.outstanding.fetch_sub(held.len(), Ordering::AcqRel);
             held.clear();
         }
     }
@@ -148,6 +155,7 @@ pub(super) fn run(shared: &Shared) {
         let mut borrowed = std::mem::take(&mut state.borrowed);
         let mut over = std::mem::take(&mut state.over);
         let hurry = state.hurry;
+        state.busy = true;
         drop(state);
 
         if hurry {
@@ -172,6 +180,7 @@ pub(super) fn run(shared: &Shared) {
         state.borrowed.splice(..0, borrowed);
         state.over.splice(..0, over);
         state.quarantine.extend(overdue);
+        state.busy = false;
         closer.changed.notify_all();
         if !state.is_empty() {
             state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
@@ -226,7 +235,6 @@ fn collect(
             }
             Standing::Overdue => {
                 overdue.push(Quarantined::new(core, lease.waiting().to_vec()));
-                closer.outstanding.fetch_sub(1, Ordering::AcqRel);
             }
         }
     }

@@ -11,7 +11,12 @@ use std::{
 use cuda_driver::{DevicePtr, Event, Stream};
 
 use super::{
-    Fault, Memory, Transfer, generation::Generations, handles::Imported, protocol::Part, quiet, slots::Words,
+    Fault, Memory, Transfer,
+    generation::Generations,
+    handles::Imported,
+    protocol::Part,
+    quiet::{self, Rounds},
+    slots::Words,
 };
 
 /// A plan: its transfers, and what it holds.
@@ -35,6 +40,9 @@ pub(super) struct Core {
     /// Operations that are watched, and failures that the peers have yet to be told of: until none is left, words of the
     /// plan may be written.
     pub(super) pending: AtomicUsize,
+    /// How often graphs were launched by this rank, and by any of the plan's.
+    pub(super) launched: AtomicU32,
+    pub(super) launches: Rounds,
 }
 
 /// One transfer.
@@ -50,6 +58,8 @@ pub(super) struct Wire {
     pub(super) theirs: Words,
     /// The highest count that was waited for.
     pub(super) awaited: AtomicU32,
+    /// How far either end is, if both are in this process.
+    pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
 
@@ -62,7 +72,8 @@ impl Wire {
         theirs: Words,
     ) -> Self {
         let (part, memory) = (transfer.part, transfer.memory.clone());
-        Self { peer, part, memory, remote, own, theirs, awaited: AtomicU32::new(0), turn: Mutex::default() }
+        let (awaited, rounds, turn) = (AtomicU32::new(0), Rounds::default(), Mutex::default());
+        Self { peer, part, memory, remote, own, theirs, awaited, rounds, turn }
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize},
     },
 };
 
@@ -20,6 +20,7 @@ use super::{
     core::{Core, Wire},
     handles::Open,
     protocol::{Agreement, End, Ending, Held, Meeting, Outcome, Record},
+    quiet::Rounds,
     share::{self, Offer},
     slots::words,
 };
@@ -221,8 +222,11 @@ impl Exchange {
                 }
             };
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
-            let own = words(shared.slab(), slot);
-            wires.push(Wire::new(route.peer, transfer, remote, own, words(theirs, route.slot as usize)));
+            let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
+            let mut ends = [(shared.rank(), slot), (route.peer, route.slot as usize)];
+            ends.sort_unstable();
+            let rounds = Rounds::of(format!("{key}/{ends:?}"));
+            wires.push(Wire { rounds, ..Wire::new(route.peer, transfer, remote, own, theirs) });
         }
         for (key, imported) in opened {
             shared.handles.note(*key, imported);
@@ -251,6 +255,8 @@ impl Exchange {
             told: AtomicBool::new(false),
             captured: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
+            launched: AtomicU32::new(0),
+            launches: Rounds::of(key.to_owned()),
         })
     }
 

@@ -226,17 +226,22 @@ impl Exchange {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the plans that were dropped are closed and their peers have let go, or until the deadline: what is lent
-    /// then is overdue, and comes back with what was before. Not collective, but peers must have dropped their plans too.
-    /// If this is the last handle and no plan is left, the exchange has ended, with its threads.
+    /// Waits until the plans that were dropped are closed and their peers have let go, or until the deadline: what is under
+    /// way then is given up, and what is lent is overdue, and comes back with what was before. Not collective, but peers must
+    /// have dropped their plans too. If this is the last handle and no plan is left, the exchange has ended, with its
+    /// threads.
+    ///
+    /// It returns at most 5 s after the deadline. What cannot be closed even then, since the device does not answer or, in a
+    /// process of several ranks, some transfer of theirs is always under way, stays with the exchange's threads: they close
+    /// it when they can, and end then; peers are told no sooner.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
-        shared.closer.settle(deadline);
+        let is_settled = shared.closer.settle(deadline);
         if let Some(owner) = Arc::into_inner(self.owner) {
             let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
             drop(owner);
-            for thread in threads {
-                // Nothing is outstanding: they are at their end. One that has panicked has ended too.
+            // They are at their end, if nothing is left to them. One that has panicked has ended too.
+            for thread in threads.into_iter().filter(|_| is_settled) {
                 let _ = thread.join();
             }
         }

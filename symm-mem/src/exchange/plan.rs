@@ -40,7 +40,8 @@ use super::{
 /// not): a `get` whose peer is not ready holds up every `get` that is called after it. So call them in an order in which
 /// their peers can get ready; what may get ready in any order is better put. What is told while a copy of the same device
 /// runs may be told only when that has ended (seen there): so call [`ready`](Self::ready) before `put` and `get`, and have a
-/// second buffer where transfers follow each other.
+/// second buffer where transfers follow each other. In a process of several ranks a call that begins a round may wait on
+/// the host while plans that were dropped are closed, and for up to 50 ms before that.
 ///
 /// *Graphs*: what a stream captures uses words of its own, a toggle for each end, which the peer sets and this rank resets:
 /// a graph's values are those of its capture, and would count only once. Each end resets its toggle before it lets the other
@@ -179,9 +180,12 @@ impl Plan {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<(), TransferError> {
-        let _gate = quiet::enqueueing();
-        self.inner.core.fault()?;
+        let core = &self.inner.core;
+        let is_behind = || core.launches.reach(core.launched.load(Ordering::Acquire).wrapping_add(1));
+        let _gate = quiet::beginning(is_behind);
+        core.fault()?;
         stream.launch(graph)?;
+        core.launches.begun(core.launched.fetch_add(1, Ordering::AcqRel).wrapping_add(1));
         self.bound(stream, deadline)
     }
 
@@ -238,10 +242,12 @@ impl Plan {
             core.captured.store(true, Ordering::Release);
             return steps.iter().try_for_each(|step| Ok(captured(step, wire, stream)?));
         }
-        let _gate = quiet::enqueueing();
-        // Until its end is recorded: two threads must not come between each other's steps.
-        let mut turn = wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let begins = !matches!(asked, "wait");
+        let turn = || wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // What completes a round that either end has begun goes on.
+        let _gate = quiet::beginning(|| !begins || wire.rounds.reach(turn().round.wrapping_add(1)));
+        // Until its end is recorded: two threads must not come between each other's steps.
+        let mut turn = turn();
         if !wire.part.copies() && turn.offered == begins {
             let expected = if begins { "wait" } else { "ready" };
             return Err(TransferError::OutOfTurn { at, asked, expected });
@@ -276,6 +282,7 @@ impl Plan {
             return Err(error.into());
         }
         (turn.round, turn.offered) = (round, !wire.part.copies() && begins);
+        wire.rounds.begun(round);
         let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
         drop(turn);
         let (awaited, deadline) = wait.unzip();

@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
 use process_group::store::Deadline;
 use symm_mem::exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError};
 
@@ -174,6 +174,79 @@ fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
             assert!(!patience.expired(), "what is over is closed once nothing is under way");
             thread::sleep(Duration::from_millis(1));
         }
+        (rank.meet)();
+    });
+}
+
+/// Rounds of a plan's one transfer, one behind the other, until it is given up.
+fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
+    for stream in streams.iter().cycle() {
+        stream.synchronize().unwrap();
+        // SAFETY: the buffers are used by nobody else.
+        let enqueued = unsafe {
+            if part == Part::PutTo {
+                plan.put(0, stream, LONG)
+            } else {
+                // Slow, so that the other end is ahead.
+                thread::sleep(Duration::from_millis(1));
+                plan.ready(0, stream).and_then(|()| plan.wait(0, stream, LONG))
+            }
+        };
+        match enqueued {
+            Ok(()) => {}
+            Err(TransferError::Fault(_)) => return,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// There is always something under way, but what follows can be held back.
+#[test]
+fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
+    on_ranks(2, options(), |rank| {
+        let memory = [rank.mapped(4096), rank.mapped(4096)];
+        let parts = [Part::PutTo, Part::PutFrom];
+        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
+        let ahead = if rank.rank == 0 { 4 } else { 1 };
+        let streams: Vec<_> =
+            (0..ahead).map(|_| Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap()).collect();
+        thread::scope(|scope| {
+            scope.spawn(|| rounds_without_end(&kept, parts[rank.rank], &streams));
+            (rank.meet)();
+            drop(gone);
+            let overdue = rank.exchange.clone().close(Deadline::after(LONG));
+            // Before anything is given up.
+            (rank.meet)();
+            kept.abort();
+            assert!(overdue.is_empty(), "{overdue:?}");
+            assert_eq!(rank.exchange.free_channels(), 63);
+        });
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        (rank.meet)();
+    });
+}
+
+/// What is under way waits for what its rank does only when another has closed: there is no moment for that.
+#[test]
+fn closing_ends_also_where_nothing_can_be_closed() {
+    on_ranks(2, options(), |rank| {
+        let memory = [rank.mapped(4096), rank.mapped(4096)];
+        let parts = [Part::PutTo, Part::PutFrom];
+        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
+        if rank.rank == 1 {
+            rank.enqueue_round(&kept, &parts[1..], LONG);
+        }
+        (rank.meet)();
+        drop(gone);
+        if rank.rank == 0 {
+            let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
+            // Peers were not told that it is closed, so nothing is overdue.
+            assert!(overdue.is_empty(), "{overdue:?}");
+            assert_eq!(rank.exchange.open_handles(), 2);
+            rank.enqueue_round(&kept, &parts[..1], LONG);
+        }
+        rank.stream.synchronize().unwrap();
+        kept.check().unwrap();
         (rank.meet)();
     });
 }
