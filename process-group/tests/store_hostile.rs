@@ -324,10 +324,11 @@ fn too_few_descriptors_are_told() {
     let mut process = Other::start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
-    assert!(is_closed(last_of_many(&address)));
+    too_many(&address, &mut process, "no more are allowed");
+    // Fewer than the host has counted on.
+    process.ask("40");
+    too_many(&address, &mut process, "no descriptor left");
     first.set("key", b"value").unwrap();
-    let why = process.ask("");
-    assert!(why.contains("ulimit -n"), "{why}");
 }
 
 /// The same after a time in which even that was not possible.
@@ -339,28 +340,30 @@ fn too_few_descriptors_are_told_again() {
     let _waiting = TcpStream::connect(&address).unwrap();
     // It tries to turn that one away meanwhile, and gives up what it needs for that.
     thread::sleep(Duration::from_millis(300));
-    process.ask("80");
+    process.ask("40");
     let first = TcpStore::connect(&address, soon()).unwrap();
-    assert!(is_closed(last_of_many(&address)));
+    too_many(&address, &mut process, "no descriptor left");
     first.set("key", b"value").unwrap();
 }
 
-/// The last of more connections than a host of few can have.
-fn last_of_many(address: &str) -> TcpStream {
-    let connect = |_| TcpStream::connect(address).unwrap();
-    let last = (0..100).map(connect).collect::<Vec<_>>().pop().unwrap();
+/// Connects more often than a host of few can bear.
+fn too_many(address: &str, host: &mut Other, why: &str) {
+    let mut streams: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let last = streams.pop().unwrap();
     last.set_read_timeout(Some(LONG)).unwrap();
-    last
+    assert!(is_closed(last));
+    let told = host.ask("");
+    assert!(told.contains(why) && told.contains("ulimit -n"), "{told}");
 }
 
-/// Hosts a store in a process that may have 80 descriptors; answers a line with the last rejection, and takes a number as
+/// Hosts a store in a process that may have 120 descriptors; answers a line with the last rejection, and takes a number as
 /// how many descriptors it may have from now on.
 fn host_of_few() {
     let allow = |descriptors| {
         let limit = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), ..limit }).unwrap();
     };
-    allow(80);
+    allow(120);
     let store = TcpStore::host(0).unwrap();
     println!("host: {}", store.address());
     for line in io::stdin().lines().map_while(Result::ok) {

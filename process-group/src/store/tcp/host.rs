@@ -253,11 +253,12 @@ impl Serving {
                     io::ErrorKind::WouldBlock => return,
                     io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
                     _ if socket::is_local(&error) && self.spare.take().is_some() => {
-                        if let Ok((_, peer)) = self.listener.accept() {
-                            let clients = self.clients.len();
-                            self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
-                        }
+                        let turned_away = self.listener.accept().map(|(_, peer)| peer);
                         self.spare = spare();
+                        // The system looks for a descriptor first: perhaps nobody is there.
+                        let Ok(peer) = turned_away else { return };
+                        let clients = self.clients.len();
+                        self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
                         continue;
                     }
                     _ => {
