@@ -19,22 +19,24 @@ pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-/// A store that ends its process at one of its calls.
+/// A store that something happens to before one of its calls: its process ends, if nothing else is said.
 pub(crate) struct Fatal {
     pub(crate) inner: TcpStore,
     /// How many calls are left; none: it never does.
     pub(crate) left: AtomicU64,
+    /// What happens.
+    pub(crate) deed: fn(&TcpStore),
 }
 
 impl Fatal {
     pub(crate) fn new(inner: TcpStore) -> Self {
-        Self { inner, left: AtomicU64::new(0) }
+        // Nothing is dropped.
+        Self { inner, left: AtomicU64::new(0), deed: |_| std::process::abort() }
     }
 
     fn count(&self) {
         if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // Nothing is dropped.
-            std::process::abort();
+            (self.deed)(&self.inner);
         }
     }
 }

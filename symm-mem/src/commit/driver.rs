@@ -6,9 +6,6 @@ use process_group::store::{Deadline, Store, StoreError};
 
 use crate::agreement::{Commit, Conclusion, Input, Operation, Outcome, Output};
 
-/// What the store is given beyond the time of a wait, to answer.
-const GRACE: Duration = Duration::from_secs(5);
-
 /// How often who waits for a member looks whether its group goes on.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -110,15 +107,22 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What stands under `keys` now.
+/// What stands under `keys` now. Nothing is waited for: another member may remove a key that was there a moment ago. Where
+/// that happens between a store's own look and its read it says that the value is empty, which no value here is.
 fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let there = |value: Vec<u8>| Some(value).filter(|value| !value.is_empty());
     if store.check(&names)? {
-        let values = store.multi_get(&names, Deadline::after(GRACE))?;
-        return Ok(values.into_iter().map(Some).collect());
+        match store.multi_get(&names, Deadline::now()) {
+            Err(StoreError::Timeout { .. }) => {}
+            values => return Ok(values?.into_iter().map(there).collect()),
+        }
     }
     let one = |key: &&str| match store.check(&[key])? {
-        true => store.get(key, Deadline::after(GRACE)).map(Some),
+        true => match store.get(key, Deadline::now()) {
+            Err(StoreError::Timeout { .. }) => Ok(None),
+            value => value.map(there),
+        },
         false => Ok(None),
     };
     names.iter().map(one).collect()

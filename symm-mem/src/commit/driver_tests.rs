@@ -6,13 +6,14 @@ use std::{
     time::Duration,
 };
 
-use process_group::store::{Deadline, HashStore, Store};
+use process_group::store::{Deadline, HashStore, Store, TcpStore};
 
-use super::driver::{Local, run};
+use super::driver::{Line, Local, run};
 use crate::agreement::{
-    Agreed, Capabilities, Ending, GroupId, LogPoint, NoWindows, Operation, OperationKind, Outcome, Poison,
-    Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
+    Agreed, Capabilities, Ending, GroupId, Input, LogPoint, NoWindows, Operation, OperationKind, Outcome,
+    Output, Poison, Policy, PoolId, Readiness, Refusal, Seat, Segment, Situation, WindowSupport,
 };
+use crate::end_to_end::processes::Fatal;
 
 /// A rank whose library answers `outcome` once all that register have come.
 struct Rank {
@@ -155,4 +156,22 @@ fn who_is_missing_is_named() {
     };
     assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [2]);
     assert_eq!(results[0], results[1]);
+}
+
+#[test]
+fn a_key_that_another_member_removes_is_not_waited_for() {
+    // Before the values of all are read, which are there; and before its own is, as one that is not makes each be looked at.
+    for (keys, call) in [(["read/0", "read/1"].as_slice(), 2), (["read/0", "read/1", "never"].as_slice(), 3)]
+    {
+        let inner = TcpStore::host(0).expect("a port is free");
+        keys[..2].iter().for_each(|key| inner.set(key, b"1").expect("it answers"));
+        let removes = |store: &TcpStore| assert!(store.delete("read/0").expect("it answers"));
+        let store = Fatal { left: call.into(), deed: removes, inner };
+        let mut line = Line::new(&store);
+        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
+        let Input::Values(values) = line.ask(Output::Fetch { keys }, || true) else {
+            panic!("{:?}", line.failure)
+        };
+        assert_eq!(values[..2], [None, Some(b"1".to_vec())]);
+    }
 }
