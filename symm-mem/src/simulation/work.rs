@@ -12,7 +12,8 @@ use super::{
 use crate::{
     agreement::{
         Commit, Conclusion, Input, Length, Next, Outcome, Output, Plain, PlainVote, Release, Retire,
-        RetireInput, RetireOutput, Retired, Segment, meeting,
+        RetireInput, RetireOutput, Retired, Segment,
+        meeting::{self, Contribution},
     },
     commit::Seated,
     exchange::protocol as exchange,
@@ -208,35 +209,34 @@ impl Work {
                     Next::Done(meeting) => Want::Done(End::Length(meeting)),
                 }
             }
-            Work::Exchange(work) => {
-                let input = match answer {
-                    Answer::Store(input) => meeting::Input::Store(input),
-                    Answer::Opened(outcome) => meeting::Input::Opened(outcome),
-                    // Nobody asked: the machine says so.
-                    _ => meeting::Input::Store(Input::Start),
-                };
-                match work.machine.step(input, now) {
-                    meeting::Output::Store(ask) => Want::Store(ask),
-                    meeting::Output::Open { opening, .. } => Want::Open(opening),
-                    meeting::Output::Done(conclusion) => Want::Done(End::Exchange(conclusion)),
-                }
-            }
+            Work::Exchange(work) => meet(&mut work.machine, answer, now, Want::Open, End::Exchange),
             Work::Meet { machine, peers, .. } => {
-                let input = match answer {
-                    Answer::Store(input) => meeting::Input::Store(input),
-                    Answer::Shared(outcome, mapped) => {
-                        *peers = mapped;
-                        meeting::Input::Opened(outcome)
-                    }
-                    // Nobody asked: the machine says so.
-                    _ => meeting::Input::Store(Input::Start),
-                };
-                match machine.step(input, now) {
-                    meeting::Output::Store(ask) => Want::Store(ask),
-                    meeting::Output::Open { opening, .. } => Want::Share(opening),
-                    meeting::Output::Done(conclusion) => Want::Done(End::Meet(conclusion)),
+                if let Answer::Shared(_, mapped) = &answer {
+                    peers.clone_from(mapped);
                 }
+                meet(machine, answer, now, Want::Share, End::Meet)
             }
         }
+    }
+}
+
+/// The answer of a meeting's machine to an answer.
+fn meet<C: Contribution>(
+    machine: &mut meeting::Meeting<C>,
+    answer: Answer,
+    now: Duration,
+    open: fn(C::Opening) -> Want,
+    end: fn(meeting::Conclusion<C>) -> End,
+) -> Want {
+    let input = match answer {
+        Answer::Store(input) => meeting::Input::Store(input),
+        Answer::Opened(outcome) | Answer::Shared(outcome, _) => meeting::Input::Opened(outcome),
+        // Nobody asked: the machine says so.
+        _ => meeting::Input::Store(Input::Start),
+    };
+    match machine.step(input, now) {
+        meeting::Output::Store(ask) => Want::Store(ask),
+        meeting::Output::Open { opening, .. } => open(opening),
+        meeting::Output::Done(conclusion) => Want::Done(end(conclusion)),
     }
 }
