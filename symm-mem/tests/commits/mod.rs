@@ -2,6 +2,8 @@
 //! machine's own GPUs with its NCCL. `NCCL_SYS_LIBRARY` names another, and `NCCL_CHECK_MODE=DEBUG_GLOBAL` lets one from 2.29.7
 //! on compare its windows itself.
 
+mod disagree;
+
 use cuda_driver::{Driver, Stream, graph::CaptureMode, memory::DeviceMemory};
 use nccl_sys::Feature;
 use process_group::{
