@@ -37,7 +37,7 @@
 //! | [`agreement`] | the protocol without I/O: records, decisions, the commit's machine; the meeting of a rendezvous and of an exchange |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
-//! | [`kernels`] | device code: signals between ranks |
+//! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals: PyTorch's SymmetricMemory |
 //! | `simulation` | feature of that name: whole programs of several ranks under seeded schedules, and what must hold of them |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |

@@ -73,7 +73,7 @@ impl Length {
                 Next::Ask(self.arrival.propose(&decision))
             }
             Arriving::Stands(value) => match Decision::decode(&value) {
-                Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), false),
+                Err(source) => self.end(Err(Ending::Unreadable { registering: false, source }), false),
                 Ok(decision) => {
                     let all_arrived = decision.is_of_all();
                     let result = match decision {

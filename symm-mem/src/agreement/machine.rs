@@ -151,9 +151,37 @@ pub enum Ending {
         registering: bool,
     },
     /// What stands in the store cannot be read: another program writes there.
-    Unreadable(Malformed),
+    Unreadable {
+        /// Whether the decision to register had been made, so that windows may exist.
+        registering: bool,
+        /// Why not.
+        source: Malformed,
+    },
     /// The driver answered something that was not asked.
     OutOfStep,
+}
+
+impl Ending {
+    /// Whether all members were given this, and for another reason than that some of them are missing.
+    pub(crate) fn is_agreed(&self) -> bool {
+        match self {
+            Ending::Refused(refusal) => !matches!(refusal, Refusal::SyncTimeout { .. }),
+            Ending::Poisoned(poison) => !matches!(poison, Poison::MembersLost { .. }),
+            Ending::StoreFailed { .. } | Ending::Unreadable { .. } | Ending::OutOfStep => false,
+        }
+    }
+
+    /// What kills the groups of `rank`, which has ended so and does not know any more whether the members hold the same
+    /// windows; `cause` is what the store said if it failed.
+    pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
+        let cause = match self {
+            Ending::StoreFailed { registering: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
+            Ending::Unreadable { registering: true, source } => source.to_string(),
+            Ending::OutOfStep => "the machine was driven out of step".to_owned(),
+            _ => return None,
+        };
+        Some(Poison::StoreLost { rank, cause })
+    }
 }
 
 /// What follows a search.
@@ -260,7 +288,7 @@ impl Commit {
     fn decided(&mut self, value: &[u8], now: Duration) -> Output {
         let decision = match Decision::decode(value) {
             Ok(decision) => decision,
-            Err(malformed) => return self.end(Err(Ending::Unreadable(malformed))),
+            Err(source) => return self.end(Err(Ending::Unreadable { registering: false, source })),
         };
         self.all_arrived = decision.is_of_all();
         let (after, search, deadline_ms) = match decision {
@@ -304,7 +332,7 @@ impl Commit {
             Step::Propose { posted, .. } => vote.propose(self.find(searched, &posted).to_bytes()),
             Step::Stands(value) => {
                 return match Finding::from_bytes(&value) {
-                    Err(malformed) => self.end(Err(Ending::Unreadable(malformed))),
+                    Err(source) => self.end(Err(Ending::Unreadable { registering: false, source })),
                     Ok(Finding::Narrower { range }) => {
                         search.range = range;
                         search.rounds += 1;
@@ -392,7 +420,7 @@ impl Commit {
             }
             Step::Stands(value) => {
                 let result = match Verdict::from_bytes(&value) {
-                    Err(malformed) => Err(Ending::Unreadable(malformed)),
+                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
                     Ok(Verdict::Registered) => Ok(agreed),
                     Ok(Verdict::Without { reason }) => {
                         agreed.without = Some(reason);

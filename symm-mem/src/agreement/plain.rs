@@ -99,7 +99,7 @@ impl PlainVote {
                 Step::Stands(value) => match Plain::from_bytes(&value) {
                     Ok(Plain::Poison { poison }) => Err(Ending::Poisoned(poison)),
                     Ok(plain) => Ok(plain),
-                    Err(malformed) => Err(Ending::Unreadable(malformed)),
+                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
                 },
                 Step::Unasked => Err(Ending::OutOfStep),
             }

@@ -57,12 +57,14 @@ pub enum Poison {
         /// Why not.
         reason: String,
     },
-    /// A rank could not reach the store after the decision to register.
-    #[error("StoreLost: rank {rank} could not reach the store after the decision to register: {cause}")]
+    /// A rank could not learn from the store how it ended, after the decision to register or to deregister.
+    #[error(
+        "StoreLost: rank {rank} could not learn from the store what was agreed after the decision to register or to deregister: {cause}"
+    )]
     StoreLost {
         /// The rank.
         rank: u32,
-        /// What the store said.
+        /// What the store said, or what is wrong with what stands there.
         cause: String,
     },
     /// A rank could not deregister windows that all had agreed to retire.

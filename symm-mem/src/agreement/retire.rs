@@ -386,7 +386,7 @@ impl Retire {
             Arriving::Stands(value) => {
                 let decision = match Decision::decode(&value) {
                     Ok(decision) => decision,
-                    Err(malformed) => return self.end(Err(Ending::Unreadable(malformed))),
+                    Err(source) => return self.end(Err(Ending::Unreadable { registering: false, source })),
                 };
                 self.all_arrived = decision.is_of_all();
                 return match decision {
@@ -420,7 +420,7 @@ impl Retire {
                     }
                     Ok(Judged::Refuse { refusal }) => self.end(Err(Ending::Refused(refusal))),
                     Ok(Judged::Poison { .. }) => self.end(Err(Ending::OutOfStep)),
-                    Err(malformed) => self.end(Err(Ending::Unreadable(malformed))),
+                    Err(source) => self.end(Err(Ending::Unreadable { registering: false, source })),
                 };
             }
             Step::Unasked => return self.end(Err(Ending::OutOfStep)),
@@ -442,7 +442,7 @@ impl Retire {
                         Ok(Retired::Poisoned { poison, culprits, over })
                     }
                     Ok(Judged::Refuse { .. }) => Err(Ending::OutOfStep),
-                    Err(malformed) => Err(Ending::Unreadable(malformed)),
+                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
                 };
                 return self.end(result);
             }

@@ -8,7 +8,8 @@ use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 
 /// Why a commit failed.
 ///
-/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same value on every member of the group.
+/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same value on every member of the group. Only where
+/// members are missing, one whose group has ended says that instead ([`GroupOver`](Self::GroupOver)).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -20,7 +21,8 @@ pub enum CommitError {
         /// Why.
         refusal: Refusal,
     },
-    /// The group is dead, on all members: abort its communicator, and make it anew in its next epoch.
+    /// The group is dead, on all members: abort its communicator, make it anew in its next epoch, and have the pool
+    /// [forget](crate::SymmetricPool::forget) the dead one. Until then, the memory of segments that are retired stays.
     #[error("group {group} is poisoned on all members: {poison}")]
     Poisoned {
         /// The group.
@@ -43,7 +45,8 @@ pub enum CommitError {
         source: StoreError,
     },
     /// The group is over: a member is lost, or in other trouble. Nobody waits for its members any more; what was agreed
-    /// before stands.
+    /// before stands. Said instead of a [`Refusal::SyncTimeout`], a [`Poison::MembersLost`], and what failed on this member
+    /// alone.
     #[error("commit of group {group}: the group is over")]
     GroupOver {
         /// The group.
@@ -66,16 +69,17 @@ pub enum CommitError {
         outside: Vec<u32>,
     },
     /// What stands in the store is no decision.
-    #[error(
-        "what stands in the store for group {group} cannot be read: does another program write under its keys?"
-    )]
+    #[error("what stands in the store for group {group} cannot be read{}: does another program write under its keys?",
+        if *poisoned { ", after the decision to register, so the group is poisoned" } else { "" })]
     Unreadable {
         /// The group.
         group: GroupId,
+        /// Whether the decision to register had been made.
+        poisoned: bool,
         /// Why not.
         source: Malformed,
     },
-    /// The commit's machine was driven wrongly: a bug of this crate.
+    /// The commit's machine was driven wrongly: a bug of this crate. The group is poisoned.
     #[error("the commit of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group.
@@ -119,6 +123,12 @@ impl CommitError {
     }
 }
 
+/// What has ended a group, which is said instead of how a meeting of it ended; not instead of what is `agreed`: then the
+/// others are told that, and the end came after it.
+pub(crate) fn over(standing: Result<(), GroupError>, agreed: bool) -> Option<Arc<GroupError>> {
+    standing.err().filter(|_| !agreed).map(Arc::new)
+}
+
 /// The error of a commit that has ended so; with what the store said, if it failed.
 pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>) -> CommitError {
     match (ending, failure) {
@@ -127,7 +137,9 @@ pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>
         (Ending::StoreFailed { registering: poisoned }, Some(source)) => {
             CommitError::Store { group, poisoned, source }
         }
-        (Ending::Unreadable(source), _) => CommitError::Unreadable { group, source },
+        (Ending::Unreadable { registering: poisoned, source }, _) => {
+            CommitError::Unreadable { group, poisoned, source }
+        }
         (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },
     }
 }

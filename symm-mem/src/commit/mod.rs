@@ -42,6 +42,7 @@ use process_group::{
     store::Deadline,
 };
 
+pub(crate) use self::error::over;
 pub use self::{
     error::CommitError,
     group::{CommunicatorGroup, SymmetricGroup},
@@ -164,20 +165,24 @@ impl SymmetricPool {
                     let patience = Deadline::after(ABORT_PATIENCE.min(options.deadline / 16));
                     let _ = group.communicator().abort_handle().abort(patience);
                 }
-                // Where the group is over, whatever else failed did so for that.
-                Err(match ended {
-                    Err(source) => CommitError::GroupOver { group: id, source: Arc::new(source) },
-                    Ok(()) => failed(id, ending, failure),
+                Err(match over(ended, ending.is_agreed()) {
+                    Some(source) => CommitError::GroupOver { group: id, source },
+                    None => failed(id, ending, failure),
                 })
             }
         }
     }
 
-    /// Why `group` is poisoned for this pool, if it is.
+    /// Why `group` is poisoned for this pool, if it is. Waits for nothing, also while a commit is under way.
     pub fn poison(&self, group: GroupId) -> Option<Poison> {
-        let seated = self.seats().get(&group).cloned()?;
-        let seated = lock(&seated);
-        seated.seat.poison().cloned()
+        self.table().poison(group).cloned()
+    }
+
+    /// Makes known that the group is dead, if it is.
+    pub(crate) fn publish_poison(&self, seated: &Seated) {
+        if let Some(poison) = seated.seat.poison() {
+            self.update_table(|table| table.with_poison(seated.seat.group(), poison.clone()));
+        }
     }
 
     /// The seat of this rank in group `id` of `ranks`, made when it is first asked for.
@@ -250,16 +255,13 @@ impl SymmetricPool {
         let result = match conclusion.result {
             Ok(agreed) => Ok(self.publish(seated, agreed, offered, serials, windows)),
             Err(ending) => {
-                match (&ending, cause) {
-                    (Ending::Refused(refusal), _) => seated.pending = Some(refusal.clone()),
-                    (Ending::StoreFailed { registering: true }, Some(cause)) => {
-                        seated.seat.set_poison(Poison::StoreLost { rank: self.domain().rank(), cause });
-                    }
-                    _ => {}
+                if let Ending::Refused(refusal) = &ending {
+                    seated.pending = Some(refusal.clone());
                 }
-                if seated.seat.poison().is_some() {
-                    self.update_table(|table| table.without_group(seated.seat.group()));
+                if let Some(poison) = ending.doubt(self.domain().rank(), cause) {
+                    seated.seat.set_poison(poison);
                 }
+                self.publish_poison(seated);
                 Err(ending)
             }
         };

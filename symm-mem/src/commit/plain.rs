@@ -98,15 +98,10 @@ impl SymmetricPool {
         };
         match &result {
             Err(Ending::Poisoned(poison)) => seated.seat.set_poison(poison.clone()),
-            Err(ending) => {
-                let cause = cause.unwrap_or_else(|| format!("{ending:?}"));
-                seated.seat.set_poison(Poison::StoreLost { rank, cause });
-            }
+            Err(ending) => ending.doubt(rank, cause).into_iter().for_each(|it| seated.seat.set_poison(it)),
             Ok(_) => {}
         }
-        if seated.seat.poison().is_some() {
-            self.update_table(|table| table.without_group(seated.seat.group()));
-        }
+        self.publish_poison(seated);
         result
     }
 

@@ -57,7 +57,8 @@ pub enum ExchangeError {
         /// How many the group has.
         world: usize,
     },
-    /// The group is over: a member is lost, or in other trouble.
+    /// The group is over: a member is lost, or in other trouble. Said instead of a refusal that only names who is missing
+    /// ([`ExchangeRefusal::MembersLost`], [`ExchangeRefusal::ExchangeTimeout`]), and of what failed on this member alone.
     #[error("exchange of plan {plan:?} in group {group}: the group is over")]
     GroupOver {
         /// The group's name.

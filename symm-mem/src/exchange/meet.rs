@@ -15,7 +15,7 @@ use process_group::{
 };
 
 use super::{
-    Exchange, ExchangeError, ExchangeRefusal, Named, Owner, Plan, Transfer,
+    Exchange, ExchangeError, Named, Owner, Plan, Transfer,
     close::Borrowed,
     core::{Core, Wire},
     handles::Open,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     agreement::hash::chain,
-    commit::meeting,
+    commit::{meeting, over},
     rendezvous::{explained, protocol::Readiness},
 };
 
@@ -288,16 +288,12 @@ impl Exchange {
     ) -> ExchangeError {
         let info = &self.owner.shared.info;
         // Who was killed has left a door.
-        if matches!(
-            &ending,
-            Ending::Refused(ExchangeRefusal::MembersLost { .. } | ExchangeRefusal::ExchangeTimeout { .. })
-        ) {
+        if ending.is_of_the_missing() {
             local::sweep();
         }
         let (group, plan) = (info.name().to_owned(), plan.to_owned());
-        // Where the group is over, whatever else failed did so for that.
-        if let Err(source) = info.standing() {
-            return ExchangeError::GroupOver { group, plan, source: Arc::new(source) };
+        if let Some(source) = over(info.standing(), ending.is_agreed()) {
+            return ExchangeError::GroupOver { group, plan, source };
         }
         match (refused, ending, failure) {
             // What this rank was refused before says more than what the others were told of it.

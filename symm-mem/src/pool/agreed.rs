@@ -94,7 +94,7 @@ impl SymmetricPool {
         result.map_err(|ending| match (ending, failure) {
             (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
             (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
-            (Ending::Unreadable(source), _) => AgreedError::Unreadable { pool, source },
+            (Ending::Unreadable { source, .. }, _) => AgreedError::Unreadable { pool, source },
             _ => AgreedError::OutOfStep { pool },
         })
     }

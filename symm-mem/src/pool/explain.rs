@@ -102,7 +102,8 @@ impl fmt::Display for Explanation {
 
 impl SymmetricPool {
     /// Which way `group`'s collectives take to the `bytes` at `ptr`, and why. Not collective: it tells what the members
-    /// have agreed on, so a window, plain registration or none is the answer on all of them.
+    /// have agreed on, so a window, plain registration or none is the answer on all of them. For a buffer without a window,
+    /// unless the group is dead, it waits for the end of a commit of the group that is under way: until its deadline at worst.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };
@@ -122,19 +123,21 @@ impl SymmetricPool {
             let path = Path::Window { serial, offset: begin + placement.offset };
             return Explanation { group: id, placement: Some(placement), path, why: Why::Agreed };
         }
+        if let Some(poison) = table.poison(id) {
+            return otherwise(Some(placement), Why::Poisoned(poison.clone()));
+        }
         let seated = self.seats().get(&id).cloned();
         let why = seated.map_or(Why::NotCommitted(None), |seated| {
             let seated = lock(&seated);
-            match (seated.seat.poison(), seated.why_without(placement.ordinal)) {
-                (Some(poison), _) => Why::Poisoned(poison.clone()),
-                (None, Some(window)) if standing == Standing::Agreed || standing == Standing::Registered => {
+            match seated.why_without(placement.ordinal) {
+                Some(window) if standing == Standing::Agreed || standing == Standing::Registered => {
                     let window = window.clone();
                     match seated.why_unregistered(placement.ordinal) {
                         Some(cause) => Why::NotRegistered { window, registration: cause.to_owned() },
                         None => Why::NoWindow(window),
                     }
                 }
-                (None, _) => Why::NotCommitted(seated.pending.clone()),
+                _ => Why::NotCommitted(seated.pending.clone()),
             }
         });
         otherwise(Some(placement), why)

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use caching_alloc::core::symmetric::Placement;
 use process_group::comm::Window;
 
-use crate::{agreement::GroupId, commit::PlainRegistration};
+use crate::{
+    agreement::{GroupId, Poison},
+    commit::PlainRegistration,
+};
 
 /// What a segment is to a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,11 +143,13 @@ impl Standings {
     }
 }
 
-/// All segments by address, and by group what they are to it. Never changed: a new one takes its place.
+/// All segments by address, and by group what they are to it, or why it is dead. Never changed: a new one takes its place.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     extents: Vec<Extent>,
     groups: Vec<(GroupId, Standings)>,
+    /// The groups that are dead, and why.
+    dead: Vec<(GroupId, Poison)>,
 }
 
 impl Table {
@@ -173,11 +178,24 @@ impl Table {
         table
     }
 
+    /// The table in which `group` has nothing, as it is dead.
+    pub(crate) fn with_poison(&self, group: GroupId, poison: Poison) -> Self {
+        let mut table = self.without_group(group);
+        table.dead.push((group, poison));
+        table
+    }
+
     /// The table without `group`.
     pub(crate) fn without_group(&self, group: GroupId) -> Self {
         let mut table = self.clone();
         table.groups.retain(|(id, _)| *id != group);
+        table.dead.retain(|(id, _)| *id != group);
         table
+    }
+
+    /// Why `group` is dead, if it is.
+    pub(crate) fn poison(&self, group: GroupId) -> Option<&Poison> {
+        self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
     /// What the pool's segments are to `group`; `None` if it has never committed any.

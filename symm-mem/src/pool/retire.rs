@@ -22,12 +22,14 @@ use crate::{
     commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
 };
 
-/// What a retirement achieved; equal on all ranks but for `windows` and `elapsed`.
+/// What a retirement achieved; equal on all ranks but for `bytes`, `windows` and `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetireReport {
     /// The segments that went, by ordinal.
     pub ordinals: Vec<u32>,
-    /// How many bytes went back to the driver.
+    /// How many bytes went back to the driver: none on a rank that has a dead group, whose communicator may have windows that
+    /// could not be freed. They go with the next retirement after the pool has [forgotten](SymmetricPool::forget) the
+    /// group, or with the pool.
     pub bytes: u64,
     /// How many windows this rank deregistered, of all groups.
     pub windows: usize,
@@ -76,14 +78,20 @@ pub enum RetireError {
         source: StoreError,
     },
     /// What stands in the store is no decision.
-    #[error("what stands in the store for {pool} cannot be read: does another program write under its keys?")]
+    #[error("what stands in the store for {pool} cannot be read{}: does another program write under its keys?", if *poisoned {
+        ", after the decision, so its groups are poisoned"
+    } else {
+        ""
+    })]
     Unreadable {
         /// The pool.
         pool: PoolId,
+        /// Whether windows may be gone on some ranks.
+        poisoned: bool,
         /// Why not.
         source: Malformed,
     },
-    /// The machine was driven wrongly: a bug of this crate.
+    /// The machine was driven wrongly: a bug of this crate. The groups are poisoned.
     #[error("a retirement in {pool} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The pool.
@@ -156,7 +164,9 @@ impl SymmetricPool {
             (Err(Ending::StoreFailed { registering: poisoned }), Some(source)) => {
                 Err(RetireError::Store { pool, poisoned, source })
             }
-            (Err(Ending::Unreadable(source)), _) => Err(RetireError::Unreadable { pool, source }),
+            (Err(Ending::Unreadable { registering: poisoned, source }), _) => {
+                Err(RetireError::Unreadable { pool, poisoned, source })
+            }
             (Err(_), _) => Err(RetireError::OutOfStep { pool }),
         }
     }
@@ -341,9 +351,9 @@ impl SymmetricPool {
         result: &Result<Retired, Ending>,
         cause: Option<String>,
     ) -> (u64, Vec<GroupId>) {
-        match (result, cause) {
-            (Ok(Retired::Everywhere), _) => (self.take_out(ordinals), Vec::new()),
-            (Ok(Retired::Poisoned { poison, culprits, over }), _) => {
+        match result {
+            Ok(Retired::Everywhere) => (self.take_out(ordinals), Vec::new()),
+            Ok(Retired::Poisoned { poison, culprits, over }) => {
                 let is_dead = |seat: &Seat| {
                     over.contains(&seat.group()) || seat.members().iter().any(|it| culprits.contains(it))
                 };
@@ -351,11 +361,10 @@ impl SymmetricPool {
                 self.take_out(ordinals);
                 (0, dead)
             }
-            (Err(Ending::StoreFailed { registering: true }), Some(cause)) => {
-                let poison = Poison::StoreLost { rank: self.domain().rank(), cause };
-                (0, self.poison_groups(seats, &poison, |_| true))
+            Err(ending) => {
+                let doubt = ending.doubt(self.domain().rank(), cause);
+                (0, doubt.map_or_else(Vec::new, |poison| self.poison_groups(seats, &poison, |_| true)))
             }
-            _ => (0, Vec::new()),
         }
     }
 
@@ -399,10 +408,10 @@ impl SymmetricPool {
             let mut seated = lock(seated);
             if is_dead(&seated.seat) {
                 seated.seat.set_poison(poison.clone());
+                self.publish_poison(&seated);
                 dead.push(seated.seat.group());
             }
         }
-        self.update_table(|table| dead.iter().fold(table.clone(), |table, id| table.without_group(*id)));
         dead
     }
 }

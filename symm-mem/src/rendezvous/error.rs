@@ -31,7 +31,8 @@ pub enum RendezvousError {
         /// The buffer's address.
         address: u64,
     },
-    /// The group is over: a member is lost, or in other trouble.
+    /// The group is over: a member is lost, or in other trouble. Said instead of a refusal that only names who is missing
+    /// ([`RendezvousRefusal::MembersLost`], [`RendezvousRefusal::RendezvousTimeout`]), and of what failed on this member alone.
     #[error("rendezvous of group {group}: the group is over")]
     GroupOver {
         /// The group's name.

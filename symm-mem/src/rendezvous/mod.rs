@@ -76,7 +76,11 @@ use self::{
     protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid, prefix},
     share::Offer,
 };
-use crate::{agreement::hash::chain, commit::meeting, kernels::PadLayout};
+use crate::{
+    agreement::hash::chain,
+    commit::{meeting, over},
+    kernels::PadLayout,
+};
 
 /// How a group's rendezvous are held. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,17 +308,11 @@ impl Rendezvous {
         };
         drop(peers);
         // Who was killed has left a door.
-        if matches!(
-            &ending,
-            Ending::Refused(
-                RendezvousRefusal::MembersLost { .. } | RendezvousRefusal::RendezvousTimeout { .. }
-            )
-        ) {
+        if ending.is_of_the_missing() {
             local::sweep();
         }
-        // Where the group is over, whatever else failed did so for that.
-        if let Err(source) = info.standing() {
-            return Err(RendezvousError::GroupOver { group, source: Arc::new(source) });
+        if let Some(source) = over(info.standing(), ending.is_agreed()) {
+            return Err(RendezvousError::GroupOver { group, source });
         }
         Err(match (ending, failure) {
             (Ending::Refused(refusal), _) => RendezvousError::Refused { group, refusal },

@@ -2,6 +2,7 @@
 
 mod agreed;
 mod deadline;
+mod ends;
 mod explain;
 pub(crate) mod job;
 mod joined;

@@ -186,6 +186,8 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
             assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
         }
         Err(CommitError::Poisoned { poison: Poison::RegistrationFailed { .. }, .. }) => {}
+        // A watchdog was faster on a rank that had not come yet: it says that its communicator is gone.
+        Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { .. }, .. }) => {}
         Err(other) => panic!("{what} {nth}: {other}"),
     }
     drop((result, first, second));

@@ -67,6 +67,18 @@ pub enum Ending<C: Contribution> {
     OutOfStep,
 }
 
+impl<C: Contribution> Ending<C> {
+    /// Whether all members were given this, and for another reason than that some of them are missing.
+    pub(crate) fn is_agreed(&self) -> bool {
+        matches!(self, Ending::Refused(_)) && !self.is_of_the_missing()
+    }
+
+    /// Whether members did not come, or were lost.
+    pub(crate) fn is_of_the_missing(&self) -> bool {
+        matches!(self, Ending::Refused(refusal) if C::is_of_the_missing(refusal))
+    }
+}
+
 #[derive(Debug)]
 enum Phase<C: Contribution> {
     Begin,

@@ -32,6 +32,9 @@ pub trait Contribution: Message {
     /// Whose it is, a rank of the job.
     fn rank(&self) -> u32;
 
+    /// Whether `refusal` says no more than that members did not come, or were lost.
+    fn is_of_the_missing(refusal: &Self::Refusal) -> bool;
+
     /// The time that the meeting may take, in milliseconds.
     fn deadline_ms(&self) -> u64;
 

@@ -36,6 +36,10 @@ impl Contribution for Record {
         self.rank
     }
 
+    fn is_of_the_missing(refusal: &ExchangeRefusal) -> bool {
+        matches!(refusal, ExchangeRefusal::ExchangeTimeout { .. } | ExchangeRefusal::MembersLost { .. })
+    }
+
     fn deadline_ms(&self) -> u64 {
         self.deadline_ms
     }

@@ -34,6 +34,10 @@ impl Contribution for Record {
         self.rank
     }
 
+    fn is_of_the_missing(refusal: &RendezvousRefusal) -> bool {
+        matches!(refusal, RendezvousRefusal::RendezvousTimeout { .. } | RendezvousRefusal::MembersLost { .. })
+    }
+
     fn deadline_ms(&self) -> u64 {
         self.deadline_ms
     }

@@ -1,0 +1,156 @@
+//! How commits and retirements end on a member whose group ends, or whose store is written to by others.
+
+use std::{thread, time::Duration};
+
+use gpu_sim::{Action, Injection};
+use process_group::{
+    ProcessGroup,
+    comm::Communicator,
+    group::GroupError,
+    store::{Deadline, Store},
+};
+use symm_mem::{
+    CommitError, GroupId, Poison, Policy, PoolId, RetireError, Standing, SymmetricGroup, SymmetricPool,
+};
+
+use super::{
+    NCCL_2_28_9,
+    job::{Rank, options, run, soon},
+    on_ranks, windows,
+};
+
+/// A group that is over on this rank as soon as something stands in a vote of its first commit.
+struct OverAfter<'a> {
+    group: &'a ProcessGroup,
+    decided: String,
+}
+
+impl SymmetricGroup for OverAfter<'_> {
+    fn id(&self) -> GroupId {
+        self.group.id()
+    }
+    fn ranks(&self) -> Vec<u32> {
+        SymmetricGroup::ranks(self.group)
+    }
+    fn communicator(&self) -> &Communicator {
+        self.group.communicator()
+    }
+    fn standing(&self) -> Result<(), GroupError> {
+        match self.group.store().get(&self.decided, Deadline::now()) {
+            Ok(_) => Err(GroupError::Setting { group: "world".to_owned(), problem: "it is over".to_owned() }),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn pool_key(pool: &SymmetricPool) -> String {
+    let PoolId { domain, generation, pool } = pool.id();
+    format!("symm/{domain:x}.{generation}/{pool}")
+}
+
+/// Where the decision of a vote of the pool's first commit for a group stands.
+fn decision_key(pool: &SymmetricPool, group: GroupId, vote: &str) -> String {
+    format!("{}/{}.{}/0/{vote}/stands", pool_key(pool), group.uid, group.epoch)
+}
+
+/// Ends a job one of whose groups may be aborted already.
+fn give_up(rank: Rank) {
+    let Rank { world, tp, dp, .. } = rank;
+    for group in [dp, tp, world] {
+        let _ = group.abort(soon());
+    }
+}
+
+#[test]
+fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
+    for (vote, fails) in [("records", false), ("outcomes", true)] {
+        let fail = Injection::new("ncclCommWindowRegister", Action::Fail(1));
+        let errors = run(
+            2,
+            NCCL_2_28_9,
+            |world| {
+                if fails {
+                    world.faults().inject(fail);
+                }
+            },
+            |rank| {
+                let (pool, bucket) = rank.pool_with_bucket();
+                let policy = if !fails && rank.rank == 1 { Policy::Prefix } else { Policy::Strict };
+                let decided = decision_key(&pool, rank.world.id(), vote);
+                let group = OverAfter { group: &rank.world, decided };
+                let group: &dyn SymmetricGroup = if rank.rank == 0 { &group } else { &rank.world };
+                let error = pool.commit(group, options().policy(policy)).expect_err("the ranks differ");
+                drop((pool, bucket));
+                give_up(rank);
+                error
+            },
+        );
+        let wanted = if fails { "RegistrationFailed" } else { "PolicyMismatch" };
+        assert_eq!(errors.iter().map(CommitError::name).collect::<Vec<_>>(), [wanted; 2], "{errors:?}");
+        assert_eq!(errors[0].to_string(), errors[1].to_string());
+    }
+}
+
+#[test]
+fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let id = rank.world.id();
+        rank.world.store().set(&decision_key(&pool, id, "outcomes"), b"?").expect("it answers");
+        let error = pool.commit(&rank.world, options()).expect_err("the verdict is none");
+        assert!(matches!(error, CommitError::Unreadable { poisoned: true, .. }), "{error}");
+        let poison = pool.poison(id);
+        assert!(matches!(poison, Some(Poison::StoreLost { .. })), "{poison:?}");
+        let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
+        assert_eq!(again.name(), "StoreLost");
+        drop((pool, bucket));
+        give_up(rank);
+    });
+}
+
+#[test]
+fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
+    on_ranks(2, |rank| {
+        let pool = rank.pool();
+        let block = pool.allocate(2 << 20).expect("there is room");
+        let groups: [&dyn SymmetricGroup; 2] = [&rank.world, &rank.tp];
+        for group in groups {
+            assert_eq!(windows(&pool.commit(group, options())), (1, 1));
+        }
+        let at = block.ptr();
+        drop(block);
+        let key = format!("{}/retire/0/outcomes/stands", pool_key(&pool));
+        rank.world.store().set(&key, b"?").expect("it answers");
+        let error = pool.retire(&[0], &groups, Duration::from_secs(60)).expect_err("the verdict is none");
+        assert!(matches!(error, RetireError::Unreadable { poisoned: true, .. }), "{error}");
+        for group in groups.map(SymmetricGroup::id) {
+            assert!(matches!(pool.poison(group), Some(Poison::StoreLost { .. })));
+            let found = pool.lookup(at, 4, group).expect("in one segment").expect("in the pool");
+            assert_eq!(found.standing, Standing::Pending);
+        }
+        drop(pool);
+        give_up(rank);
+    });
+}
+
+#[test]
+fn who_asks_whether_a_group_is_dead_does_not_wait_for_its_commit() {
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let store = rank.world.store();
+        if rank.rank == 0 {
+            thread::scope(|scope| {
+                let commit = scope.spawn(|| pool.commit(&rank.world, options()));
+                store.wait(&[&format!("{}/at/0", pool_key(&pool))], soon()).expect("the commit begins");
+                assert_eq!(pool.poison(rank.world.id()), None);
+                store.set("asked", b"1").expect("it answers");
+                assert_eq!(windows(&commit.join().expect("no panic")), (1, 1));
+            });
+        } else {
+            store.wait(&["asked"], soon()).expect("rank 0 has its answer while it waits for this rank");
+            assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        }
+        drop((pool, bucket));
+        rank.leave();
+    });
+}
