@@ -14,9 +14,12 @@ use anyhow::{Context as _, Result, ensure};
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::{Context, Stream, StreamFlags};
 use nccl_sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use process_group::comm::UniqueId;
+use process_group::{comm::UniqueId, store::Deadline};
 
-use super::{Case, round::segment};
+use super::{
+    Case,
+    round::{HUNG, hung, segment},
+};
 use crate::demo::Backend;
 
 /// Longer than a call takes to block.
@@ -134,6 +137,13 @@ pub(super) fn round(
             }
         };
         abort_one(&cells[0]);
+        let deadline = Deadline::after(HUNG);
+        while !inside.is_finished() {
+            if deadline.expired() {
+                hung(&format!("{}, in NCCL's own call", case.name()));
+            }
+            thread::sleep(Duration::from_millis(1).min(deadline.remaining()));
+        }
         inside.join().ok().context("the call panicked")??;
         // The last of a process frees all of it: nobody is inside any more.
         cells[1..].iter().for_each(abort_one);

@@ -26,7 +26,7 @@ pub(super) const FAR: Duration = Duration::from_secs(30);
 
 /// How long a round may take in which each wait has ended by itself. There are some that cannot: work of a stream that was
 /// not given up, a call that never comes back.
-const HUNG: Duration = Duration::from_secs(120);
+pub(super) const HUNG: Duration = Duration::from_secs(120);
 
 /// Communicators that are aborted together, with work in flight.
 const TOGETHER: usize = 8;
@@ -74,7 +74,8 @@ impl Round<'_> {
                 match heard.recv_timeout(hung.remaining()) {
                     Ok(Ok(took)) => times.extend(took),
                     Ok(Err(error)) => failure = failure.or(Some(error)),
-                    Err(RecvTimeoutError::Disconnected) => return Err(anyhow!("a rank panicked")),
+                    // The scope tells of the panic.
+                    Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) => self.give_up(&table),
                 }
             }
@@ -82,16 +83,12 @@ impl Round<'_> {
         })
     }
 
-    /// Threads that do not come back keep a process from any other end.
     fn give_up(&self, table: &Table) -> ! {
-        eprintln!("error: {}: not over after {} s", self.name, HUNG.as_secs());
-        for (rank, step) in table.steps.iter().enumerate() {
-            eprintln!("  rank {rank}: {}", step.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-        loop {
-            // No handlers of libraries that wait for what does not end.
-            let _ = kill_process(getpid(), Signal::KILL);
-        }
+        let step = |(rank, step): (usize, &Mutex<&str>)| {
+            format!("\n  rank {rank}: {}", step.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        let steps: String = table.steps.iter().enumerate().map(step).collect();
+        hung(&format!("{}{steps}", self.name))
     }
 
     fn rank(&self, rank: usize, table: &Table) -> Result<Option<Duration>> {
@@ -105,6 +102,15 @@ impl Round<'_> {
         };
         table.say(rank, "over");
         ended.with_context(|| format!("rank {rank}"))
+    }
+}
+
+/// Ends the process: threads that do not come back keep it from any other end.
+pub(super) fn hung(what: &str) -> ! {
+    eprintln!("error: not over after {} s: {what}", HUNG.as_secs());
+    loop {
+        // No handlers of libraries that wait for what does not end.
+        let _ = kill_process(getpid(), Signal::KILL);
     }
 }
 
