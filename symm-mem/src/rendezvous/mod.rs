@@ -195,13 +195,19 @@ impl Rendezvous {
         context: &Context,
         options: RendezvousOptions,
     ) -> Result<Self, RendezvousError> {
-        let identity = identity(&info, context)?;
+        let life = life(&info)?;
+        let known = device(context);
+        let (device, unreachable) =
+            known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
+        let identity = Identity { host: local::host(), process: process(), device, unreachable, life };
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
         // No part of an open capture either.
         let _relaxed = RelaxedCapture::enter(context.driver());
-        let own = OwnPad::make(context, rendezvous.inner.info.world_size(), &options);
+        let own = known
+            .map_err(RendezvousError::from)
+            .and_then(|_| OwnPad::make(context, rendezvous.inner.info.world_size(), &options));
         // Whoever has none says so to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
         let (_, peers) = rendezvous.meet(candidate.map_err(|error| explained(error)))?;
@@ -369,15 +375,19 @@ impl Rendezvous {
     }
 }
 
-/// What this rank is, and how often it has made the group's rendezvous: a second life of a group does not meet what the
-/// first has left in the store.
-fn identity(info: &GroupInfo, context: &Context) -> Result<Identity, RendezvousError> {
-    // First: who fails after it is counted all the same, and meets the others the next time.
+/// How often this rank has made the group's rendezvous: a second life of a group does not meet what the first has left in
+/// the store. Counted first: who fails after it meets the others all the same.
+fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     let life = info
         .store
         .add(&key, 1)
         .map_err(|source| RendezvousError::Store { group: info.name().to_owned(), source })?;
+    Ok(life.unsigned_abs())
+}
+
+/// The device of `context`, and those that it cannot reach.
+fn device(context: &Context) -> cuda_driver::Result<(Uuid, Vec<Uuid>)> {
     let device = context.device();
     let mut unreachable = Vec::new();
     for other in context.driver().devices()? {
@@ -385,9 +395,7 @@ fn identity(info: &GroupInfo, context: &Context) -> Result<Identity, RendezvousE
             unreachable.push(other.uuid()?.into());
         }
     }
-    let device = device.uuid()?.into();
-    let (host, process) = (local::host(), process());
-    Ok(Identity { host, process, device, unreachable, life: life.unsigned_abs() })
+    Ok((device.uuid()?.into(), unreachable))
 }
 
 /// An error with what caused it.

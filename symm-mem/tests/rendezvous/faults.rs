@@ -41,6 +41,47 @@ fn a_call_that_fails_is_an_error_on_every_member_and_leaves_nothing() {
     }
 }
 
+/// What a rank asks to know its device.
+const KNOWING: [&str; 3] = ["cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceGetUuid_v2"];
+
+#[test]
+fn who_does_not_know_its_device_says_so_and_the_next_rendezvous_is_made() {
+    let _turn = turn();
+    let world = World::builder().devices(2).capacity(256 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let barrier = Barrier::new(2);
+    let meet = || {
+        barrier.wait();
+    };
+    let rank = |rank: u32| {
+        let context = driver.device(rank).unwrap().retain_primary().unwrap();
+        let info = GroupInfo::new("unknown", rank as usize, 0..2, store.clone()).unwrap();
+        let make = || Rendezvous::new(info.clone(), &context, RendezvousOptions::default());
+        for call in KNOWING {
+            meet();
+            if rank == 0 {
+                let action = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
+                world.faults().inject(Injection::new(call, action).nth(1));
+            }
+            meet();
+            let error = make().unwrap_err();
+            let text = error.refusal().map_or_else(|| format!("no refusal: {error}"), ToString::to_string);
+            assert!(text.contains("PeerPrepareFailed") && text.contains(call), "{text}");
+            meet();
+            make().unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        let rank = &rank;
+        let ranks = [0, 1].map(|number| scope.spawn(move || rank(number)));
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+    drop(driver);
+    world.finish().expect("nothing is left behind");
+}
+
 /// The `nth` call of a function among those of both ranks' rendezvous fails.
 fn fails(call: &str, nth: u64) {
     let _turn = turn();
