@@ -11,13 +11,9 @@
 //! has sent or taken is what it seems.
 
 use std::{
-    collections::HashMap,
     io,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::{
-        Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use cuda_driver::{
@@ -220,22 +216,6 @@ pub(super) enum BoardError {
     Foreign(String),
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-}
-
-/// Boards of the ranks of this process, by token.
-static DESK: Mutex<Option<HashMap<u64, Weak<Board>>>> = Mutex::new(None);
-
-/// Has the other ranks of this process find a board.
-pub(super) fn offer(token: u64, board: &Arc<Board>) {
-    let mut desk = DESK.lock().unwrap_or_else(PoisonError::into_inner);
-    let desk = desk.get_or_insert_default();
-    desk.retain(|_, board| board.strong_count() > 0);
-    desk.insert(token, Arc::downgrade(board));
-}
-
-/// A board of this process.
-pub(super) fn find(token: u64) -> Option<Arc<Board>> {
-    DESK.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(&token)?.upgrade()
 }
 
 #[cfg(test)]

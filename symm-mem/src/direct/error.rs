@@ -1,6 +1,6 @@
 //! Why messages cannot go directly.
 
-use process_group::{group::GroupError, local::LocalError, store::StoreError};
+use process_group::{group::GroupError, store::StoreError};
 
 use crate::rendezvous::{AllocationError, RendezvousError};
 
@@ -59,9 +59,6 @@ pub enum DirectError {
         /// What it met.
         problem: String,
     },
-    /// Descriptors did not get from one process to another.
-    #[error(transparent)]
-    Local(#[from] LocalError),
     /// The store failed, or a member did not come.
     #[error("{group}: installing a direct path")]
     Store {

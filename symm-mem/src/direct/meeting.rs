@@ -1,11 +1,8 @@
-//! How the ranks come by each other's boards.
+//! How the ranks come by each other's boards, and agree on what each has made of them.
 
 use std::{
-    os::fd::AsFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use process_group::{
@@ -16,98 +13,170 @@ use process_group::{
 
 use super::{
     DirectError, DirectOptions,
-    board::{Board, BoardError, Layout, find, offer},
+    board::{Board, Layout},
 };
-use crate::rendezvous::process;
+use crate::rendezvous::{
+    desk::{Deposit, Desk},
+    explained, process,
+};
 
 /// A descriptor of a board.
 const BOARD: Tag = Tag(*b"brd1");
 
-/// What a rank says of its board.
+/// Boards for the ranks of this process.
+static DESK: Desk<Arc<Board>> = Desk::new();
+
+/// What a rank says before anything is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Card {
     options: String,
+    /// How its board can be had, or why it has none.
+    board: Result<Place, String>,
+}
+
+/// Where a board can be had.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
     process: u64,
+    /// By ranks of that process.
     token: u64,
+    /// By others.
     door: Vec<u8>,
 }
 
 impl Card {
     fn encode(&self) -> Vec<u8> {
-        let Self { options, process, token, door } = self;
-        [format!("{options}\n{process}\n{token}\n").as_bytes(), door].concat()
+        let Self { options, board } = self;
+        match board {
+            Ok(Place { process, token, door }) => {
+                [format!("{options}\nboard\n{process}\n{token}\n").as_bytes(), door].concat()
+            }
+            Err(problem) => format!("{options}\nnone\n{problem}").into_bytes(),
+        }
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut lines = bytes.splitn(4, |byte| *byte == b'\n');
-        let mut text = || std::str::from_utf8(lines.next()?).ok();
-        let (options, process, token) = (text()?.to_owned(), text()?.parse().ok()?, text()?.parse().ok()?);
-        Some(Self { options, process, token, door: lines.next()?.to_vec() })
+        fn line(bytes: &[u8]) -> Option<(&str, &[u8])> {
+            let end = bytes.iter().position(|byte| *byte == b'\n')?;
+            Some((std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 1..]))
+        }
+        let (options, rest) = line(bytes)?;
+        let (kind, rest) = line(rest)?;
+        let board = match kind {
+            "board" => {
+                let (process, rest) = line(rest)?;
+                let (token, door) = line(rest)?;
+                Ok(Place { process: process.parse().ok()?, token: token.parse().ok()?, door: door.to_vec() })
+            }
+            "none" => Err(String::from_utf8_lossy(rest).into_owned()),
+            _ => return None,
+        };
+        Some(Self { options: options.to_owned(), board })
     }
 }
 
-/// Makes this rank's board and has those of the others: all members have them, or none. Collective.
-pub(super) fn boards(
+/// This rank's board, and what the others come by it with.
+struct Own {
+    board: Arc<Board>,
+    descriptor: OwnedFd,
+    door: Door,
+    deposit: Deposit<Arc<Board>>,
+}
+
+impl Own {
+    fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
+        let (descriptor, board) =
+            Board::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
+        let board = Arc::new(board);
+        let door = Door::open().map_err(|error| format!("its door: {error}"))?;
+        let deposit = DESK.leave(board.clone());
+        Ok(Self { board, descriptor, door, deposit })
+    }
+
+    fn place(&self) -> Place {
+        Place { process: process(), token: self.deposit.token, door: self.door.card() }
+    }
+
+    /// The boards of all, which can be had at `places`, in their order.
+    fn boards(
+        &self,
+        group: &ProcessGroup,
+        layout: Layout,
+        places: &[Place],
+        deadline: Deadline,
+    ) -> Result<Vec<Arc<Board>>, String> {
+        let (rank, world) = (group.rank(), places.len());
+        let elsewhere = |place: &usize| places[*place].process != process();
+        let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
+        let door_of = |place: u64| Ok(places[place as usize].door.clone());
+        let descriptor = [(BOARD, self.descriptor.as_fd())];
+        let mut met = exchange(&self.door, rank as u64, &others, door_of, &descriptor, deadline)
+            .map_err(|error| error.to_string())?;
+        let board = |place: usize| {
+            if place == rank {
+                return Ok(self.board.clone());
+            }
+            if !elsewhere(&place) {
+                return DESK
+                    .find(places[place].token)
+                    .ok_or_else(|| format!("the board of place {place} is gone"));
+            }
+            let at = met.iter().position(|peer| peer.link.place() == place as u64);
+            let descriptor = at.and_then(|at| met.swap_remove(at).descriptors.pop());
+            let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no board"))?;
+            let opened = Board::open(group.context(), layout, descriptor.as_fd());
+            Ok(Arc::new(opened.map_err(|error| format!("the board of place {place}: {error}"))?))
+        };
+        (0..world).map(board).collect()
+    }
+}
+
+/// Makes this rank's board, has those of the others, and makes something of them all: all members have it, or none.
+/// Collective. Who fails before anything is opened says so then; nobody waits for it at a door.
+pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
     deadline: Deadline,
-) -> Result<Vec<Arc<Board>>, DirectError> {
-    static TOKENS: AtomicU64 = AtomicU64::new(0);
+    make: impl FnOnce(Vec<Arc<Board>>) -> cuda_driver::Result<T>,
+) -> Result<T, DirectError> {
     let (rank, world, store, name) = (group.rank(), group.size(), group.store(), group.name().to_owned());
     let told = |source: StoreError| DirectError::Store { group: name.clone(), source };
+    let unmade = |place: usize, problem: String| DirectError::Unmade {
+        group: name.clone(),
+        rank: group.global_ranks()[place],
+        problem,
+    };
     // Counted whatever follows, so that the members' next attempts meet.
     let attempt = store.add(&format!("direct/attempts/{rank}"), 1).map_err(told)?;
     let meet = |what: &str, card: &[u8]| {
         rendezvous(&store, &format!("direct/{attempt}/{what}"), rank, world, card, deadline).map_err(told)
     };
     let layout = Layout { world, slots: options.ring().slots() };
-    let made = Board::create(group.context(), layout).map_err(|error| error.to_string());
-    let opened = Door::open().map_err(|error| error.to_string());
-    let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-    let door = opened.as_ref().map_or_else(|_| Vec::new(), Door::card);
-    let card = Card { options: options.to_string(), process: process(), token, door };
-    let made = made.map(|(descriptor, board)| (descriptor, Arc::new(board)));
-    if let Ok((_, board)) = &made {
-        offer(token, board);
-    }
+    let own = Own::make(group, layout);
+    let card =
+        Card { options: options.to_string(), board: own.as_ref().map(Own::place).map_err(Clone::clone) };
     let cards = meet("boards", &card.encode())?;
-    let all = || -> Result<Vec<Arc<Board>>, String> {
-        let (descriptor, own) = made?;
-        let door = opened?;
-        let cards: Vec<Card> = cards
-            .iter()
-            .map(|card| Card::decode(card).ok_or("a card in the store cannot be read"))
-            .collect::<Result<_, _>>()?;
-        let elsewhere = |place: &usize| cards[*place].process != cards[rank].process;
-        let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
-        let door_of = |place: u64| Ok(cards[place as usize].door.clone());
-        let own_descriptor = [(BOARD, descriptor.as_fd())];
-        let mut met = exchange(&door, rank as u64, &others, door_of, &own_descriptor, deadline)
-            .map_err(|error| error.to_string())?;
-        let board = |place: usize| {
-            if place == rank {
-                return Ok(own.clone());
-            }
-            if !elsewhere(&place) {
-                return find(cards[place].token).ok_or_else(|| format!("the board of place {place} is gone"));
-            }
-            let at = met.iter().position(|peer| peer.link.place() == place as u64);
-            let descriptor = at.and_then(|at| met.swap_remove(at).descriptors.pop());
-            let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no board"))?;
-            let opened = Board::open(group.context(), layout, descriptor.as_fd());
-            Ok(Arc::new(opened.map_err(|error: BoardError| format!("the board of place {place}: {error}"))?))
-        };
-        (0..world).map(board).collect()
-    };
-    // The cards are the same on all, so all come to this or none does.
+    // The cards are the same on all, so all come beyond this or none does.
     different(group, &cards, &card.options)?;
-    let boards = all();
-    let outcome = boards.as_ref().err().cloned().unwrap_or_default();
+    let place_of = |(place, card): (usize, &Vec<u8>)| match Card::decode(card).map(|card| card.board) {
+        Some(Ok(found)) => Ok(found),
+        Some(Err(problem)) => Err(unmade(place, problem)),
+        None => Err(unmade(place, "its card in the store cannot be read".to_owned())),
+    };
+    let places = cards.iter().enumerate().map(place_of).collect::<Result<Vec<_>, _>>()?;
+    let own = own.map_err(|problem| unmade(rank, problem))?;
+
+    let made = own
+        .boards(group, layout, &places, deadline)
+        .and_then(|boards| make(boards).map_err(|error| explained(&error)));
+    let outcome = made.as_ref().err().cloned().unwrap_or_default();
     let outcomes = meet("outcomes", outcome.as_bytes())?;
+    // Nobody looks for it any more.
+    drop(own);
     if let Some(place) = outcomes.iter().position(|outcome| !outcome.is_empty()) {
-        let problem = String::from_utf8_lossy(&outcomes[place]).into_owned();
-        return Err(DirectError::Unmade { group: name, rank: group.global_ranks()[place], problem });
+        return Err(unmade(place, String::from_utf8_lossy(&outcomes[place]).into_owned()));
     }
-    boards.map_err(|problem| DirectError::Unmade { group: name, rank: group.global_rank(), problem })
+    made.map_err(|problem| unmade(rank, problem))
 }
 
 /// All members gave the same options.
@@ -130,13 +199,21 @@ mod tests {
 
     use super::*;
 
+    fn any_board() -> impl Strategy<Value = Result<Place, String>> {
+        let door = prop::collection::vec(any::<u8>(), 0..40);
+        let place = (any::<u64>(), any::<u64>(), door).prop_map(|(process, token, door)| Place {
+            process,
+            token,
+            door,
+        });
+        prop_oneof![place.prop_map(Ok), "(?s).{0,40}".prop_map(Err)]
+    }
+
     proptest! {
         #[test]
-        fn cards_survive_the_store(process: u64, token: u64, door in prop::collection::vec(any::<u8>(), 0..40)) {
-            let card = Card { options: DirectOptions::default().to_string(), process, token, door };
-            let found = Card::decode(&card.encode()).unwrap();
-            prop_assert_eq!((found.options, found.process, found.token, found.door),
-                (card.options, process, token, card.door));
+        fn cards_survive_the_store(board in any_board()) {
+            let card = Card { options: DirectOptions::default().to_string(), board };
+            prop_assert_eq!(Card::decode(&card.encode()), Some(card));
         }
 
         #[test]

@@ -89,7 +89,7 @@
 //! | `rounds` | in which order a call's chunks are enqueued, on which streams, and why all comes to its end |
 //! | `conveyor` | a lane's chunks, as they are enqueued |
 //! | `board`, `half` | words to wait for, and what was called, in shared host memory |
-//! | `meeting` | how the ranks come by each other's boards |
+//! | `meeting` | how the ranks come by each other's boards, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
@@ -104,7 +104,7 @@ mod rounds;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use cuda_driver::{Stream, sys::Feature, vmm::HandleTypes};
+use cuda_driver::{Context, Stream, sys::Feature, vmm::HandleTypes};
 use process_group::{
     ProcessGroup,
     group::{
@@ -116,7 +116,7 @@ use process_group::{
 
 pub use self::error::DirectError;
 use self::{core::Core, lane::Ring};
-use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions};
+use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions, explained};
 
 /// The path's name.
 const NAME: &str = "direct";
@@ -240,18 +240,29 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
         let (group, own) = (group.name().to_owned(), group.global_rank());
         return Err(DirectError::OtherHosts { group, own, ranks });
     }
-    let feature = Feature::STREAM_MEMORY_OPERATIONS;
-    context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;
-
     let deadline = Deadline::after(options.deadline);
     let meeting = RendezvousOptions::default().deadline(options.deadline);
     let rendezvous = Rendezvous::of(group, meeting)?;
-    // Of a group of one nothing is used.
-    let memory = PeerMemory::new(context, bytes.max(1), HandleTypes::POSIX_FD)?;
+    let memory = match rings(context, bytes) {
+        Ok(memory) => memory,
+        Err(error) => {
+            // Whoever has none says so to the others.
+            rendezvous.decline(explained(&error));
+            return Err(error);
+        }
+    };
     let memory = rendezvous.rendezvous(&memory)?;
-    let boards = meeting::boards(group, &options, deadline)?;
-    let core = Arc::new(Core::new(context, rank, options.ring(), boards, memory)?);
+    let make = |boards| Core::new(context, rank, options.ring(), boards, memory);
+    let core = Arc::new(meeting::agreed(group, &options, deadline, make)?);
     Ok(group.install(Arc::new(DirectPath { core: Some(core) }))?)
+}
+
+/// This rank's rings, which nobody else knows yet, where the driver can do what a path needs.
+fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, DirectError> {
+    let feature = Feature::STREAM_MEMORY_OPERATIONS;
+    context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;
+    // Of a group of one nothing is used.
+    Ok(PeerMemory::new(context, bytes.max(1), HandleTypes::POSIX_FD)?)
 }
 
 /// The path as its group has it.

@@ -7,14 +7,15 @@ use std::{
     sync::Arc,
 };
 
-use cuda_driver::Driver;
-use gpu_sim::World;
+use cuda_driver::{Driver, sys::CUresult};
+use gpu_sim::{Action, Injection, World};
 use process_group::{
     comm::{Nccl, wait_for_dropped},
     group::GroupError,
     peers::Loss,
     store::{Store, TcpStore, barrier},
 };
+use symm_mem::direct::{self, DirectError};
 
 use super::rig::{Rank, buffer, bytes, far, pattern, small};
 
@@ -56,6 +57,11 @@ fn the_death_of_a_rank_ends_the_waits_of_the_others() {
     }
 }
 
+#[test]
+fn a_rank_that_has_no_board_keeps_nobody_waiting() {
+    assert_eq!(run("boardless"), [true; RANKS]);
+}
+
 /// The body of a rank, when it is started by one of the tests above.
 #[test]
 fn one_rank() {
@@ -74,11 +80,29 @@ fn one_rank() {
     let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&address, far()).unwrap());
     let rank = Rank { rank, size: RANKS, context, nccl, store };
-    body(&case, &rank);
+    if case == "boardless" {
+        boardless(&world, &rank);
+    } else {
+        body(&case, &rank);
+    }
     let Rank { context, nccl, .. } = rank;
     wait_for_dropped(far());
     drop((context, nccl, driver));
     world.finish().unwrap();
+}
+
+/// Rank 0 cannot make its board: it says so, before anybody comes to its door.
+fn boardless(world: &World, rank: &Rank) {
+    let group = rank.builder().build().unwrap();
+    if rank.rank == 0 {
+        let failure = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
+        world.faults().inject(Injection::new("cuMemHostRegister_v2", failure).nth(1));
+    }
+    let error = direct::install(&group, small()).unwrap_err();
+    let DirectError::Unmade { rank: 0, problem, .. } = &error else { panic!("{error}") };
+    assert!(problem.contains("cuMemHostRegister"), "{problem}");
+    direct::install(&group, small()).unwrap();
+    group.destroy(far()).unwrap();
 }
 
 fn body(case: &str, rank: &Rank) {
