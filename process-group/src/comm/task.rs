@@ -199,6 +199,12 @@ impl Task {
         send.into_iter().chain(receive.map(|bytes| ("receive", to, bytes)))
     }
 
+    /// Whether it is a message, and no part of a collective.
+    #[inline(always)]
+    pub(crate) fn is_message(&self) -> bool {
+        self.operation.is_message() && self.call == self.operation.name()
+    }
+
     /// Bytes of one share.
     pub(crate) fn bytes(&self) -> u64 {
         (self.count as u64).saturating_mul(self.dtype.size() as u64)

@@ -4,7 +4,7 @@ use std::{cell::RefCell, panic::Location};
 
 use cuda_driver::Stream;
 
-use super::{Buffer, ProcessGroup, Result, Work, checked};
+use super::{Buffer, ProcessGroup, Result, Work, checked, counter::Count};
 use crate::{
     comm::{Group, ReduceOp, Task},
     profile,
@@ -76,9 +76,8 @@ impl<'a> Batch<'a> {
             }
             span = recording.end(operation);
         }
-        // Members need not make equally many one-sided calls.
-        let counted = tasks.is_empty() || tasks.iter().any(|task| !task.operation.is_one_sided());
-        Ok(group.mark(blank, operation, stream, span, counted)?)
+        let count = Count::of(tasks, checked::is_collective(operation, tasks.iter()));
+        Ok(group.mark(blank, operation, stream, span, count)?)
     }
 
     /// Launches tasks on the group's communicator.

@@ -70,14 +70,10 @@ struct Card {
 /// Two ranks whose calls do not fit, by their places on the cards, and what they were about to call.
 type Difference = ((usize, String), (usize, String));
 
-fn is_message(task: &Task) -> bool {
-    task.call == Operation::Send.name() || task.call == Operation::Recv.name()
-}
-
 /// Whether all members make the call of this name, of which this much has been queued; of a batch only that tells.
 pub(super) fn is_collective<'a>(operation: &str, mut queued: impl Iterator<Item = &'a Task>) -> bool {
     match operation {
-        "batch" => queued.any(|task| !is_message(task) && !task.operation.is_one_sided()),
+        "batch" => queued.any(|task| !task.is_message() && !task.operation.is_one_sided()),
         name => !Operation::ALONE.iter().any(|alone| alone.name() == name),
     }
 }
@@ -86,7 +82,7 @@ impl Card {
     /// Of these tasks; of those that are messages by themselves, only those with `peer`.
     fn of(tasks: &[Task], peer: Option<usize>) -> Self {
         let mut card = Self::default();
-        for task in tasks.iter().filter(|task| is_message(task) == peer.is_some()) {
+        for task in tasks.iter().filter(|task| task.is_message() == peer.is_some()) {
             let Task { operation, call, count, dtype, op, rank, .. } = *task;
             if let Operation::Send | Operation::Recv = operation {
                 if peer.is_none_or(|peer| peer == rank) {
@@ -239,7 +235,7 @@ impl Checked {
     pub(super) fn compare(&self, group: &ProcessGroup, mut tasks: Vec<Task>) -> Result<()> {
         // What the other end takes no part in has nothing to be compared with.
         tasks.retain(|task| !task.operation.is_one_sided());
-        if tasks.iter().any(|task| !is_message(task)) {
+        if tasks.iter().any(|task| !task.is_message()) {
             let number = self.calls.fetch_add(1, Ordering::AcqRel);
             let all: Vec<_> = (0..group.size()).collect();
             let card = Card { places: self.places(group, &tasks), ..Card::of(&tasks, None) };
@@ -248,7 +244,7 @@ impl Checked {
         // In ascending order: of ranks that wait for each other in a circle one would wait for a lower one than before.
         let mut peers: Vec<_> = tasks
             .iter()
-            .filter(|task| is_message(task))
+            .filter(|task| task.is_message())
             .map(|task| task.rank)
             .filter(|peer| *peer != group.rank)
             .collect();

@@ -5,11 +5,11 @@
 //! the processor's caches and branch predictors. So what a call costs is what it touches, and one straight line on which
 //! the operation is known touches least. What is rare is out of line.
 
-use std::{panic::Location, sync::atomic::Ordering};
+use std::panic::Location;
 
 use cuda_driver::Stream;
 
-use super::{Batch, GroupError, ProcessGroup, Result, Work, parts, work::Blank};
+use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, parts, work::Blank};
 use crate::{
     Slim,
     comm::{Operation, Task, refuse_inside_group},
@@ -111,7 +111,7 @@ impl ProcessGroup {
             return Err(error.into());
         }
         let span = track.launched_one(&call, begun);
-        self.mark(blank, operation, stream, span, !task.operation.is_one_sided())
+        self.mark(blank, operation, stream, span, Count::of_one(&task))
     }
 
     /// What is looked at when all that is launched together is there.
@@ -128,7 +128,8 @@ impl ProcessGroup {
 
     /// Marks the place on `stream` after a launch of a graph that captured operations of the group. A run is not seen by
     /// itself: with the mark it can be waited for with a deadline, the watchdog gives it the
-    /// [time](super::Builder::work_timeout) that work has, and it counts as an operation. One event a run, none a call.
+    /// [time](super::Builder::work_timeout) that work has, and it counts as a call that all members make, as
+    /// often. One event a run, none a call.
     ///
     /// # Errors
     /// What ended the group; [`GroupError::Driver`].
@@ -136,7 +137,7 @@ impl ProcessGroup {
         let vigil = &self.counter.vigil;
         vigil.check()?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
-        let marked = self.mark(blank, "graph", stream, Span::default(), true);
+        let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective);
         marked.map_err(|error| vigil.reason(*error))
     }
 
@@ -148,13 +149,14 @@ impl ProcessGroup {
         operation: &'static str,
         stream: &Stream,
         span: Span,
-        counted: bool,
+        count: Count<'_>,
     ) -> Slim<Work, GroupError> {
-        let one = u64::from(counted);
-        let sequence = self.counter.enqueued.fetch_add(one, Ordering::AcqRel) + one;
+        let sequence = self.counter.count(count);
         let work = blank.done(operation, sequence, stream, span)?;
         // What is captured is not on the stream; it must not hide what is.
-        if !work.is_captured() {
+        if work.is_captured() {
+            self.counter.captured(count);
+        } else {
             self.outstanding.put(&work);
         }
         Ok(work)

@@ -9,6 +9,7 @@
 //! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
 //! | `process_group` | the group: who is in it, its end |
+//! | `counter` | how much it was given to do, in numbers that its members can compare |
 //! | `plan`, `split`, `shrink` | groups of some of the ranks, and of those that are left |
 //! | `startup` | what its making took |
 //! | `buffer`, `collective`, `one_sided`, `batch` | operations, as a user calls them |
@@ -33,6 +34,7 @@ mod calls;
 mod checked;
 mod collective;
 mod connect;
+mod counter;
 mod duty;
 mod environment;
 mod error;
@@ -62,13 +64,14 @@ pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
 pub use checked::{Misplaced, SymmetricPlaces};
+pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::{MessageDifference, Path, PathError};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
-pub use process_group::{Enqueued, GroupId, ProcessGroup, Standing, enqueued_on};
+pub use process_group::{GroupId, ProcessGroup, Standing};
 pub use registration::{NotRegistered, Stance};
 pub use report::{Lying, OperationBuffers, RegistrationReport};
 pub use shrink::ShrinkError;

@@ -3,18 +3,19 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use cuda_driver::{Context, Device};
+use cuda_driver::Context;
 
 use super::{
     Builder, GroupError, Member, Result, Work,
     checked::Checked,
     connect::Connection,
+    counter::Counter,
     form::Follower,
     member,
     p2p::Messages,
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
     profile,
-    record::{Desk, Dump, Look as _, Progress, Track},
+    record::{Desk, Dump, Look as _, Progress},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore},
     watch::{Guard, Watch},
 };
@@ -204,11 +205,13 @@ impl ProcessGroup {
         Deadline::after(self.terms.timeout)
     }
 
-    /// How many collectives and messages were enqueued on this rank: equal on all members whenever none has
-    /// enqueued what another has not. Calls that a graph captured count once, when they were captured.
+    /// How many calls were enqueued on this rank: collectives, messages, and marked launches of graphs. It numbers this
+    /// rank's calls and is compared with no other rank's, as members need not exchange equally many messages:
+    /// [`enqueued_on`](super::enqueued_on) has what members have in common. Calls that a graph captured count once,
+    /// when they were captured.
     #[must_use]
     pub fn sequence(&self) -> u64 {
-        self.counter.enqueued.load(Ordering::Acquire)
+        self.counter.calls()
     }
 
     /// Whether the group can have windows: decided from what the members said of themselves, so every member comes
@@ -393,79 +396,6 @@ impl fmt::Debug for ProcessGroup {
         let (id, name, rank, size) = (self.id(), &self.name, self.rank, self.size());
         write!(f, "ProcessGroup({id} {name}: rank {rank} of {size}; {})", self.startup())
     }
-}
-
-/// What a group has enqueued on its device.
-#[derive(Debug)]
-pub(super) struct Counter {
-    pub(super) id: GroupId,
-    pub(super) name: Arc<str>,
-    pub(super) track: Track,
-    pub(super) vigil: Arc<Vigil>,
-    /// Tells devices of two drivers apart, which one process may hold in tests.
-    device: (usize, u32),
-    pub(super) enqueued: AtomicU64,
-}
-
-/// What one group of this process has enqueued.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Enqueued {
-    /// The group.
-    pub id: GroupId,
-    /// What it is called.
-    pub name: String,
-    /// How many operations; see [`ProcessGroup::sequence`].
-    pub sequence: u64,
-}
-
-static COUNTERS: Mutex<Vec<Weak<Counter>>> = Mutex::new(Vec::new());
-
-fn counters() -> MutexGuard<'static, Vec<Weak<Counter>>> {
-    COUNTERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn key(device: &Device) -> (usize, u32) {
-    (std::ptr::from_ref(device.driver().api().table()).addr(), device.ordinal())
-}
-
-impl Counter {
-    /// A counter that [`enqueued_on`] knows of.
-    pub(super) fn new(
-        id: GroupId,
-        name: Arc<str>,
-        track: Track,
-        vigil: Arc<Vigil>,
-        device: &Device,
-    ) -> Arc<Self> {
-        let counter =
-            Arc::new(Self { id, name, track, vigil, device: key(device), enqueued: AtomicU64::new(0) });
-        let mut counters = counters();
-        counters.retain(|counter| counter.strong_count() > 0);
-        counters.push(Arc::downgrade(&counter));
-        counter
-    }
-}
-
-/// What every group of this process has enqueued on `device`, in the order of their ids.
-///
-/// Registering windows maps memory and synchronises under kernels that may wait for a peer; members that have
-/// enqueued unequal numbers of operations must not begin it.
-#[must_use]
-pub fn enqueued_on(device: &Device) -> Vec<Enqueued> {
-    let wanted = key(device);
-    let mut found: Vec<_> = counters()
-        .iter()
-        .filter_map(Weak::upgrade)
-        .filter(|counter| counter.device == wanted)
-        .map(|counter| Enqueued {
-            id: counter.id,
-            name: counter.name.to_string(),
-            sequence: counter.enqueued.load(Ordering::Acquire),
-        })
-        .collect();
-    found.sort_unstable_by_key(|counter| counter.id);
-    found
 }
 
 /// The store as the group sees it: shared with the user's other keys.

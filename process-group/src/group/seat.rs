@@ -11,11 +11,11 @@ use super::{
     GroupId, Member, NotRegistered, ProcessGroup, Result,
     checked::Checked,
     connect::Connection,
+    counter::Counter,
     duty::Duty,
     form::{Follower, announce},
     member,
     p2p::Messages,
-    process_group::Counter,
     registration::Registered,
     sight::Sight,
     startup::Clock,
@@ -138,7 +138,7 @@ impl Seat {
         let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
         let track = Track::new(&recorder, entry, duty.rolling());
         let guard = Watchdog::add(&vigil);
-        let counter = Counter::new(id, name.clone(), track, vigil, context.device());
+        let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
         let sight = Sight::new(context, terms.looks);

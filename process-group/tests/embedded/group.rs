@@ -53,6 +53,10 @@ rusty_fork_test! {
             exchange.wait_timeout(far()).unwrap();
             let mine: Vec<_> = enqueued_on(world.context().device());
             assert_eq!((mine.len(), mine[0].sequence, mine[0].id), (1, 3, world.id()));
+            // What members can compare: two collectives, and an exchange with one of the others.
+            let with: Vec<_> =
+                mine[0].messages.iter().map(|it| (it.peer, it.sent, it.received, it.captured)).collect();
+            assert_eq!((mine[0].collectives, with), (2, vec![(world.rank() ^ 1, 1, 1, false)]));
             world.barrier(far()).unwrap();
             drop((work, reduced, exchange));
             world.destroy(far()).unwrap();

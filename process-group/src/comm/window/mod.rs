@@ -182,6 +182,17 @@ impl Communicator {
         }
     }
 
+    /// Checks what this rank can check alone of requests that are about to be
+    /// [registered](Self::register_windows): their alignment, and that no byte is to be of two windows. Local; for who
+    /// agrees with the other ranks first, so that all of them hear of it while nothing has begun.
+    ///
+    /// # Errors
+    /// [`WindowRequestError`], with which request it is.
+    pub fn check_windows(&self, requests: &[WindowRequest]) -> std::result::Result<(), WindowRequestError> {
+        let ranges = self.shared().windows().ranges();
+        check_requests(requests, &ranges, self.nccl().release())
+    }
+
     /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every
     /// rank makes the call with as many requests, of the same sizes, in the same order; NCCL itself checks none of
     /// that and waits for ever, so agree first (symm-mem's commit does).
@@ -290,7 +301,7 @@ fn begin(communicator: &Communicator, requests: &[WindowRequest]) -> Result<Begu
     const CALL: &str = "ncclCommWindowRegister";
     group::refuse_inside(CALL)?;
     let shared = communicator.shared();
-    check_requests(requests, &shared.windows().ranges(), shared.nccl.release())?;
+    communicator.check_windows(requests)?;
     let cells: Vec<Cell> = requests.iter().map(|_| Cell::default()).collect();
     shared.windows().cells.extend(cells.iter().cloned());
     let waiting_for = format!("the other ranks to register {} windows in the same order", requests.len());

@@ -14,6 +14,7 @@ use crate::{
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
         calls::Calling,
+        counter::Count,
         path::{self, Message, Path, PathError, Way},
         vigil::Vigil,
     },
@@ -91,7 +92,7 @@ impl ProcessGroup {
     /// [`GroupError::NoPath`].
     pub(in crate::group) fn takes_path(&self, task: &Task) -> Result<bool> {
         // What a collective is made of has its name, and stays with it.
-        if self.messages.plan != Plan::Path || task.call != task.operation.name() {
+        if self.messages.plan != Plan::Path || !task.is_message() {
             return Ok(false);
         }
         let (from, to) = match task.operation {
@@ -134,7 +135,7 @@ impl ProcessGroup {
         // SAFETY: the caller's contract.
         unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
         let span = recording.end(operation);
-        self.mark(blank, operation, stream, span, true)
+        self.mark(blank, operation, stream, span, Count::of_one(&task))
     }
 
     /// A call that may be held up in the driver, until what is returned is dropped.

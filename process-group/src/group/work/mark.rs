@@ -21,7 +21,7 @@ use cuda_driver::{
 };
 
 use super::{
-    super::{GroupError, Result, process_group::Counter},
+    super::{GroupError, Result, counter::Counter},
     Work,
 };
 use crate::{Slim, record::Span};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    super::{GroupError, process_group::Counter},
+    super::{GroupError, counter::Counter},
     Blank, Marks, Work,
     mark::StreamKey,
 };
