@@ -126,7 +126,7 @@ pub(crate) fn ranks_of(group: &ProcessGroup) -> Vec<u32> {
 }
 
 /// A job has fewer ranks than that.
-fn rank_of(rank: usize) -> u32 {
+pub(crate) fn rank_of(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }
 

@@ -49,7 +49,7 @@
 //! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is known by (pool, ordinal), a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::Seat`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
-//! | I5 | one window call of a communicator at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives are [`Refusal::CollectivesOutstanding`] |
+//! | I5 | one window call of a communicator at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | several groups in ascending order of their numbers | [`commit_all`]; whoever does otherwise meets a deadline that says who waits where |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | what a segment is to a group is agreed, not found out | [`Standing`] changes by a commit's verdict only |
@@ -71,7 +71,7 @@ pub mod rendezvous;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 
-pub use agreement::{Enqueued, GroupId, NoWindows, Poison, Policy, PoolId, Refusal, decide};
+pub use agreement::{Enqueued, GroupId, MessageCounts, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
 pub use commit::{CommitError, CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};

@@ -102,7 +102,8 @@ impl Decision {
 /// Decides what the members do, from the records of all of them: the same for every order of the records.
 ///
 /// Checked in this order: an earlier poisoning; that all speak of the same commit, with the same policy and
-/// capabilities; the log of what is committed; that every rank is ready; that no collective is half enqueued;
+/// capabilities; the log of what is committed; that every rank is ready; that no collective or message is half
+/// enqueued;
 /// the new segments with their histories; the address space.
 pub fn decide(records: &[Record]) -> Decision {
     let mut sorted: Vec<&Record> = records.iter().collect();
@@ -225,7 +226,7 @@ fn outstanding(records: &[&Record]) -> Option<Refusal> {
     half_enqueued(records.iter().map(|record| (record.rank, record.enqueued.as_slice())))
 }
 
-/// Whether ranks have enqueued different numbers of operations on a group that they share.
+/// What ranks have enqueued on a group that they share that others have not: a collective, or an end of a message.
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -234,12 +235,36 @@ pub(super) fn half_enqueued<'a>(
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().find_map(|group| {
-        let counts = ranks.clone().filter_map(|(rank, enqueued)| {
-            let enqueued = enqueued.iter().find(|enqueued| enqueued.group == group)?;
-            Some((rank, enqueued.operations))
-        });
-        let operations = Split::of(counts);
-        (!operations.is_unanimous()).then_some(Refusal::CollectivesOutstanding { group, operations })
+        let of_group = |(rank, enqueued): (u32, &'a [Enqueued])| {
+            Some((rank, enqueued.iter().find(|enqueued| enqueued.group == group)?))
+        };
+        let ranks: Vec<(u32, &Enqueued)> = ranks.clone().filter_map(of_group).collect();
+        let collectives = Split::of(ranks.iter().map(|(rank, enqueued)| (*rank, enqueued.collectives)));
+        match collectives.is_unanimous() {
+            true => half_exchanged(group, &ranks),
+            false => Some(Refusal::CollectivesOutstanding { group, collectives }),
+        }
+    })
+}
+
+/// The first two of `ranks`, ascending, of which one has sent the other more or fewer messages than that has received.
+/// Those of who does not take part are not looked at: what it has enqueued is not known.
+fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
+    let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
+    ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
+        let at = ranks.binary_search_by_key(&own.peer, |(rank, _)| *rank).ok()?;
+        let others = &ranks[at].1.messages;
+        let other = others.binary_search_by_key(&rank, |other| other.peer).ok().map(|at| others[at]);
+        let (sent, received) = match other {
+            Some(other) if other.captured => return None,
+            Some(other) => (other.sent, other.received),
+            None => (0, 0),
+        };
+        let outstanding = |from, to, sent, received| {
+            (sent != received).then_some(Refusal::MessagesOutstanding { group, from, to, sent, received })
+        };
+        outstanding(rank, own.peer, own.sent, received)
+            .or_else(|| outstanding(own.peer, rank, sent, own.received))
     })
 }
 

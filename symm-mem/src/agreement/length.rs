@@ -13,7 +13,7 @@ use super::{
 
 /// What a rank needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Need {
+pub(super) struct Need {
     bytes: u64,
 }
 wire_struct!(Need { bytes });

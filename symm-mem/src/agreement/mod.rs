@@ -46,7 +46,8 @@ pub use plain::{Attempt, Plain, PlainVote};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use record::{
-    Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment, WindowSupport,
+    Capabilities, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment,
+    WindowSupport,
 };
 pub use refusal::{Absentee, Capability, Held, Identity, Refusal, Shape, Waiting};
 pub use retire::{

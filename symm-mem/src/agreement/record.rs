@@ -147,15 +147,31 @@ pub struct Capabilities {
 }
 wire_struct!(Capabilities { library, windows });
 
-/// How much a group has been given to do on the rank's device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How much a group has been given to do on the rank's device, in what its members must have alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
     pub group: GroupId,
-    /// How many operations have been enqueued.
-    pub operations: u64,
+    /// How many collectives have been enqueued.
+    pub collectives: u64,
+    /// The messages, by peer, ascending.
+    pub messages: Vec<MessageCounts>,
 }
-wire_struct!(Enqueued { group, operations });
+wire_struct!(Enqueued { group, collectives, messages });
+
+/// The messages between the rank and another, as far as this one has enqueued its ends of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageCounts {
+    /// The other rank.
+    pub peer: u32,
+    /// How many it was sent.
+    pub sent: u64,
+    /// How many were received from it.
+    pub received: u64,
+    /// Whether graphs captured any of them: how often these run is not known, so that the counts say nothing.
+    pub captured: bool,
+}
+wire_struct!(MessageCounts { peer, sent, received, captured });
 
 /// What a rank tells the other members of a group when it commits a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]

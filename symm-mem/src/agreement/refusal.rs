@@ -172,17 +172,33 @@ pub enum Refusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// Ranks have enqueued different numbers of operations: one that runs now may wait for a peer that will
+    /// Ranks have enqueued different numbers of collectives: one that runs now may wait for a peer that will
     /// only enqueue its part after the commit, while the registration waits for the one that runs.
     #[error(
-        "CollectivesOutstanding: ranks have enqueued different numbers of operations on group {group} ({}); let all of them enqueue the same before the commit",
-        operations.describe(u64::to_string)
+        "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit",
+        collectives.describe(u64::to_string)
     )]
     CollectivesOutstanding {
-        /// The group whose operations they are.
+        /// The group whose collectives they are.
         group: GroupId,
-        /// How many operations each rank has enqueued.
-        operations: Split<u64>,
+        /// How many collectives each rank has enqueued.
+        collectives: Split<u64>,
+    },
+    /// The same of messages: one end of one may run now, and wait for the other, which is enqueued only after the commit.
+    #[error(
+        "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
+    )]
+    MessagesOutstanding {
+        /// The group whose messages they are.
+        group: GroupId,
+        /// The rank that sends.
+        from: u32,
+        /// The rank that receives.
+        to: u32,
+        /// How many the one has enqueued.
+        sent: u64,
+        /// How many the other has enqueued.
+        received: u64,
     },
     /// The communicator's symmetric address space is full.
     #[error(
@@ -267,7 +283,7 @@ wire_enum!(Refusal {
     8 => PeerPrepareFailed { rank, ordinal, cause },
     9 => CommitDuringCapture { ranks },
     10 => CommitInsideGroup { ranks },
-    11 => CollectivesOutstanding { group, operations },
+    11 => CollectivesOutstanding { group, collectives },
     12 => AddressSpaceExhausted { rank, needed, left },
     13 => SyncTimeout { missing, waited_ms, circle },
     14 => RetirementMismatch { ordinals },
@@ -276,6 +292,7 @@ wire_enum!(Refusal {
     17 => SegmentCommitted { rank, ordinal, groups },
     18 => CommittedLogDiverged { group, logs },
     19 => QuiesceFailed { rank, cause },
+    20 => MessagesOutstanding { group, from, to, sent, received },
 });
 
 impl Refusal {
@@ -315,6 +332,7 @@ impl Refusal {
             Refusal::CommitDuringCapture { .. } => "CommitDuringCapture",
             Refusal::CommitInsideGroup { .. } => "CommitInsideGroup",
             Refusal::CollectivesOutstanding { .. } => "CollectivesOutstanding",
+            Refusal::MessagesOutstanding { .. } => "MessagesOutstanding",
             Refusal::AddressSpaceExhausted { .. } => "AddressSpaceExhausted",
             Refusal::SyncTimeout { .. } => "SyncTimeout",
             Refusal::RetirementMismatch { .. } => "RetirementMismatch",

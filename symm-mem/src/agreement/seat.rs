@@ -109,6 +109,11 @@ impl Seat {
         self.committed.length += 1;
     }
 
+    /// Whether a segment is one that the group has neither committed nor passed over.
+    pub(crate) fn is_new(&self, ordinal: u32) -> bool {
+        ordinal >= self.next
+    }
+
     /// Begins the next commit. Returns its machine and the segments that it is about.
     pub fn begin(&mut self, situation: Situation) -> (Commit, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
@@ -118,7 +123,7 @@ impl Seat {
             None => readiness,
         };
         let mut segments = situation.segments;
-        segments.retain(|segment| segment.ordinal >= self.next);
+        segments.retain(|segment| self.is_new(segment.ordinal));
         let record = Record {
             pool: self.pool,
             group: self.group,

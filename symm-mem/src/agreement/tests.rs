@@ -1,6 +1,13 @@
 //! Properties of the binary form and of the decisions.
 
-use proptest::{collection::vec, option, prelude::*, sample::select};
+use std::collections::BTreeMap;
+
+use proptest::{
+    collection::{btree_map, vec},
+    option,
+    prelude::*,
+    sample::select,
+};
 
 use super::{
     poison::*,
@@ -41,7 +48,8 @@ fn record() -> impl Strategy<Value = Record> {
     let identity = (select(vec![0u64, 0, 0, 0, 0, 1]), select(vec![7u64, 7, 7, 7, 7, 8]));
     let wishes = (select(vec![Policy::Strict, Policy::Prefix]), 1u64..100, option::of(0u64..1 << 22));
     let segments = vec((select(vec![1u64 << 20, 1 << 20, 1 << 21]), log_point()), 0..4);
-    let enqueued = vec((0u64..3, 0u64..2), 0..3);
+    let messages = btree_map(0u32..4, (0u64..2, 0u64..2, proptest::bool::weighted(0.2)), 0..3);
+    let enqueued = btree_map(0u64..3, (0u64..2, messages), 0..3);
     (
         identity,
         wishes,
@@ -64,10 +72,7 @@ fn record() -> impl Strategy<Value = Record> {
                 deadline_ms,
                 readiness,
                 capabilities,
-                enqueued: enqueued
-                    .into_iter()
-                    .map(|(uid, operations)| Enqueued { group: GroupId { uid, epoch: 0 }, operations })
-                    .collect(),
+                enqueued: enqueued.into_iter().map(enqueued_on).collect(),
                 address_space_left,
                 committed: logs.0,
                 log: logs.1,
@@ -77,6 +82,15 @@ fn record() -> impl Strategy<Value = Record> {
                     .collect(),
             }
         })
+}
+
+/// How many were sent and received, and whether graphs captured any, by peer.
+type Drawn = BTreeMap<u32, (u64, u64, bool)>;
+
+fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued {
+    let with = |(peer, (sent, received, captured))| MessageCounts { peer, sent, received, captured };
+    let messages = messages.into_iter().map(with).collect();
+    Enqueued { group: GroupId { uid, epoch: 0 }, collectives, messages }
 }
 
 /// The records of a group: mostly alike, since records drawn alone differ in everything.
@@ -103,6 +117,12 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
             })
             .collect()
     })
+}
+
+/// What both have enqueued on the groups that they share.
+fn shared<'a>(own: &'a Record, other: &'a Record) -> impl Iterator<Item = (&'a Enqueued, &'a Enqueued)> {
+    let of = |group| other.enqueued.iter().find(move |it| it.group == group);
+    own.enqueued.iter().filter_map(move |mine| Some((mine, of(mine.group)?)))
 }
 
 fn permuted<T: Clone + std::fmt::Debug + 'static>(
@@ -157,6 +177,16 @@ proptest! {
                     prop_assert_eq!(&pending, &None);
                 }
             }
+            for (own, other) in records.iter().flat_map(|own| records.iter().map(move |other| (own, other))) {
+                for (mine, theirs) in shared(own, other) {
+                    prop_assert_eq!(mine.collectives, theirs.collectives);
+                    let with = |of: &Enqueued, peer| of.messages.iter().find(|it| it.peer == peer).copied();
+                    let (out, back) = (with(mine, other.rank), with(theirs, own.rank));
+                    if ![out, back].iter().flatten().any(|it| it.captured) {
+                        prop_assert_eq!(out.map_or(0, |it| it.sent), back.map_or(0, |it| it.received));
+                    }
+                }
+            }
         }
     }
 
@@ -183,19 +213,47 @@ proptest! {
         }
     }
 
+    /// Of each kind of message the bytes are refused, or the one form of the message that is read.
     #[test]
-    fn garbage_is_refused(garbage in vec(any::<u8>(), 0..200), kind in 0u8..12) {
+    fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)], kind in 0u8..16) {
         let _ = Record::decode(&garbage);
-        let mut message = b"SY\x02\x00".to_vec();
-        message.push(kind);
-        message.extend(&garbage);
-        let decision = Decision::decode(&message);
-        if let Ok(decision) = decision {
-            prop_assert_eq!(decision.encode(), message);
-        } else if let Ok(record) = Record::decode(&message) {
-            prop_assert_eq!(record.encode(), message);
-        }
+        let message = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[kind], &garbage].concat();
+        let mut kinds = 0;
+        kinds += is_strict::<Record>(&message, kind)?;
+        kinds += is_strict::<Place>(&message, kind)?;
+        kinds += is_strict::<Decision>(&message, kind)?;
+        kinds += is_strict::<Outcome>(&message, kind)?;
+        kinds += is_strict::<Verdict>(&message, kind)?;
+        kinds += is_strict::<search::Hashes>(&message, kind)?;
+        kinds += is_strict::<search::Finding>(&message, kind)?;
+        kinds += is_strict::<search::Recalled>(&message, kind)?;
+        kinds += is_strict::<length::Need>(&message, kind)?;
+        kinds += is_strict::<RetirementRecord>(&message, kind)?;
+        kinds += is_strict::<Release>(&message, kind)?;
+        kinds += is_strict::<retire::Judged>(&message, kind)?;
+        kinds += is_strict::<Attempt>(&message, kind)?;
+        kinds += is_strict::<Plain>(&message, kind)?;
+        prop_assert_eq!(kinds, u32::from((1..=14).contains(&kind)));
     }
+}
+
+/// Whether the bytes, which say that they are of `kind`, were taken for a message of the type's, good or bad.
+fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError> {
+    match M::from_bytes(message) {
+        Ok(read) => prop_assert_eq!(read.to_bytes(), message),
+        Err(
+            Malformed::Short { .. }
+            | Malformed::Tag { .. }
+            | Malformed::Text { .. }
+            | Malformed::Trailing { .. },
+        ) => {}
+        Err(Malformed::Kind { wanted, found }) => {
+            prop_assert_eq!((wanted, found), (M::KIND, kind));
+            return Ok(0);
+        }
+        Err(other) => return Err(TestCaseError::fail(other.to_string())),
+    }
+    Ok(1)
 }
 
 #[test]
@@ -256,6 +314,47 @@ fn refusal(decision: Decision) -> Refusal {
         Decision::Refuse { refusal, .. } => refusal,
         other => panic!("{other:?}"),
     }
+}
+
+/// Rank 0 sends to rank 1, and that to rank 2, so many messages; each receives so many.
+fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<Record> {
+    let with = |peer, sent, received| MessageCounts { peer, sent, received, captured: false };
+    let messages = [
+        vec![with(1, sent[0], 0)],
+        vec![with(0, 0, received[0]), with(2, sent[1], 0)],
+        vec![with(1, 0, received[1])],
+    ];
+    let group = GroupId { uid: 3, epoch: 0 };
+    let enqueued = messages.into_iter().map(|messages| vec![Enqueued { group, collectives: 4, messages }]);
+    (0..).zip(enqueued).map(|(rank, enqueued)| Record { enqueued, ..plain(rank, &[(64, 1)]) }).collect()
+}
+
+#[test]
+fn a_message_is_outstanding_where_one_end_is() {
+    let group = GroupId { uid: 3, epoch: 0 };
+    let commits = |records: &[Record]| matches!(decide(records), Decision::Commit { segments: 1, .. });
+    assert!(commits(&pipeline([5, 2], [5, 2])), "the ends of a pipeline have fewer messages");
+    let records = pipeline([5, 2], [5, 3]);
+    let outstanding = Refusal::MessagesOutstanding { group, from: 1, to: 2, sent: 2, received: 3 };
+    assert_eq!(refusal(decide(&records)), outstanding);
+    let records = pipeline([1, 2], [0, 3]);
+    let first = Refusal::MessagesOutstanding { group, from: 0, to: 1, sent: 1, received: 0 };
+    assert_eq!(refusal(decide(&records)), first);
+    // One end alone has heard of the other.
+    let mut deaf = pipeline([0, 2], [0, 2]);
+    deaf[2].enqueued[0].messages.clear();
+    assert!(matches!(
+        refusal(decide(&deaf)),
+        Refusal::MessagesOutstanding { from: 1, to: 2, received: 0, .. }
+    ));
+    // Rank 2 takes no part.
+    assert!(commits(&pipeline([5, 2], [5, 3])[..2]));
+    // What graphs do is not known.
+    let mut captured = pipeline([5, 2], [5, 3]);
+    captured[2].enqueued[0].messages[0].captured = true;
+    assert!(commits(&captured));
+    captured[2].enqueued[0].collectives += 1;
+    assert!(matches!(refusal(decide(&captured)), Refusal::CollectivesOutstanding { .. }));
 }
 
 #[test]
@@ -323,7 +422,7 @@ fn a_group_of_one_needs_no_window() {
 fn texts_of_nothing_do_not_fail() {
     let empty = Refusal::CollectivesOutstanding {
         group: GroupId { uid: 1, epoch: 0 },
-        operations: Split { sides: Vec::new() },
+        collectives: Split { sides: Vec::new() },
     };
     assert!(!empty.to_string().is_empty());
     assert!(

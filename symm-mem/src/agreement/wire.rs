@@ -7,7 +7,7 @@ use std::fmt;
 
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse
 /// each other.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 const MAGIC: [u8; 2] = *b"SY";
 

@@ -6,10 +6,13 @@ use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
     comm::{CommError, Communicator, WindowsUnsupported},
-    group::{GroupError, SymmetricPlaces, enqueued_on},
+    group::{self, GroupError, SymmetricPlaces, enqueued_on},
 };
 
-use crate::agreement::{Enqueued, GroupId};
+use crate::{
+    agreement::{Enqueued, GroupId, MessageCounts},
+    domain::rank_of,
+};
 
 /// A group of ranks that pools can be committed for.
 pub trait SymmetricGroup: Sync {
@@ -85,10 +88,18 @@ impl SymmetricGroup for ProcessGroup {
     }
 
     fn enqueued(&self) -> Vec<Enqueued> {
-        enqueued_on(self.context().device())
-            .into_iter()
-            .map(|counted| Enqueued { group: counted.id, operations: counted.sequence })
-            .collect()
+        let messages = |of: &group::MessageCounts| MessageCounts {
+            peer: rank_of(of.peer),
+            sent: of.sent,
+            received: of.received,
+            captured: of.captured,
+        };
+        let enqueued = enqueued_on(self.context().device()).into_iter().map(|of| Enqueued {
+            group: of.id,
+            collectives: of.collectives,
+            messages: of.messages.iter().map(messages).collect(),
+        });
+        enqueued.collect()
     }
 }
 

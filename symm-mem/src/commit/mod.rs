@@ -37,8 +37,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
-    comm::{Group, Window},
+    comm::{Group, Window, WindowRequest, WindowRequestError},
     store::Deadline,
 };
 
@@ -53,7 +54,7 @@ pub use self::{
 use self::{
     error::failed,
     member::Member,
-    offer::{Found, JOINED_SINCE, offered},
+    offer::{Candidates, Found, JOINED_SINCE, offered},
 };
 pub(crate) use self::{
     plain::PlainRegistration,
@@ -63,6 +64,7 @@ pub(crate) use self::{
 use crate::{
     agreement::{
         Agreed, Commit, Conclusion, Ending, GroupId, NoWindows, Poison, Readiness, Seat, Segment, Situation,
+        WindowSupport,
     },
     pool::{Standing, SymmetricPool},
 };
@@ -74,10 +76,10 @@ impl SymmetricPool {
     /// Makes the pool's new segments windows of `group`: on all members, or on none.
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. To
-    /// be called while nothing is captured and no NCCL group is open, after the same collectives have been
-    /// enqueued on all members. A group's commits, of whatever pools, come one after the other: NCCL pairs windows
-    /// by their order. Of several groups, every rank commits the one with the lowest number first
-    /// ([`commit_all`] does).
+    /// be called while nothing is captured and no NCCL group is open, after the same collectives and both ends of the
+    /// same messages have been enqueued on the members. A group's commits, of whatever pools, come one after the
+    /// other: NCCL pairs windows by their order. Of several groups, every rank commits the one with the lowest number
+    /// first ([`commit_all`] does).
     ///
     /// # Errors
     /// [`CommitError`]; [`Refused`](CommitError::Refused) and [`Poisoned`](CommitError::Poisoned) are given to every
@@ -121,7 +123,8 @@ impl SymmetricPool {
         let mut seated = lock(&seated);
         let turn = Turn::take(group.communicator());
         let found = Found::of(group, inside, turn.is_some());
-        let (machine, segments) = self.begin_commit(&mut seated, options, found);
+        let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
+        let (machine, segments) = self.begin_commit(&mut seated, options, found, check);
         let mut member = Member {
             pool: self,
             group,
@@ -207,12 +210,14 @@ impl SymmetricPool {
         Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
     }
 
-    /// Begins a commit with what the pool has. Returns the machine and the segments that it is about.
+    /// Begins a commit with what the pool has; `check` says whether this rank could make windows of that. Returns the
+    /// machine and the segments that it is about.
     pub(crate) fn begin_commit(
         &self,
         seated: &mut Seated,
         options: CommitOptions,
         found: Found,
+        check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
     ) -> (Commit, Vec<Segment>) {
         let arena = self.memory().arena();
         let log = arena.log().state().into();
@@ -220,10 +225,15 @@ impl SymmetricPool {
         let joins = options.joined && found.capabilities.library >= JOINED_SINCE;
         let segments = offered(arena.segments(), joins);
         let frozen = arena.is_frozen();
+        let registers =
+            found.capabilities.windows == WindowSupport::Available && seated.seat.members().len() > 1;
+        let is_new = |it: &SymmetricSegment| registers && seated.seat.is_new(it.ordinal);
+        let candidates = Candidates::of(&arena, is_new);
         drop(arena);
         let readiness = match found.readiness {
             Readiness::GroupOpen => Readiness::GroupOpen,
             _ if frozen => Readiness::Capturing,
+            Readiness::Ready => candidates.check(check),
             other => other,
         };
         seated.seat.begin(Situation {

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use caching_alloc::core::symmetric::{self, SymmetricSegment};
-use process_group::comm::Communicator;
+use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
+use cuda_driver::DevicePtr;
+use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 
 use super::SymmetricGroup;
 use crate::agreement::{
@@ -69,6 +70,47 @@ pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment
         Segment { flags: if follows { Segment::FOLLOWS } else { 0 }, ..segment(it) }
     });
     offer.collect()
+}
+
+/// The segments of which windows are to be made, as far as this rank can look at them alone.
+pub(super) struct Candidates {
+    ordinals: Vec<u32>,
+    requests: Vec<WindowRequest>,
+    /// Whether peers can be given the memory.
+    is_exportable: bool,
+}
+
+impl Candidates {
+    /// Of the segments that are not retired, those that `is_new` accepts.
+    pub(super) fn of(arena: &SymmetricArena, is_new: impl Fn(&SymmetricSegment) -> bool) -> Self {
+        let new = || arena.segments().iter().filter(|it| !it.retired && is_new(it));
+        let request =
+            |it: &SymmetricSegment| WindowRequest::symmetric(DevicePtr(it.memory.address), it.bytes as usize);
+        Self {
+            ordinals: new().map(|it| it.ordinal).collect(),
+            requests: new().map(request).collect(),
+            is_exportable: arena.source().is_exportable(),
+        }
+    }
+
+    /// Whether this rank could register them. What it finds now is told to all members while nothing has begun;
+    /// what is found when they register costs them the group.
+    pub(super) fn check(
+        &self,
+        check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
+    ) -> Readiness {
+        if let (Some(ordinal), false) = (self.ordinals.first(), self.is_exportable) {
+            let cause = "the pool's memory cannot be shared with other ranks: make the pool over exportable virtual memory";
+            return Readiness::Failed { ordinal: Some(*ordinal), cause: cause.to_owned() };
+        }
+        match check(&self.requests) {
+            Ok(()) => Readiness::Ready,
+            Err(WindowRequestError { index, address, bytes, problem, .. }) => {
+                let cause = format!("{bytes} bytes at {address:#x}: {problem}");
+                Readiness::Failed { ordinal: self.ordinals.get(index).copied(), cause }
+            }
+        }
+    }
 }
 
 /// A segment, as the others are told of it.

@@ -98,7 +98,8 @@ impl SymmetricPool {
         Ok(Self { context: Some(context.clone()), ..pool })
     }
 
-    /// A pool over the memory of `source`, which must be what the group's library can register.
+    /// A pool over the memory of `source`, which must be what the group's library can register: with windows to be had,
+    /// a commit is refused on all members if it is not [exportable](SegmentSource::is_exportable).
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`].

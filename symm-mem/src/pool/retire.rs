@@ -121,8 +121,8 @@ impl SymmetricPool {
     /// Gives the memory of segments back: on all ranks of the domain, or on none. Their numbers are not used again.
     ///
     /// Collective over the whole domain, within `deadline`: every rank names the same segments at the same point of
-    /// the program, after the same collectives have been enqueued everywhere, with all groups that have any of them
-    /// (on this rank). Nothing may hold them, on any rank: no block, no [graph](super::GraphPin). Then all
+    /// the program, after the same collectives and both ends of the same messages have been enqueued, with all groups
+    /// that have any of them (on this rank). Nothing may hold them, on any rank: no block, no [graph](super::GraphPin). Then all
     /// devices come to rest, every rank unmaps what it has of its peers' segments and deregisters its windows, group by
     /// group, in one order, and when all have said so the memory goes. Addresses of other blocks stay.
     ///

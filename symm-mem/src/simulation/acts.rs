@@ -76,6 +76,7 @@ impl World {
             }
             Action::DropGraphs => self.rank(rank).pins.clear(),
             Action::Use { group, nth, site } => self.use_block(rank, group, nth, site)?,
+            Action::Message { group, from, to } => self.message(rank, group, from, to),
             Action::Make { group, epoch } => self.make(rank, group, epoch),
         }
         self.observe(rank)?;
@@ -115,14 +116,14 @@ impl World {
     fn make(&mut self, rank: u32, group: u64, epoch: bool) {
         let members = self.scenario.groups[&group].clone();
         let state = self.rank(rank);
-        let (id, commits, life, operations) = match state.groups.remove(&group) {
-            None => (GroupId { uid: group, epoch: 0 }, 0, 1, 0),
+        let (id, commits, life, collectives, messages) = match state.groups.remove(&group) {
+            None => (GroupId { uid: group, epoch: 0 }, 0, 1, 0, BTreeMap::new()),
             Some(former) => {
                 state.pool.forget(former.id);
                 let id = GroupId { uid: group, epoch: former.id.epoch + u64::from(epoch) };
                 let (commits, life) = if epoch { (0, 1) } else { (former.commits, former.life + 1) };
                 self.library.leave(Life { group: former.id, number: former.life }, rank);
-                (id, commits, life, former.operations)
+                (id, commits, life, former.collectives, former.messages)
             }
         };
         self.library.join(Life { group: id, number: life }, &members, rank);
@@ -132,11 +133,27 @@ impl World {
             commits,
             meetings: 0,
             life,
-            operations,
+            collectives,
+            messages,
             kept: None,
             homes: BTreeMap::new(),
         };
         self.rank(rank).groups.insert(group, membership);
+    }
+
+    /// This rank's end of a message, if it has one, which is done at once.
+    fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
+        let state = self.rank(rank);
+        let Some(membership) = state.groups.get(&group) else { return };
+        if state.is_poisoned(membership.id) || state.lost {
+            return;
+        }
+        let Some(membership) = state.groups.get_mut(&group) else { return };
+        if rank == from {
+            membership.send(to);
+        } else if rank == to {
+            membership.receive(from);
+        }
     }
 
     /// A collective of a group on a block: by the window that is found, or without.
@@ -148,7 +165,7 @@ impl World {
             return Ok(());
         }
         if let Some(membership) = state.groups.get_mut(&group) {
-            membership.operations += 1;
+            membership.collectives += 1;
         }
         let Some((block, identity)) = state.block(nth) else { return Ok(()) };
         let (ptr, bytes, identity, place) = (block.ptr(), block.bytes(), *identity, block.placement());

@@ -70,6 +70,10 @@ impl SegmentSource for Device {
         Ok(SegmentMemory { address, bytes, token: 0 })
     }
 
+    fn is_exportable(&self) -> bool {
+        true
+    }
+
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let mut state = self.state();
         if state.live.remove(&memory.address) != Some(memory.bytes) {

@@ -60,7 +60,13 @@ impl World {
         let (id, members, round) = (membership.id, membership.members.clone(), membership.commits);
         membership.commits += 1;
         if trouble == Trouble::HalfEnqueued && culprit && !mem::replace(&mut state.odd, true) {
-            membership.operations += 1;
+            membership.collectives += 1;
+        }
+        let peer = members.iter().find(|peer| **peer != rank);
+        if let (Trouble::HalfSent, true, Some(peer)) = (trouble, culprit, peer)
+            && !mem::replace(&mut state.odd, true)
+        {
+            membership.send(*peer);
         }
         let fails = trouble == Trouble::PrepareFails && culprit && round == 1;
         let readiness = match fails {
@@ -75,7 +81,7 @@ impl World {
         };
         let seated = state.pool.seated(id, members).map_err(Violation::of)?;
         let options = CommitOptions::default().policy(policy).deadline(deadline);
-        let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found);
+        let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found, |_| Ok(()));
         let machine = Box::new(machine);
         let work = Work::Commit { machine, seated, group, segments, places: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, round, id.epoch, deadline)

@@ -195,6 +195,7 @@ impl World {
                 | Trouble::OtherEnvironment
                 | Trouble::AddressSpace
                 | Trouble::HalfEnqueued
+                | Trouble::HalfSent
                 | Trouble::PrepareFails
                 | Trouble::Killed(_)
         );
@@ -379,9 +380,12 @@ impl World {
             Refusal::AddressSpaceExhausted { rank, .. } => {
                 trouble == Trouble::AddressSpace && *rank == culprit
             }
-            Refusal::CollectivesOutstanding { operations, .. } => {
+            Refusal::MessagesOutstanding { from, to, sent, received, .. } => {
+                trouble == Trouble::HalfSent && *from == culprit && to != from && *sent == received + 1
+            }
+            Refusal::CollectivesOutstanding { collectives, .. } => {
                 trouble == Trouble::HalfEnqueued
-                    && operations.sides.iter().any(|side| side.ranks == [culprit])
+                    && collectives.sides.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::QuiesceFailed { rank, .. } => {
                 matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate) && *rank == culprit

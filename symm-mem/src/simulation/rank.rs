@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
-    agreement::{Enqueued, LogPoint, hash::chain},
+    agreement::{Enqueued, LogPoint, MessageCounts, hash::chain},
     pool::Memory,
 };
 
@@ -42,11 +42,35 @@ pub(super) struct Membership {
     pub(super) meetings: u64,
     /// How often it has made the group under this name.
     pub(super) life: u64,
-    pub(super) operations: u64,
+    pub(super) collectives: u64,
+    /// How many messages it has sent to each peer, and received.
+    pub(super) messages: BTreeMap<u32, (u64, u64)>,
     /// What the communicator keeps.
     pub(super) kept: Option<Arc<Memory>>,
     /// Where peers' memory is mapped: since which rendezvous, and what lies there.
     pub(super) homes: BTreeMap<Home, (u64, Vec<u64>)>,
+}
+
+impl Membership {
+    /// It sends a message to `peer`.
+    pub(super) fn send(&mut self, peer: u32) {
+        self.messages.entry(peer).or_default().0 += 1;
+    }
+
+    /// It receives a message from `peer`.
+    pub(super) fn receive(&mut self, peer: u32) {
+        self.messages.entry(peer).or_default().1 += 1;
+    }
+
+    fn with(&self, peer: u32) -> (u64, u64) {
+        self.messages.get(&peer).copied().unwrap_or_default()
+    }
+
+    /// Whether nothing waits that `own` or `other`, of whom `theirs` is the same membership, alone has enqueued.
+    pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
+        let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
+        self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
+    }
 }
 
 /// Which meeting it is, and how long it may take, in µs.
@@ -254,7 +278,17 @@ impl Rank {
     }
 
     pub(super) fn enqueued(&self) -> Vec<Enqueued> {
-        let count = |it: &Membership| Enqueued { group: it.id, operations: it.operations };
+        let with = |(peer, counts): (&u32, &(u64, u64))| MessageCounts {
+            peer: *peer,
+            sent: counts.0,
+            received: counts.1,
+            captured: false,
+        };
+        let count = |it: &Membership| Enqueued {
+            group: it.id,
+            collectives: it.collectives,
+            messages: it.messages.iter().map(with).collect(),
+        };
         let mut enqueued: Vec<Enqueued> = self.groups.values().map(count).collect();
         enqueued.sort_by_key(|it| it.group);
         enqueued

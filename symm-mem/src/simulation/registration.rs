@@ -124,13 +124,14 @@ impl World {
             if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
                 return wrong(*rank, "with another library than its peers, or one without");
             }
-            let first = &self.ranks[met[0].rank as usize];
-            let differs = |(uid, mine): (&u64, &Membership)| {
-                let its = first.groups.get(uid).filter(|its| (its.id, its.life) == (mine.id, mine.life));
-                its.is_some_and(|its| its.operations != mine.operations)
+            let differs = |other: u32, (uid, mine): (&u64, &Membership)| {
+                let groups = &self.ranks[other as usize].groups;
+                let theirs = groups.get(uid).filter(|it| (it.id, it.life) == (mine.id, mine.life));
+                theirs.is_some_and(|theirs| !mine.is_even(*rank, other, theirs))
             };
-            if state.groups.iter().any(differs) {
-                return wrong(*rank, "with collectives that its peers have not enqueued");
+            let mut others = met.iter().map(|met| met.rank).filter(|other| other != rank);
+            if others.any(|other| state.groups.iter().any(|group| differs(other, group))) {
+                return wrong(*rank, "with collectives or messages that its peers have not enqueued");
             }
         }
         Ok(())

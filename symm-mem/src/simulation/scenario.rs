@@ -47,6 +47,12 @@ pub(super) enum Action {
         nth: u64,
         site: u64,
     },
+    /// A message between two members, of whom each does its part.
+    Message {
+        group: u64,
+        from: u32,
+        to: u32,
+    },
     /// Ends the capture with a graph.
     EndCapture,
     DropGraphs,
@@ -149,8 +155,10 @@ impl Scenario {
             _ if random.one_in(4) => 22809,
             _ => *random.pick(&RELEASES),
         };
+        let seed = random.next();
         let mut writer = Writer {
-            random: Random(random.next()),
+            random: Random(seed),
+            aside: Random(!seed),
             limits,
             trouble,
             culprit,
@@ -229,6 +237,8 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
 /// Writes what all ranks do, and what the culprit does otherwise.
 struct Writer<'a> {
     random: Random,
+    /// For what is to change nothing else that a seed chooses.
+    aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
     culprit: u32,
@@ -293,6 +303,7 @@ impl Writer<'_> {
         }
         self.commits(bad);
         self.uses();
+        self.messages();
         if self.random.one_in(3) {
             self.meet();
         }
@@ -384,6 +395,19 @@ impl Writer<'_> {
             self.site += 1;
             let action = Action::Use { group, nth: self.random.next(), site: self.site };
             self.members(group, &action);
+        }
+    }
+
+    /// Messages down a group's members, as between the stages of a pipeline: its ends have fewer of them.
+    fn messages(&mut self) {
+        if self.made.is_empty() || !self.aside.one_in(2) {
+            return;
+        }
+        let group = *self.aside.pick(&self.made);
+        for pair in self.groups[&group].clone().windows(2) {
+            for _ in 0..1 + self.aside.below(2) {
+                self.members(group, &Action::Message { group, from: pair[0], to: pair[1] });
+            }
         }
     }
 

@@ -51,6 +51,7 @@ fn members_agree_whatever_happens() {
         "CapabilityMismatch",
         "AddressSpaceExhausted",
         "CollectivesOutstanding",
+        "MessagesOutstanding",
         "RetirementMismatch",
         "SegmentPinned",
         "SegmentInUse",

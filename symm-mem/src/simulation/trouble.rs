@@ -37,8 +37,10 @@ pub(super) enum Trouble {
     OtherEnvironment,
     /// Its communicators' symmetric address space is nearly full.
     AddressSpace,
-    /// It has enqueued an operation more than others.
+    /// It has enqueued a collective more than others.
     HalfEnqueued,
+    /// It has sent a message that its peer has not asked for.
+    HalfSent,
     /// It keeps its graphs.
     KeepsGraphs,
     /// It keeps a block.
@@ -106,7 +108,7 @@ impl Trouble {
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,
             36 => Self::ExchangesOtherwise(random.below(8) as usize),
-            _ => Self::None,
+            _ => Self::HalfSent,
         }
     }
 

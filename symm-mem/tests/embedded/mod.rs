@@ -1,6 +1,7 @@
 //! Pools and commits on the embedded device, with ranks as threads.
 
 mod agreed;
+mod checks;
 mod deadline;
 mod ends;
 mod explain;
@@ -278,10 +279,10 @@ fn unequal_numbers_of_collectives_are_refused_before_anything_waits() {
             rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
         }
         let error = pool.commit(&rank.world, options()).expect_err("rank 1 has not enqueued its part");
-        let Some(Refusal::CollectivesOutstanding { group, operations }) = error.refusal() else {
+        let Some(Refusal::CollectivesOutstanding { group, collectives }) = error.refusal() else {
             panic!("{error}")
         };
-        assert_eq!((*group, operations.sides.len()), (rank.tp.id(), 2));
+        assert_eq!((*group, collectives.sides.len()), (rank.tp.id(), 2));
         if rank.rank == 1 {
             rank.all_reduce(bucket.ptr(), bucket.bytes(), &rank.tp);
         }

@@ -8,6 +8,7 @@ type Entry = (&'static str, &'static str, &'static [&'static str]);
 const AGREEMENT: &str = "symm-mem/src/agreement/tests.rs";
 const EMBEDDED: &str = "symm-mem/tests/embedded/mod.rs";
 const RETIRE: &str = "symm-mem/tests/embedded/retire.rs";
+const CHECKS: &str = "symm-mem/tests/embedded/checks.rs";
 const EXPLAIN: &str = "symm-mem/tests/embedded/explain.rs";
 const HERE: &str = "symm-mem/tests/hazards/mod.rs";
 const SIMULATION: &str = "symm-mem/src/simulation/tests.rs";
@@ -65,6 +66,7 @@ const HAZARDS: &[Entry] = &[
     ("H15", HERE, &["another_environment", "no_window_after_success"]),
     // Twice the same.
     ("H16", "process-group/src/comm/window/request.rs", &["accepted_requests_are_disjoint"]),
+    ("H16", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
     ("H16", EMBEDDED, &["a_commit_of_nothing_new_does_not_call_the_library"]),
     // Past the end of a segment.
     ("H17", "symm-mem/src/pool/lookup.rs", &["every_address_is_found_where_it_lies"]),
@@ -85,6 +87,7 @@ const HAZARDS: &[Entry] = &[
     // Registration beside collectives.
     ("H23", EMBEDDED, &["unequal_numbers_of_collectives_are_refused_before_anything_waits"]),
     ("H23", RETIRE, &["half_enqueued_collectives_stop_a_retirement"]),
+    ("H23", CHECKS, &["a_message_with_one_end_is_refused_on_all"]),
     // A match by accident.
     ("H24", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
     // A communicator that is not made yet.
@@ -96,7 +99,7 @@ const ERRORS: &[Entry] = &[
     ("SyncTimeout", HERE, &["a_rank_that_does_not_come"]),
     ("SegmentCountMismatch", HERE, &["an_extra_segment", "nothing_new_where_others_have_something"]),
     ("SegmentShapeMismatch", HERE, &["another_size"]),
-    ("AllocationDiverged", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
+    ("AllocationDiverged", HERE, &["the_same_sizes_by_another_way"]),
     ("CommittedLogDiverged", HERE, &["different_retirements"]),
     ("EpochMismatch", HERE, &["another_epoch"]),
     (
@@ -106,6 +109,15 @@ const ERRORS: &[Entry] = &[
     ),
     ("CapabilityMismatch", HERE, &["another_library", "another_environment"]),
     ("PeerPrepareFailed", HERE, &["a_rank_that_fails_before"]),
+    ("PeerPrepareFailed", CHECKS, &["memory_that_cannot_be_shared_is_refused_on_all"]),
+    // It is told as what keeps a rank from taking part.
+    ("AlreadyRegistered", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
+    (
+        "CollectivesOutstanding",
+        EMBEDDED,
+        &["unequal_numbers_of_collectives_are_refused_before_anything_waits"],
+    ),
+    ("MessagesOutstanding", CHECKS, &["a_message_with_one_end_is_refused_on_all"]),
     ("CommitDuringCapture", HERE, &["a_rank_that_captures_or_is_inside_a_group"]),
     ("PoolWouldGrowDuringCapture", ARENA, &["a_frozen_arena_says_what_is_missing"]),
     ("WindowsUnsupported", HERE, &["no_window_after_success"]),

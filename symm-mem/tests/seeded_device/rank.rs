@@ -191,7 +191,8 @@ impl Rank {
         let begun = sched::now();
         let enqueued = self.members.values().map(|member| Enqueued {
             group: GroupId { uid: member.group.uid, epoch: 0 },
-            operations: member.sums,
+            collectives: member.sums,
+            messages: Vec::new(),
         });
         let situation = Situation {
             policy,

@@ -150,12 +150,12 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
 fn what_stands_in_the_store_keeps_its_form() {
     use crate::agreement::wire::Message;
     let open = Decision::Open { opening: Vec::new(), deadline_ms: 5 };
-    assert_eq!(open.to_bytes(), b"SY\x03\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
-    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x03\0\x11\x01\x07\0\0\0\0\0\0\0");
+    assert_eq!(open.to_bytes(), b"SY\x04\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
+    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x04\0\x11\x01\x07\0\0\0\0\0\0\0");
     let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
-    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x03\0\x11\x02\x04\0\0\0\0");
-    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x03\0\x13\0");
-    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x03\0\x13\x01\x04\0\0\0\0");
+    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x04\0\x11\x02\x04\0\0\0\0");
+    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x04\0\x13\0");
+    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x04\0\x13\x01\x04\0\0\0\0");
     assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 
