@@ -18,32 +18,32 @@
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
 //! | [`Direct`](P2pPolicy::Direct) | none, nor the group's: a [path](crate::Path) that is installed | messages with different peers, and both directions |
 //!
-//! Measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, two to five runs of `cargo xtask bench p2p`), with a stream
+//! Measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench p2p`), with a stream
 //! for each direction and peer, in µs; 2 GPUs:
 //!
 //! | policy | 256 MiB in both directions | 64 KiB down and up, a step | device memory beyond the group's 582 MiB |
 //! |---|---|---|---|
-//! | `Shared` | 1549 to 1559 | 18.7 to 23.7 | none |
-//! | `Shared`, in a batch | 909 to 917 | 9.6 to 13.6 | none |
-//! | `Lanes(1)` | 1542 to 1564 | 18.0 to 24.2 | 196 MiB |
-//! | `Lanes(2)` | 798 to 828 | 15.8 to 24.2 | 392 MiB |
-//! | `PerPair` | 1532 to 1552 | 19.7 to 23.3 | 196 MiB |
-//! | `Direct` | 1010 to 1018 | 14.2 to 19.4 | 96 MiB of rings, and no group's |
+//! | `Shared` | 1536 to 1565 | 18.1 to 23.7 | none |
+//! | `Shared`, in a batch | 896 to 927 | 8.6 to 13.6 | none |
+//! | `Lanes(1)` | 1532 to 1565 | 18.0 to 24.2 | 196 MiB |
+//! | `Lanes(2)` | 789 to 828 | 13.7 to 24.2 | 392 MiB |
+//! | `PerPair` | 1532 to 1552 | 18.3 to 23.3 | 196 MiB |
+//! | `Direct` | 959 to 1018 | 12.8 to 19.4 | 96 MiB of rings, and no group's |
 //! | `Direct`, in a batch | 908 to 940 | 22.8 | the same |
-//! | a copy engine alone | 699 | | |
+//! | a copy engine alone | 695 to 706 | | |
 //!
 //! 4 GPUs, where the second column is 256 MiB to each of three peers at once:
 //!
 //! | policy | 256 MiB in both directions | to three peers | 64 KiB down and up, a step | beyond the group's 710 MiB |
 //! |---|---|---|---|---|
-//! | `Shared` | 1543 to 1558 | 2264 to 2271 | 54 to 55 | none |
-//! | `Shared`, in a batch | 964 to 966 | 2227 to 2253 | 15.2 to 15.3 | none |
-//! | `Lanes(3)` | 1536 to 1558 | 2193 to 2214 | 52 to 53 | 590 MiB |
-//! | `Lanes(6)` | 819 to 830 | 2196 to 2212 | 42 to 43 | 1182 MiB |
-//! | `PerPair` | 1539 to 1544 | 2197 to 2214 | 51 to 53 | 590 MiB |
-//! | `Direct` | 1054 | 2365 | 40 to 42 | 288 MiB of rings, and no group's |
-//! | `Direct`, in a batch | 929 | 2432 | 37 | the same |
-//! | a copy engine alone | 698 | 2047 | | |
+//! | `Shared` | 1535 to 1558 | 2241 to 2271 | 54 to 56 | none |
+//! | `Shared`, in a batch | 952 to 966 | 2209 to 2253 | 9.9 to 15.3 | none |
+//! | `Lanes(3)` | 1534 to 1558 | 2185 to 2214 | 52 to 53 | 590 MiB |
+//! | `Lanes(6)` | 803 to 830 | 2188 to 2212 | 27 to 43 | 1182 MiB |
+//! | `PerPair` | 1539 to 1544 | 2188 to 2214 | 51 to 53 | 590 MiB |
+//! | `Direct` | 994 to 1054 | 2355 to 2365 | 28 to 42 | 288 MiB of rings, and no group's |
+//! | `Direct`, in a batch | 911 to 929 | 2418 to 2432 | 28 to 37 | the same |
+//! | a copy engine alone | 697 to 698 | 2045 to 2047 | | |
 //!
 //! lockstep-symm-mem has a path for `Direct`, in `symm_mem::direct`; its memory is for each other member, and an option.
 //!
