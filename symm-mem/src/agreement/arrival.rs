@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{
-    circle::{Trace, Traced, others},
+    circle::{Trace, Traced, others, told},
     decide::Decision,
     machine::{Input, Output},
     place::{ARRIVAL, Errand, Place, place_key},
@@ -102,12 +102,8 @@ impl Arrival {
             Step::Ask(ask) => return Arriving::Ask(ask),
             Step::Stands(value) => {
                 // Whoever hears of a circle refuses all of it before it goes elsewhere: it might be waited for there.
-                let rest = match Decision::decode(&value) {
-                    Ok(Decision::Refuse {
-                        refusal: Refusal::SyncTimeout { waited_ms, circle, .. }, ..
-                    }) => self.refusals(&circle, waited_ms),
-                    _ => Vec::new(),
-                };
+                let refusals = |(circle, waited_ms): (Vec<Waiting>, u64)| self.refusals(&circle, waited_ms);
+                let rest = told(&value).map(refusals).unwrap_or_default();
                 return self.open(rest, Then::Leave(value));
             }
             Step::Unasked => return Arriving::Unasked,

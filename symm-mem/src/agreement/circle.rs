@@ -8,14 +8,19 @@
 //! Everything is looked at twice. A rank that is in the same meeting both times, not yet decided at the second, was
 //! waiting all the time between; so if nothing has changed, all of the circle waited at one moment, and a circle
 //! of waiting does not open by itself.
+//!
+//! Several ranks look for the same circle at a time, and its meetings are refused one after the other. Who comes upon one
+//! that is refused for a circle it is itself in takes that circle over: what it sees now is no longer complete, and to
+//! take it for "no circle" would refuse its own meeting without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
+    decide::Decision,
     machine::Output,
     place::{Place, place_key},
     record::PoolId,
-    refusal::Waiting,
+    refusal::{Refusal, Waiting},
     wire::Message,
 };
 
@@ -68,12 +73,18 @@ impl Trace {
             Asked::Nothing if values.is_empty() => self.go_on(),
             Asked::More(ranks, keys) if values.len() == ranks.len() + keys.len() => {
                 let (places, decisions) = values.split_at(ranks.len());
+                if let Some(circle) = self.found_by_others(decisions) {
+                    return Traced::Circle(circle);
+                }
                 self.seen.extend(ranks.into_iter().zip(places.iter().map(place)));
                 self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
                 self.go_on()
             }
             Asked::Again(circle) if values.len() == 2 * circle.len() => {
                 let (places, decisions) = values.split_at(circle.len());
+                if let Some(circle) = self.found_by_others(decisions) {
+                    return Traced::Circle(circle);
+                }
                 let same =
                     circle.iter().zip(places).all(|(waiting, at)| place(at).as_ref() == Some(&waiting.place));
                 let open = decisions.iter().all(Option::is_none);
@@ -118,6 +129,14 @@ impl Trace {
         Traced::Ask(Output::Fetch { keys })
     }
 
+    /// The circle that one of these decisions tells of, if this rank is in it where it is now.
+    fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
+        let own = self.place(self.rank)?;
+        let is_own = |it: &Waiting| it.rank == self.rank && it.place == *own;
+        let mut circles = decisions.iter().flatten().filter_map(|decision| Some(told(decision)?.0));
+        circles.find(|circle| circle.iter().any(is_own))
+    }
+
     fn place(&self, rank: u32) -> Option<&Place> {
         self.seen.get(&rank)?.as_ref()
     }
@@ -137,6 +156,16 @@ impl Trace {
             front.extend(self.bound_to(next).iter().filter(|other| reached.insert(**other)));
         }
         reached
+    }
+}
+
+/// The circle that this decision tells of, and how long who found it had waited, in milliseconds.
+pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
+    match Decision::decode(decision) {
+        Ok(Decision::Refuse { refusal: Refusal::SyncTimeout { circle, waited_ms, .. }, .. }) => {
+            Some((circle, waited_ms))
+        }
+        _ => None,
     }
 }
 

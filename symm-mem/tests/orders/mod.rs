@@ -4,6 +4,9 @@
 //! What has to come of it is worked out with nothing but sets of ranks that block. The commit's machine is then run in
 //! every order, with every order of precedence among the ranks: where the calls do not cross, all commit; where
 //! they do, every rank of the circle is told so, and who waits where; members agree; nobody waits past the deadline.
+//! [`tracing`] does the same in orders in which several ranks look for the circle at a time.
+
+mod tracing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +46,23 @@ struct Rank {
     next: usize,
     machine: Option<(Commit, Seat, Vec<Segment>, Duration)>,
     at: At,
+    /// The keys that it looks at, one after the other, as a driver does; and what stood there.
+    looks: (Vec<String>, Vec<Option<Vec<u8>>>),
     results: BTreeMap<u64, Result>,
+}
+
+impl Rank {
+    /// Looks at the next key, if there is one left to look at.
+    fn look(&mut self, store: &Store) -> bool {
+        let (keys, values) = &mut self.looks;
+        let Some(key) = keys.get(values.len()) else { return false };
+        values.push(store.values.get(key).cloned());
+        if values.len() == keys.len() {
+            self.at = At::Ready(Input::Values(std::mem::take(values)));
+            keys.clear();
+        }
+        true
+    }
 }
 
 /// The store, in one thread.
@@ -53,8 +72,13 @@ pub(crate) struct Store {
     counts: BTreeMap<String, u64>,
 }
 
-/// Runs the ranks, each with its order of groups; of several that can go on, the first in `precedence` does.
-fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> {
+/// Runs the ranks, each with its order of groups; of those that can go on, the one goes on that `choose` names. If none
+/// can, time passes until the first gives up, and with it all whose patience ends not more than `drift` later.
+fn run(
+    orders: &[Vec<u64>],
+    drift: Duration,
+    mut choose: impl FnMut(&[usize]) -> usize,
+) -> Vec<BTreeMap<u64, Result>> {
     let mut store = Store::default();
     let mut now = Duration::ZERO;
     let mut inside: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
@@ -62,25 +86,30 @@ fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> 
         .iter()
         .map(|order| {
             let at = At::Ready(Input::Start);
-            Rank { order: order.clone(), next: 0, machine: None, at, results: BTreeMap::new() }
+            let looks = (Vec::new(), Vec::new());
+            Rank { order: order.clone(), next: 0, machine: None, at, looks, results: BTreeMap::new() }
         })
         .collect();
     loop {
-        let can_go_on = |rank: &&usize| store.lets_go_on(&ranks[**rank].at);
-        let Some(&chosen) = precedence.iter().find(can_go_on) else {
-            // Nobody can: time passes until the first gives up.
-            let waits = |rank: &usize| match ranks[*rank].at {
-                At::Key(_, until) => Some((until, *rank)),
+        let able: Vec<usize> = (0..ranks.len()).filter(|rank| store.lets_go_on(&ranks[*rank].at)).collect();
+        if able.is_empty() {
+            let until = |rank: &Rank| match rank.at {
+                At::Key(_, until) => Some(until),
                 _ => None,
             };
-            let Some((until, rank)) = precedence.iter().filter_map(waits).min_by_key(|(until, _)| *until)
-            else {
-                break;
-            };
-            now = now.max(until);
-            ranks[rank].at = At::Ready(Input::Expired);
+            let Some(first) = ranks.iter().filter_map(until).min() else { break };
+            for rank in &mut ranks {
+                if let Some(until) = until(rank).filter(|until| *until <= first + drift) {
+                    now = now.max(until);
+                    rank.at = At::Ready(Input::Expired);
+                }
+            }
             continue;
-        };
+        }
+        let chosen = choose(&able);
+        if ranks[chosen].look(&store) {
+            continue;
+        }
         now += Duration::from_micros(1);
         let group = ranks[chosen].order[ranks[chosen].next];
         let output = go_on(chosen, &mut ranks[chosen], &store, now);
@@ -97,6 +126,10 @@ fn run(orders: &[Vec<u64>], precedence: &[usize]) -> Vec<BTreeMap<u64, Result>> 
                 } else {
                     At::Library
                 }
+            }
+            Some(Output::Fetch { keys }) => {
+                ranks[chosen].looks = (keys, Vec::new());
+                At::Ready(Input::Start)
             }
             Some(output) => store.answer(output),
         };
@@ -216,10 +249,15 @@ fn circle_of(rank: u32, stuck: &BTreeMap<u32, u64>) -> BTreeSet<u32> {
     if circle.len() > 1 { stuck.iter().filter_map(inside).collect() } else { BTreeSet::new() }
 }
 
-fn check(orders: &[Vec<u64>], precedence: &[usize], tally: &mut BTreeMap<&'static str, u64>) {
+/// Checks what came of these orders; `at` says how they were run.
+fn check(
+    orders: &[Vec<u64>],
+    results: &[BTreeMap<u64, Result>],
+    at: &str,
+    tally: &mut BTreeMap<&'static str, u64>,
+) {
     let (done, stuck) = block(orders);
-    let results = run(orders, precedence);
-    let at = format!("orders {orders:?}, precedence {precedence:?}");
+    let at = format!("orders {orders:?}, {at}");
     for (group, members) in GROUPS.iter().filter(|(group, _)| orders[0].len() == 3 || *group > 0) {
         let first = &results[members[0] as usize][group];
         assert!(
@@ -278,14 +316,13 @@ fn orders_of(groups: &[u64]) -> Vec<Vec<u64>> {
     }
 }
 
-/// All orders of all ranks, each with its own groups, under every order of precedence.
-fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
+/// All orders of all ranks, each with its own groups.
+fn all_orders(with_world: bool) -> Vec<Vec<Vec<u64>>> {
     let of_rank = |rank: u32| {
         let has = |(group, members): &&(u64, &[u32])| members.contains(&rank) && (with_world || *group > 0);
         let groups: Vec<u64> = GROUPS.iter().filter(has).map(|(group, _)| *group).collect();
         orders_of(&groups)
     };
-    let precedences = orders_of(&[0, 1, 2, 3]);
     let mut all: Vec<Vec<Vec<u64>>> = vec![Vec::new()];
     for rank in 0..RANKS as u32 {
         let longer = |begun: &Vec<Vec<u64>>| {
@@ -294,11 +331,28 @@ fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
         };
         all = all.iter().flat_map(longer).collect();
     }
-    let mut tally = BTreeMap::new();
+    all
+}
+
+/// All orders of precedence among these ranks.
+fn precedences(ranks: &[u64]) -> Vec<Vec<usize>> {
+    let orders = orders_of(ranks).into_iter();
+    orders.map(|order| order.into_iter().map(|rank| rank as usize).collect()).collect()
+}
+
+/// The first in `precedence` of those that can go on.
+fn first(precedence: &[usize], able: &[usize]) -> usize {
+    let mut first = precedence.iter().copied().filter(|rank| able.contains(rank));
+    first.next().expect("all ranks have a precedence")
+}
+
+/// All orders of all ranks under every order of precedence.
+fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
+    let (all, mut tally) = (all_orders(with_world), BTreeMap::new());
     for orders in &all {
-        for precedence in &precedences {
-            let precedence: Vec<usize> = precedence.iter().map(|rank| *rank as usize).collect();
-            check(orders, &precedence, &mut tally);
+        for precedence in precedences(&[0, 1, 2, 3]) {
+            let results = run(orders, Duration::ZERO, |able| first(&precedence, able));
+            check(orders, &results, &format!("precedence {precedence:?}"), &mut tally);
         }
     }
     (all.len(), tally)

@@ -1,0 +1,64 @@
+//! Ranks whose patience ends at one time, so that several look for their circle at once and each sees what the others have
+//! refused so far.
+
+use std::collections::BTreeMap;
+
+use symm_mem::simulation::Random;
+
+use super::{DEADLINE, RANKS, all_orders, block, check, first, precedences, run};
+
+#[test]
+fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
+    let mut tally = BTreeMap::new();
+    let crossing = |orders: &Vec<Vec<u64>>| !block(orders).1.is_empty();
+    for orders in all_orders(false).into_iter().filter(crossing) {
+        for slow in 0..RANKS {
+            let others: Vec<u64> = (0..RANKS as u64).filter(|rank| *rank != slow as u64).collect();
+            for precedence in precedences(&others) {
+                // More steps than a rank has: at last it does not pause.
+                for steps in 0..64 {
+                    let mut left = steps;
+                    let results = run(&orders, DEADLINE, |able| {
+                        let others_wait = able == [slow];
+                        if others_wait || left > 0 && able.contains(&slow) {
+                            left -= u32::from(!others_wait);
+                            return slow;
+                        }
+                        first(&precedence, able)
+                    });
+                    let at = format!("rank {slow} pauses after {steps} steps, then {precedence:?}");
+                    check(&orders, &results, &at, &mut tally);
+                }
+            }
+        }
+    }
+    assert_eq!(tally["crossing"], 2 * 4 * 6 * 64);
+}
+
+/// Under `seeds` schedules that are drawn: whoever goes on goes on for some steps.
+fn explore_drawn(with_world: bool, seeds: u64) {
+    let mut tally = BTreeMap::new();
+    for orders in all_orders(with_world) {
+        for seed in 0..seeds {
+            let (mut random, mut last) = (Random(seed), 0);
+            let results = run(&orders, DEADLINE, |able| {
+                if !able.contains(&last) || random.below(4) == 0 {
+                    last = *random.pick(able);
+                }
+                last
+            });
+            check(&orders, &results, &format!("seed {seed}"), &mut tally);
+        }
+    }
+    println!("{tally:?}");
+}
+
+#[test]
+fn all_are_told_of_the_circle_of_two_calls_under_drawn_schedules() {
+    explore_drawn(false, 1000);
+}
+
+#[test]
+fn all_are_told_of_the_circle_of_three_calls_under_drawn_schedules() {
+    explore_drawn(true, 32);
+}
