@@ -176,8 +176,8 @@ impl Vigil {
         }
     }
 
-    /// How long others are given to say how far they are.
-    fn patience(&self) -> Duration {
+    /// How long others are given to say how far they are, or why they have given up.
+    pub(super) fn patience(&self) -> Duration {
         const ANSWER: Duration = Duration::from_secs(2);
         ANSWER + self.heartbeat
     }
@@ -211,6 +211,7 @@ mod tests {
     use rusty_fork::rusty_fork_test;
 
     use super::*;
+    use crate::comm::wait_for_dropped;
     use crate::end_to_end::embedded::common::{far, machine};
 
     rusty_fork_test! {
@@ -256,6 +257,8 @@ mod tests {
                 stream.synchronize().unwrap();
                 group.abort(far()).unwrap();
             });
+            // What ended the group aborts in the background.
+            assert!(wait_for_dropped(far()));
             machine.world.finish().unwrap();
         }
     }

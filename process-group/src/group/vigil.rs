@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nccl_sys::ncclResult_t;
@@ -37,6 +37,8 @@ pub(crate) struct Vigil {
     communicators: Mutex<Vec<AbortHandle>>,
     /// What messages have beside them.
     path: OnceLock<Weak<dyn Path>>,
+    /// When another member was first seen to have ended what was under way there.
+    given_up: OnceLock<Instant>,
     pub(super) recorder: Arc<Recorder>,
     /// Tells the other members.
     pub(super) bell: Arc<Bell>,
@@ -89,6 +91,7 @@ impl Vigil {
             store: store.clone(),
             communicators: Mutex::default(),
             path: OnceLock::new(),
+            given_up: OnceLock::new(),
             recorder: recorder.clone(),
             bell: watch.bell().clone(),
             heartbeat,
@@ -226,19 +229,29 @@ impl Vigil {
     /// What was enqueued has not been given up.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); [`CommError::Revoked`]; [`PathError::GivenUp`].
+    /// Those of [`check`](Self::check); [`CommError::Revoked`].
     pub(super) fn check_work(&self) -> Result<()> {
         self.check()?;
         if self.revoked.load(Ordering::Acquire) {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
-        if let Some(peer) = self.path().and_then(|path| path.given_up()) {
-            let peer = self.ranks.get(peer).copied().unwrap_or(peer);
-            let (group, source) = (self.name.to_string(), Box::new(PathError::GivenUp { peer }));
-            return Err(GroupError::Path { operation: WAIT, group, source });
-        }
         Ok(())
+    }
+
+    /// Whether another member has ended what was under way on the path, so that what looks done may not be. Why it did is
+    /// known here soon, and then [`check`](Self::check) says so: it may be for a third member.
+    ///
+    /// # Errors
+    /// [`PathError::GivenUp`] if nothing has been heard of the reason for longer than members take to tell it.
+    pub(super) fn is_given_up(&self) -> Result<bool> {
+        let Some(peer) = self.path().and_then(|path| path.given_up()) else { return Ok(false) };
+        if self.given_up.get_or_init(Instant::now).elapsed() < self.patience() {
+            return Ok(true);
+        }
+        let peer = self.ranks.get(peer).copied().unwrap_or(peer);
+        let (group, source) = (self.name.to_string(), Box::new(PathError::GivenUp { peer }));
+        Err(GroupError::Path { operation: WAIT, group, source })
     }
 
     /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped

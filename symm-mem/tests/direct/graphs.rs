@@ -99,22 +99,23 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
     machine.ranks(2, |rank| {
         let group = rank.group(small());
         let (stream, memory) = (rank.stream(), rank.memory(&[3; 10]));
-        if rank.rank == 0 {
+        let error = if rank.rank == 0 {
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             // SAFETY: the graph never runs.
-            let _ = unsafe { group.send(buffer(&memory), 1, &stream) };
+            let sent = unsafe { group.send(buffer(&memory), 1, &stream) };
             drop(capture.end());
+            sent.err().unwrap_or_else(|| {
+                loop {
+                    if let Err(error) = group.check() {
+                        break error;
+                    }
+                    std::thread::yield_now();
+                }
+            })
         } else {
             // SAFETY: the memory lives until the stream is done.
             let received = unsafe { group.recv(buffer(&memory), 0, &stream) };
-            // The other end may have given up before its reason has come.
-            received.and_then(|work| work.wait_timeout(far())).unwrap_err();
-        }
-        let error = loop {
-            if let Err(error) = group.check() {
-                break error;
-            }
-            std::thread::yield_now();
+            received.and_then(|work| work.wait_timeout(far())).unwrap_err()
         };
         let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
         assert_eq!((&*difference.sent, &*difference.received), ("10 u8, in a graph", "10 u8"));

@@ -69,8 +69,8 @@ impl Work {
     ///
     /// # Errors
     /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if the other end of a message
-    /// has ended it and not said why yet; [`GroupError::WorkTimeout`] past the deadline;
+    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if another member
+    /// has ended messages and not said why for long; [`GroupError::WorkTimeout`] past the deadline;
     /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
@@ -112,14 +112,15 @@ impl Work {
     /// Whether the operation is done.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]: it may have been given up; so [`GroupError::Path`], by the other end of a message;
-    /// [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work on the
-    /// device did wrong.
+    /// [`GroupError::Lost`]: it may have been given up; so [`GroupError::Path`], by another member, which has not said why for
+    /// long; [`GroupError::Captured`] for one that a graph captured; [`GroupError::Driver`], also for what earlier work
+    /// on the device did wrong.
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
-        // Looked at after: what was aborted, or revoked, is done as well.
-        self.mark.counter.vigil.check_work()?;
-        Ok(done)
+        // Looked at after: what was aborted, revoked or given up is done as well.
+        let vigil = &self.mark.counter.vigil;
+        vigil.check_work()?;
+        Ok(done && !vigil.is_given_up()?)
     }
 
     /// Whether nothing of it runs any more.

@@ -70,7 +70,7 @@ rusty_fork_test! {
             let stream = rank.stream();
             let memory = rank.memory(&[1.0; 8]);
             // A call that takes long on another thread.
-            machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Delay(std::time::Duration::from_millis(300))));
+            machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Delay(std::time::Duration::from_secs(2))));
             let (began, begun) = mpsc::channel();
             thread::scope(|scope| {
                 let calls = machine.world.calls("ncclAllReduce");
