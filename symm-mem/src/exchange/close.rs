@@ -24,7 +24,7 @@ const ASK: Duration = Duration::from_millis(20);
 
 /// How long who closes waits after the deadline, for what is given up to end. That takes a few looks at the device, unless
 /// it does not answer, or is never [quiet].
-const GRACE: Duration = Duration::from_secs(5);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// What is to be closed.
 pub(super) struct Closer {
@@ -89,22 +89,14 @@ impl Closer {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until all is closed, and whether it is; from the deadline on plans are given up and leases are overdue, for
-    /// [`GRACE`]. What is left then the thread closes when it can.
-    pub(super) fn settle(&self, deadline: Deadline) -> bool {
-        let mut grace = None;
+    /// Waits until all is closed, and whether it is; from the deadline on plans are given up and leases are overdue, until
+    /// the `end`. What is left then the thread closes when it can.
+    pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
-        while state.busy || !state.is_empty() {
-            let limit = if deadline.expired() {
-                state.hurry = true;
-                *grace.get_or_insert_with(|| Deadline::after(GRACE))
-            } else {
-                deadline
-            };
+        while (state.busy || !state.is_empty()) && !end.expired() {
+            state.hurry = deadline.expired();
+            let limit = if state.hurry { end } else { deadline };
             let patience = limit.remaining().min(ASK);
-            if state.hurry && patience.is_zero() {
-                break;
-            }
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.hurry = false;

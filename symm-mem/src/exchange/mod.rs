@@ -236,10 +236,13 @@ impl Exchange {
     /// it when they can, and end then; peers are told no sooner.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
-        let is_settled = shared.closer.settle(deadline);
+        let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
+        shared.closer.settle(deadline, end);
         if let Some(owner) = Arc::into_inner(self.owner) {
             let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
             drop(owner);
+            // A plan may have gone meanwhile; now none is left.
+            let is_settled = shared.closer.settle(deadline, end);
             // They are at their end, if nothing is left to them. One that has panicked has ended too.
             for thread in threads.into_iter().filter(|_| is_settled) {
                 let _ = thread.join();

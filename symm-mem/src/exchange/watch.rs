@@ -216,6 +216,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         };
         if let Some(fault) = fault {
             watched.core.fail(fault);
+        }
+        // Also what was enqueued while the plan failed, and not there yet when its waits were let go.
+        if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
         }

@@ -1,12 +1,16 @@
 //! Waits that end by their deadline, plans that are given up, leases.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
+use gpu_sim::{Action, Injection};
 use process_group::store::Deadline;
 use symm_mem::exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError};
 
-use super::{LONG, Rank, on_ranks, options, pattern};
+use super::{LONG, Rank, on_ranks, on_world, options, pattern};
 
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -248,6 +252,35 @@ fn closing_ends_also_where_nothing_can_be_closed() {
         rank.stream.synchronize().unwrap();
         kept.check().unwrap();
         (rank.meet)();
+    });
+}
+
+/// Also a call that was inside the driver when another thread gave the plan up.
+#[test]
+fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
+    on_world(2, options(), |world, rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let plan = one(rank, "plan", &memory, parts);
+        if rank.rank == 0 {
+            let late = Action::Delay(4 * SHORT);
+            world.faults().inject(Injection::new("cuStreamIsCapturing", late));
+            let begun = Instant::now();
+            thread::scope(|scope| {
+                // SAFETY: nobody else uses the buffers.
+                let put = scope.spawn(|| unsafe { plan.put(0, &rank.stream, LONG) });
+                thread::sleep(SHORT);
+                plan.abort();
+                let put = put.join().unwrap();
+                // Where the thread was late itself, it is told.
+                assert!(matches!(put, Ok(()) | Err(TransferError::Fault(Fault::Aborted))), "{put:?}");
+            });
+            rank.stream.synchronize().unwrap();
+            assert!(begun.elapsed() < LONG, "it was let go by its deadline");
+            assert_eq!(fault(&plan), Fault::Aborted);
+        }
+        (rank.meet)();
+        goes_on(rank, "plan", parts);
     });
 }
 
