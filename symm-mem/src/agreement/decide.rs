@@ -121,12 +121,12 @@ pub fn decide(records: &[Record]) -> Decision {
     if !committed.is_unanimous() {
         return Decision::Poison { poison: Poison::CommittedLogDiverged { logs: committed } };
     }
-    if let Some(refusal) = unready(records).or_else(|| outstanding(records)) {
+    let policy = records.first().map(|record| record.policy).unwrap_or_default();
+    let common = common_segments(records);
+    if let Some(refusal) = unready(records, policy, common).or_else(|| outstanding(records)) {
         return Decision::Refuse { refusal, search: None, deadline_ms };
     }
 
-    let policy = records.first().map(|record| record.policy).unwrap_or_default();
-    let common = common_segments(records);
     let difference = difference(records, common);
     let search = difference.as_ref().and_then(|_| Range::of_difference(records));
     let pending = match (policy, difference) {
@@ -196,8 +196,16 @@ fn incapable(records: &[&Record]) -> Option<Refusal> {
     Some(Refusal::CapabilityMismatch { what: Capability::Windows, values })
 }
 
-fn unready(records: &[&Record]) -> Option<Refusal> {
-    not_ready(records.iter().map(|record| (record.rank, &record.readiness)))
+fn unready(records: &[&Record], policy: Policy, common: usize) -> Option<Refusal> {
+    let is_in_question = |record: &Record| match record.readiness {
+        // What is left out need not become a window.
+        Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
+            record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
+        }
+        _ => true,
+    };
+    let records = records.iter().filter(|record| is_in_question(record));
+    not_ready(records.map(|record| (record.rank, &record.readiness)))
 }
 
 /// Why ranks, ascending, cannot take part now.

@@ -395,6 +395,22 @@ fn prefix_commits_what_is_common_and_reports_the_rest() {
 }
 
 #[test]
+fn what_prefix_leaves_out_need_not_become_a_window() {
+    let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
+    let failed = |ordinal| Readiness::Failed { ordinal: Some(ordinal), cause: "it is a window".to_owned() };
+    records[1].readiness = failed(1);
+    for policy in [Policy::Prefix, Policy::Strict] {
+        records.iter_mut().for_each(|record| record.policy = policy);
+        let commits = matches!(decide(&records), Decision::Commit { segments: 1, .. });
+        assert_eq!(commits, policy == Policy::Prefix, "{:?}", decide(&records));
+    }
+    records.iter_mut().for_each(|record| record.policy = Policy::Prefix);
+    records[1].readiness = failed(0);
+    let refusal = refusal(decide(&records));
+    assert!(matches!(refusal, Refusal::PeerPrepareFailed { rank: 1, ordinal: Some(0), .. }), "{refusal}");
+}
+
+#[test]
 fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let failed = Outcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
     let poison = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
