@@ -9,7 +9,8 @@ use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 /// Why a commit failed.
 ///
 /// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same value on every member of the group. Only where
-/// members are missing, one whose group has ended says that instead ([`GroupOver`](Self::GroupOver)).
+/// members are missing, one whose group has ended says that instead ([`GroupOver`](Self::GroupOver)); and a member that
+/// cannot take back a plain registration, on which the others have given up too, is poisoned alone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {

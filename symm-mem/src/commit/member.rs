@@ -8,7 +8,12 @@ use process_group::{
     store::Deadline,
 };
 
-use super::{SymmetricGroup, driver::Local, offer::operation, watch::Watch};
+use super::{
+    SymmetricGroup,
+    driver::Local,
+    offer::{cause, operation},
+    watch::Watch,
+};
 use crate::{
     agreement::{Operation, Outcome, Segment},
     pool::{Memory, SymmetricPool},
@@ -72,7 +77,7 @@ impl Local for Member<'_> {
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
-            Err(error) => return Outcome::Failed { ordinal: None, cause: error.to_string() },
+            Err(error) => return Outcome::Failed { ordinal: None, cause: cause(self.group, error) },
         };
         let mut windows = Vec::new();
         let mut unsupported = None;

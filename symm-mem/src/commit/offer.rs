@@ -1,6 +1,6 @@
 //! What this rank brings to a commit: what it finds of its group, its segments, and its past.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
 use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
 use cuda_driver::DevicePtr;
@@ -34,7 +34,7 @@ impl Found {
         } else {
             match communicator.check() {
                 Ok(()) => Readiness::Ready,
-                Err(error) => Readiness::Failed { ordinal: None, cause: error.to_string() },
+                Err(error) => Readiness::Failed { ordinal: None, cause: cause(group, error) },
             }
         };
         let windows = match group.windows_supported() {
@@ -49,6 +49,11 @@ impl Found {
             address_space_left: address_space_left(communicator),
         }
     }
+}
+
+/// What an error is told as: where the group is over, what has ended it says more than what failed for that.
+pub(super) fn cause(group: &dyn SymmetricGroup, error: impl fmt::Display) -> String {
+    group.standing().err().map_or_else(|| error.to_string(), |ended| ended.to_string())
 }
 
 /// What windows may still take of the communicator's symmetric address space, in bytes, as far as this rank knows:

@@ -12,7 +12,7 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::{Seated, SymmetricGroup, driver::Line};
+use super::{Seated, SymmetricGroup, driver::Line, offer::cause};
 use crate::{
     agreement::{Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
     pool::SymmetricPool,
@@ -42,7 +42,7 @@ impl SymmetricPool {
     ) -> (Result<bool, Ending>, Option<StoreError>) {
         let (attempt, mut registered) = match self.try_to_register(group, segments, deadline) {
             Ok(registered) => (Attempt::Done {}, registered),
-            Err(cause) => (Attempt::Failed { cause }, Vec::new()),
+            Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
         let mut line = Line::new(self.domain().store());
         let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining(), whole);
@@ -64,9 +64,9 @@ impl SymmetricPool {
             }
             _ => Ok(()),
         };
-        let undone = undone.map_err(|error| error.to_string());
-        let cause = line.failure.as_ref().map(ToString::to_string);
-        (self.end_plain(seated, segments, meeting.result, undone, registered, cause), line.failure)
+        let undone = undone.map_err(|error| cause(group, error));
+        let said = line.failure.as_ref().map(ToString::to_string);
+        (self.end_plain(seated, segments, meeting.result, undone, registered, said), line.failure)
     }
 
     /// Takes over what came of the vote on the plain registration of `segments`: whether it stays. `undone` is how it
