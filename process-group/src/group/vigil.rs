@@ -37,8 +37,8 @@ pub(crate) struct Vigil {
     communicators: Mutex<Vec<AbortHandle>>,
     /// What messages have beside them.
     path: OnceLock<Weak<dyn Path>>,
-    /// When another member was first seen to have ended what was under way there.
-    given_up: OnceLock<Instant>,
+    /// When another member was first seen to have ended what was under way there, and its place.
+    given_up: OnceLock<(Instant, usize)>,
     pub(super) recorder: Arc<Recorder>,
     /// Tells the other members.
     pub(super) bell: Arc<Bell>,
@@ -197,6 +197,8 @@ impl Vigil {
 
     /// Aborts all of the group's communicators, and its path: the first failure.
     pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
+        // Of the communicators none would be aborted there, and the group would not know that its path was.
+        comm::refuse_inside_group("ncclCommAbort")?;
         let aborted = AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect();
         if let Some(path) = self.path() {
             path.abort(deadline);
@@ -245,13 +247,28 @@ impl Vigil {
     /// # Errors
     /// [`PathError::GivenUp`] if nothing has been heard of the reason for longer than members take to tell it.
     pub(super) fn is_given_up(&self) -> Result<bool> {
-        let Some(peer) = self.path().and_then(|path| path.given_up()) else { return Ok(false) };
-        if self.given_up.get_or_init(Instant::now).elapsed() < self.patience() {
-            return Ok(true);
+        match self.given_up() {
+            Some((seen, peer)) if seen.elapsed() >= self.patience() => Err(self.gave_up(peer)),
+            seen => Ok(seen.is_some()),
         }
+    }
+
+    /// Which member has ended what was under way on the path, by its place, and when that was first seen: also once the
+    /// path is gone.
+    pub(super) fn given_up(&self) -> Option<(Instant, usize)> {
+        let known = self.given_up.get().copied();
+        known.or_else(|| {
+            let peer = self.path()?.given_up()?;
+            Some(*self.given_up.get_or_init(|| (Instant::now(), peer)))
+        })
+    }
+
+    /// What is said of a member that has, and has not said why.
+    #[cold]
+    pub(super) fn gave_up(&self, peer: usize) -> GroupError {
         let peer = self.ranks.get(peer).copied().unwrap_or(peer);
         let (group, source) = (self.name.to_string(), Box::new(PathError::GivenUp { peer }));
-        Err(GroupError::Path { operation: WAIT, group, source })
+        GroupError::Path { operation: WAIT, group, source }
     }
 
     /// What an error means: after a trouble, or an abort, whatever else failed did so for that. A communicator is dropped
@@ -417,9 +434,12 @@ impl Vigil {
 
     /// The group is dropped with its path: what is not done then is given up, and says so.
     pub(super) fn leave_path(self: &Arc<Self>) {
-        if self.duty().is_some_and(|duty| !duty.is_done()) {
+        let Some(duty) = self.duty() else { return };
+        if !duty.is_done() {
             self.end(End::Force(Force::Dropped));
         }
+        // What is done may have been given up by another: later there is no path to see it by.
+        self.given_up();
     }
 }
 

@@ -6,7 +6,9 @@ use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
+    comm::Group,
     group::{Buffer, GroupError, path::PathError},
+    store::Deadline,
 };
 use symm_mem::direct::{self, DirectError};
 
@@ -133,32 +135,65 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
 /// Whoever ends its waits has its chunks go into slots that are not free: from then on no message of it is what it seems.
 #[test]
 fn what_may_have_been_given_up_is_no_message() {
+    for drops in [false, true] {
+        let machine = Machine::start(2);
+        let meet = Barrier::new(2);
+        machine.ranks(2, |rank| {
+            let group = rank.group(small());
+            let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
+            // SAFETY: the memory lives until the stream is done.
+            let message = |part: Buffer| unsafe {
+                if rank.rank == 0 { group.send(part, 1, &stream) } else { group.recv(part, 0, &stream) }
+            };
+            let first = message(Buffer { elements: 100, ..buffer(&memory) }).unwrap();
+            first.wait_timeout(far()).unwrap();
+            meet.wait();
+            if rank.rank == 0 {
+                // Nobody takes it.
+                message(buffer(&memory)).unwrap();
+                group.abort(far()).unwrap();
+                meet.wait();
+                return;
+            }
+            meet.wait();
+            assert_eq!(bytes(&memory)[..100], pattern(0, 1000)[..100]);
+            let group = if drops {
+                drop(group);
+                None
+            } else {
+                assert!(!first.is_completed().unwrap(), "it may have been given up");
+                Some(group)
+            };
+            // Who aborts by itself tells nobody why: it is known who did, sooner and later.
+            for deadline in [Deadline::now(), far()] {
+                let error = first.wait_timeout(deadline).unwrap_err();
+                assert!(is_given_up(&error), "{error}");
+            }
+            group.into_iter().for_each(|group| group.abort(far()).unwrap());
+        });
+        machine.finish();
+    }
+}
+
+/// There the communicators cannot be aborted: the group ends as one that is dropped.
+#[test]
+fn an_abort_inside_a_group_of_calls_leaves_no_message_that_seems_to_have_come() {
     let machine = Machine::start(2);
-    let meet = Barrier::new(2);
     machine.ranks(2, |rank| {
         let group = rank.group(small());
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
-        // SAFETY: the memory lives until the stream is done.
-        let message = |part: Buffer| unsafe {
-            if rank.rank == 0 { group.send(part, 1, &stream) } else { group.recv(part, 0, &stream) }
-        };
-        let first = message(Buffer { elements: 100, ..buffer(&memory) }).unwrap();
-        first.wait_timeout(far()).unwrap();
-        meet.wait();
         if rank.rank == 0 {
-            // Nobody takes it.
-            message(buffer(&memory)).unwrap();
             group.abort(far()).unwrap();
-            meet.wait();
-        } else {
-            meet.wait();
-            assert_eq!(bytes(&memory)[..100], pattern(0, 1000)[..100]);
-            assert!(!first.is_completed().unwrap(), "it may have been given up");
-            // Who aborts by itself tells nobody why.
-            let error = first.wait_timeout(far()).unwrap_err();
-            assert!(is_given_up(&error), "{error}");
-            group.abort(far()).unwrap();
+            return;
         }
+        // SAFETY: the memory lives until the stream is done.
+        let work = unsafe { group.recv(buffer(&memory), 0, &stream) }.unwrap();
+        let open = Group::begin(group.nccl()).unwrap();
+        let error = group.abort(far()).unwrap_err();
+        assert!(error.to_string().contains("ncclCommAbort"), "{error}");
+        open.finish().unwrap();
+        stream.synchronize().unwrap();
+        assert!(work.is_completed().is_err());
     });
     machine.finish();
 }

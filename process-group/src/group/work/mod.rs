@@ -70,7 +70,7 @@ impl Work {
     /// # Errors
     /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
     /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if another member
-    /// has ended messages and not said why for long; [`GroupError::WorkTimeout`] past the deadline;
+    /// has ended messages and not said why for long, or by the deadline; [`GroupError::WorkTimeout`] past the deadline;
     /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
@@ -84,17 +84,19 @@ impl Work {
             if self.is_completed()? {
                 return Ok(());
             }
+            let vigil = &self.mark.counter.vigil;
             if deadline.expired() {
-                let error = GroupError::WorkTimeout {
+                let timeout = || GroupError::WorkTimeout {
                     operation: self.mark.operation,
                     sequence: self.mark.sequence,
                     group: self.mark.counter.name.to_string(),
                     waited: deadline.waited(),
                 };
+                // Who has given up is known sooner than why.
+                let error = vigil.given_up().map_or_else(timeout, |(_, peer)| vigil.gave_up(peer));
                 return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                let vigil = &self.mark.counter.vigil;
                 vigil.judge(vigil.async_error()).map_err(|error| self.trouble(error))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
