@@ -33,8 +33,8 @@ pub(crate) struct Duty {
     /// On the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
-    /// When the others were asked about what was late, until something must have come of it.
-    asked: Mutex<Option<Instant>>,
+    /// When the others were asked about what was late, and which that was, until something must have come of it.
+    asked: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Pending {
@@ -159,19 +159,22 @@ impl Vigil {
         let mut asked = duty.asked.lock().unwrap_or_else(PoisonError::into_inner);
         match (*asked, late) {
             (None, Some(late)) => {
-                *asked = Some(now);
+                *asked = Some((now, late.sequence));
                 let vigil = self.clone();
                 let ask = move || vigil.accuse(late);
                 let _ = thread::Builder::new().name("overdue".into()).spawn(ask);
             }
             // The thread that asks the others is stuck, or could not be had.
-            (Some(since), late) if now.saturating_duration_since(since) > self.patience() * 2 => match late {
-                Some(late) => {
-                    let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
-                    self.trouble(self.overdue(duty, late, nobody));
+            (Some((since, of)), late) if now.saturating_duration_since(since) > self.patience() * 2 => {
+                match late.filter(|late| late.sequence == of) {
+                    Some(late) => {
+                        let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
+                        self.trouble(self.overdue(duty, late, nobody));
+                    }
+                    // That is done by now. The others are asked about the next at the next look.
+                    None => *asked = None,
                 }
-                None => *asked = None,
-            },
+            }
             _ => {}
         }
     }
@@ -198,8 +201,10 @@ impl Vigil {
             return;
         }
         let deadline = Deadline::after(self.patience());
-        if let Ok(progress) = duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
-            self.bell.tell(self.overdue(duty, late, progress));
+        match duty.desk.ask(&duty.id, &self.name, self.ranks(), deadline) {
+            Ok(progress) => self.bell.tell(self.overdue(duty, late, progress)),
+            // Another may do it, now or when something else is late.
+            Err(_) => drop(self.store.compare_set("overdue", own.as_bytes(), b"")),
         }
     }
 }
@@ -215,6 +220,47 @@ mod tests {
     use crate::end_to_end::embedded::common::{far, machine};
 
     rusty_fork_test! {
+        /// What the others were asked about came to its end.
+        #[test]
+        fn what_is_late_later_is_asked_about_anew() {
+            const LONG: Duration = Duration::from_secs(3600);
+            let machine = machine(1);
+            machine.ranks(1, |rank| {
+                let group = rank.builder().work_timeout(LONG).build().unwrap();
+                let vigil = &group.counter.vigil;
+                vigil.store.set("overdue", b"1").unwrap();
+                let mut now = Instant::now() + LONG;
+                let mut look = |times: u64| {
+                    for _ in 0..times {
+                        now += Duty::STEP;
+                        vigil.look(now);
+                    }
+                };
+                let answer = (vigil.patience() * 2).as_secs() + 2;
+                let held = || {
+                    let (stream, (open, gate)) = (rank.stream(), mpsc::channel::<()>());
+                    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                    (group.launched(&stream).unwrap(), open)
+                };
+                let first = held();
+                look(3);
+                let (_second, open) = held();
+                look(LONG.as_secs());
+                drop(first.1);
+                first.0.wait_timeout(far()).unwrap();
+                look(answer);
+                group.check().unwrap();
+                look(answer);
+                let error = group.check().unwrap_err();
+                assert!(matches!(&error, GroupError::Overdue { sequence: 2, .. }), "{error}");
+                drop(open);
+                rank.context.synchronize().unwrap();
+                group.abort(far()).unwrap();
+            });
+            assert!(wait_for_dropped(far()));
+            machine.world.finish().unwrap();
+        }
+
         /// The others are not asked: another member seems to do that, and nothing comes of it.
         #[test]
         fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
