@@ -266,10 +266,14 @@ impl Communicator {
         if task.operation.is_one_sided() {
             self.check_one_sided(*task, stream)?;
         }
-        let shared = self.shared();
-        let (theirs, ours) = (stream.context().device().ordinal(), shared.context.device().ordinal());
+        self.check_stream(task.call, stream)
+    }
+
+    /// Checks that `stream` is of the communicator's device.
+    #[inline(always)]
+    pub(crate) fn check_stream(&self, call: &'static str, stream: &Stream) -> Slim<(), CommError> {
+        let (theirs, ours) = (stream.context().device().ordinal(), self.shared().context.device().ordinal());
         if theirs != ours {
-            let call = task.call;
             return Err(rare(move || {
                 ArgumentError::ForeignStream { call, stream: theirs, communicator: ours }.into()
             }));

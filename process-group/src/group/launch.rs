@@ -132,10 +132,12 @@ impl ProcessGroup {
     /// often. One event a run, none a call.
     ///
     /// # Errors
-    /// What ended the group; [`GroupError::Driver`].
+    /// What ended the group; [`GroupError::Comm`] for a stream of another device; [`GroupError::Driver`].
     pub fn launched(&self, stream: &Stream) -> Result<Work> {
         let vigil = &self.counter.vigil;
         vigil.check()?;
+        // What is counted here and cannot be marked would set this rank apart from the others.
+        self.communicator.check_stream("launched", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
         let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective);
         marked.map_err(|error| vigil.reason(*error))

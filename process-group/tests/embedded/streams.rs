@@ -27,6 +27,10 @@ rusty_fork_test! {
             let group = rank.world();
             let open = hold(&own);
             let work = group.launched(&own).unwrap();
+            // What is not enqueued is not counted.
+            let error = group.launched(&other).unwrap_err();
+            assert!(error.to_string().contains("device 1"), "{error}");
+            assert_eq!(group.sequence(), 1);
             work.wait(&own).unwrap();
             work.wait(&other).unwrap();
             assert!(!other.query().unwrap());
