@@ -40,6 +40,8 @@ impl Outstanding {
     const KEPT: usize = 1024;
     /// After how many works a stream is looked at, and how many go at a time.
     const STRIDE: usize = 128;
+    /// From how many streams on it is looked at which are of use: those that are used in turns stay.
+    const STREAMS: usize = 16;
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
@@ -73,16 +75,18 @@ impl Outstanding {
         line.works.push_back(work.clone());
     }
 
-    /// Adds the first work of its stream. Streams come and go: those on which nothing is open are forgotten.
+    /// Adds the first work of its stream. Streams come and go: of many, those on which nothing is open are forgotten.
     #[cold]
     fn put_first(streams: &mut Vec<Line>, blanks: &mut Vec<Blank>, work: &Work) {
-        streams.retain_mut(|line| {
-            let is_done = line.drop_done(blanks);
-            if is_done {
-                line.drop_first(line.works.len(), blanks);
-            }
-            !is_done
-        });
+        if streams.len() >= Self::STREAMS {
+            streams.retain_mut(|line| {
+                let is_done = line.drop_done(blanks);
+                if is_done {
+                    line.drop_first(line.works.len(), blanks);
+                }
+                !is_done
+            });
+        }
         let mut works = VecDeque::with_capacity(Self::STRIDE);
         works.push_back(work.clone());
         streams.push(Line { stream: work.mark.stream, works });
@@ -181,6 +185,7 @@ mod tests {
 
     use rusty_fork::rusty_fork_test;
 
+    use super::Outstanding;
     use crate::end_to_end::embedded::common::{far, machine, soon};
 
     rusty_fork_test! {
@@ -193,10 +198,11 @@ mod tests {
                 let (open, gate) = mpsc::channel::<()>();
                 held.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
                 let late = group.launched(&held).unwrap();
-                for _ in 0..50 {
+                for _ in 0..5 * Outstanding::STREAMS {
                     group.launched(&rank.stream()).unwrap().wait_timeout(far()).unwrap();
                 }
-                assert_eq!(group.outstanding.kept().streams.len(), 2, "the one that is held, and the latest");
+                let streams = group.outstanding.kept().streams.len();
+                assert!(streams <= Outstanding::STREAMS, "{streams} streams");
                 group.quiesce(soon()).unwrap_err();
                 drop(open);
                 late.wait_timeout(far()).unwrap();
