@@ -135,6 +135,14 @@ struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,
     deadline: Duration,
+    /// When the last answer must be there.
+    limit: Duration,
+}
+
+impl Pending {
+    fn new(keys: Vec<Vec<u8>>, then: Option<Request>, deadline: Duration, now: Duration) -> Self {
+        Self { keys, then, deadline, limit: deadline.max(now).saturating_add(GRACE) }
+    }
 }
 
 impl Client {
@@ -245,18 +253,20 @@ impl Client {
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
         match call {
             Call::Now(request) => self.ask(&request, None, now, outputs),
-            Call::WhenThere { keys, then, deadline } => self.wait(Pending { keys, then, deadline }, outputs),
+            Call::WhenThere { keys, then, deadline } => {
+                self.wait(Pending::new(keys, then, deadline, now), outputs);
+            }
             Call::Peek { keys, then, deadline } => {
                 let reads =
                     matches!(then, Request::Get { .. } | Request::MultiGet { .. } | Request::QueuePop { .. });
-                let pending = Pending { keys, then: Some(then), deadline };
+                let pending = Pending::new(keys, Some(then), deadline, now);
                 if reads { self.peek(pending, now, outputs) } else { self.wait(pending, outputs) }
             }
             Call::Barrier { key, world, deadline } => {
                 let mut bytes = Vec::new();
                 Request::Barrier { key: key.clone(), world }.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
-                self.phase = Phase::Waiting(Pending { keys: vec![key], then: None, deadline });
+                self.phase = Phase::Waiting(Pending::new(vec![key], None, deadline, now));
             }
         }
     }
@@ -279,7 +289,7 @@ impl Client {
     /// When an answer must be there: no later than a call that waits may take, however much patience there is.
     fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
         let patient = now.saturating_add(self.patience);
-        pending.map_or(patient, |pending| patient.min(pending.deadline.max(now).saturating_add(GRACE)))
+        pending.map_or(patient, |pending| patient.min(pending.limit))
     }
 
     /// Asks whether all is there, and at once for what is to be read. (To compare an absent key with what is not empty
@@ -435,7 +445,9 @@ impl Client {
 
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
-            Phase::Waiting(pending) => {
+            Phase::Waiting(mut pending) => {
+                // A process that was stopped meanwhile comes here late, and the host has not been asked yet.
+                pending.limit = now.saturating_add(GRACE);
                 let mut bytes = Vec::new();
                 Request::CancelWait.encode(&mut bytes);
                 outputs.push(Output::Send(bytes));
@@ -474,6 +486,26 @@ mod tests {
         Reply::Bytes(b"v".to_vec()).encode(&mut value);
         let done = client.step(Input::Received(&value), NOW);
         assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
+    }
+
+    /// Each answer comes when it is due, and there is always another to wait for.
+    #[test]
+    fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
+        const DEADLINE: Duration = Duration::from_secs(3);
+        let mut client = Client::new(Limits::default(), Duration::from_secs(60), 7);
+        client.step(Input::Connected(DEADLINE), Duration::ZERO);
+        client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
+        let (keys, then) = (vec![b"k".to_vec(), b"l".to_vec()], Request::Get { key: b"k".to_vec() });
+        let call = Call::WhenThere { keys, then: Some(then), deadline: DEADLINE };
+        client.step(Input::Call(call), Duration::ZERO);
+        client.step(Input::Tick, DEADLINE);
+        // It is cancelled; then both keys are there.
+        let late = DEADLINE + GRACE - Duration::from_millis(1);
+        for answer in [[1].as_slice(), &[0, 0]] {
+            client.step(Input::Received(answer), late);
+        }
+        assert_eq!(client.wake_at(), Some(DEADLINE + GRACE));
+        assert_eq!(client.step(Input::Tick, DEADLINE + GRACE), [Output::Done(Err(Failure::Unresponsive))]);
     }
 
     proptest! {
