@@ -161,6 +161,21 @@ impl Stream {
         Ok(priority)
     }
 
+    /// Whether it is the calling thread's default stream (`CU_STREAM_PER_THREAD`): one handle, and a stream of its own on
+    /// each thread.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_per_thread(&self) -> bool {
+        self.inner.raw.addr() == 2
+    }
+
+    /// Whether both are one stream for certain: that of a [thread](Self::is_per_thread) may be another's by now.
+    #[must_use]
+    #[inline(always)]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.inner.raw == other.inner.raw && !self.is_per_thread() && self.context() == other.context()
+    }
+
     /// A number that no other stream of the process has or had, while handles are used again.
     ///
     /// # Errors

@@ -129,7 +129,7 @@ impl Lane {
         match (capture, &state.last) {
             // What another graph captured, the program orders.
             (Some(capture), _) if state.captured == Some(capture) => stream.wait(&state.captured_end),
-            (None, Some(last)) if last.raw() != stream.raw() => stream.wait(&self.end),
+            (None, Some(last)) if !last.is_same(stream) => stream.wait(&self.end),
             _ => Ok(()),
         }
     }
@@ -153,7 +153,7 @@ impl Lane {
             return Ok(&state.captured_end);
         }
         stream.record(&self.end)?;
-        if state.last.as_ref().is_none_or(|last| last.raw() != stream.raw()) {
+        if !state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
             state.last = Some(stream.clone());
         }
         Ok(&self.end)

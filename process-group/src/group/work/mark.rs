@@ -120,13 +120,10 @@ pub(super) struct StreamKey {
 }
 
 impl StreamKey {
-    /// `CU_STREAM_PER_THREAD`.
-    const PER_THREAD: usize = 2;
-
     #[inline(always)]
     pub(super) fn of(stream: &Stream) -> Self {
-        let handle = stream.raw().addr();
-        Self { handle, thread: if handle == Self::PER_THREAD { this_thread() } else { None } }
+        let thread = if stream.is_per_thread() { this_thread() } else { None };
+        Self { handle: stream.raw().addr(), thread }
     }
 }
 
