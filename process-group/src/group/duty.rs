@@ -88,9 +88,9 @@ impl Duty {
         self.work_timeout
     }
 
-    /// Whether everything that was enqueued is done.
+    /// Whether everything that was enqueued is known to be done.
     pub(super) fn is_done(&self) -> bool {
-        self.outstanding().is_done()
+        self.outstanding.upgrade().is_some_and(|outstanding| outstanding.is_done())
     }
 
     fn outstanding(&self) -> Arc<Outstanding> {

@@ -328,7 +328,8 @@ impl ProcessGroup {
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
-        let Self { communicator, messages, rank, outstanding, counter, host, watch, .. } = self;
+        // What is outstanding goes last: with the path goes what is not done.
+        let Self { outstanding, communicator, messages, rank, counter, host, watch, .. } = self;
         counter.vigil.check()?;
         // NCCL waits for its own.
         if messages.are_on_path() {

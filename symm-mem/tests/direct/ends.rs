@@ -7,6 +7,7 @@ use process_group::{
     ProcessGroup,
     comm::{CommError, DataType},
     group::{Buffer, GroupError, Work},
+    store::Deadline,
 };
 
 use super::rig::{MORE_THAN_A_QUEUE, Machine, Rank, buffer, bytes, far, pattern, small};
@@ -147,7 +148,7 @@ fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
     machine.ranks(2, |rank| {
         let group = rank.group(small());
         let (stream, memory) = (rank.stream(), rank.memory(&[rank.rank as u8; 300]));
-        let soon = process_group::store::Deadline::after(Duration::from_millis(100));
+        let soon = Deadline::after(Duration::from_millis(100));
         // SAFETY: the memory lives until the stream is done.
         unsafe {
             if rank.rank == 0 {
@@ -228,21 +229,28 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
     }
 }
 
-/// A group that is dropped with messages that nobody answers.
+/// A group that is dropped with messages that nobody answers, or that cannot be destroyed for them.
 #[test]
-fn a_group_that_is_dropped_leaves_nothing() {
-    let machine = Machine::start(2);
-    machine.ranks(2, |rank| {
-        let group = rank.group(small());
-        let (stream, memory) = (rank.stream(), rank.memory(&[0; 1000]));
-        // SAFETY: the memory lives until the stream is done.
-        let work = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
-        drop(group);
-        stream.synchronize().unwrap();
-        // What was given up is not done.
-        let error = work.wait_timeout(far()).unwrap_err();
-        assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
-        drop(work);
-    });
-    machine.finish();
+fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
+    for destroys in [false, true] {
+        let machine = Machine::start(2);
+        machine.ranks(2, |rank| {
+            let group = rank.group(small());
+            let (stream, memory) = (rank.stream(), rank.memory(&[0; 1000]));
+            // SAFETY: the memory lives until the stream is done.
+            let work = unsafe { group.recv(buffer(&memory), 1 - rank.rank, &stream) }.unwrap();
+            if destroys {
+                let error = group.destroy(Deadline::now()).unwrap_err();
+                assert!(matches!(error, GroupError::WorkTimeout { .. }), "{error}");
+            } else {
+                drop(group);
+            }
+            stream.synchronize().unwrap();
+            // What was given up is not done.
+            let error = work.wait_timeout(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+            drop(work);
+        });
+        machine.finish();
+    }
 }
