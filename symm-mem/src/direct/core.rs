@@ -359,11 +359,11 @@ impl Core {
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
                 while let Some(core) = core.upgrade() {
-                    if core.let_go() && (until.expired() || !core.has_captured.load(Ordering::Relaxed)) {
+                    if core.let_go() && !core.has_captured.load(Ordering::Relaxed) {
                         return;
                     }
                     drop(core);
-                    thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(if until.expired() { 20 } else { 1 }));
                 }
             };
             // Without a thread there are the rounds below.

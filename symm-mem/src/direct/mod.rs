@@ -73,8 +73,8 @@
 //! # Graphs
 //! A message that one end captures, the other end captures too; a graph's messages have slots of their own. Within a graph
 //! they are in the order of calls. Runs of graphs that have messages of the same pair are ordered by the program, alike on
-//! both ends, as by launching them on one stream. Graphs run no more when the group is gone, and those that run when it is
-//! aborted end within 10 s.
+//! both ends, as by launching them on one stream. Graphs run no more when the group is gone; runs that are under way when it
+//! is aborted, or are launched from then until it is gone, come to their end, undone.
 //!
 //! # When it ends
 //! An abort, a lost member or a deadline ends the group, and with it every wait: a thread sets the words that this

@@ -124,3 +124,39 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
     });
     machine.finish();
 }
+
+/// Nobody asks the group when a graph is launched.
+#[test]
+fn a_run_long_after_an_abort_ends_too() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // SAFETY: the memory lives until the stream is done.
+        let message = unsafe {
+            if rank.rank == 0 {
+                group.send(buffer(&memory), 1, &stream)
+            } else {
+                group.recv(buffer(&memory), 0, &stream)
+            }
+        };
+        message.unwrap();
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        group.barrier(far()).unwrap();
+        let abort = group.abort_handle();
+        abort.abort(far()).unwrap();
+        while group.standing().is_ok() {
+            std::thread::yield_now();
+        }
+        // For longer than what is under way is waited for.
+        std::thread::sleep(std::time::Duration::from_secs(11));
+        if rank.rank == 1 {
+            stream.launch(&graph).unwrap();
+            stream.synchronize().unwrap();
+        }
+        drop(graph);
+        let _ = group.abort(far());
+    });
+    machine.finish();
+}
