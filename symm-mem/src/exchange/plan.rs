@@ -161,11 +161,12 @@ impl Plan {
     /// transfers of this plan: if it has not ended by the deadline, the plan fails.
     ///
     /// # Errors
-    /// [`TransferError::Fault`]; [`TransferError::Driver`].
+    /// [`TransferError::Fault`], where it comes to its end undone; [`TransferError::Driver`].
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
-        self.inner.core.fault()?;
-        self.bound(stream, deadline)
+        // What was launched has to end, also where the plan has failed since.
+        self.bound(stream, deadline)?;
+        Ok(self.inner.core.fault()?)
     }
 
     /// Launches a graph that captures transfers of this plan, and bounds it: if it has not ended by the deadline, the plan
@@ -190,9 +191,15 @@ impl Plan {
     }
 
     fn bound(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let shared = &self.inner.owner.shared;
-        let done = shared.watch.event(&shared.context)?;
-        stream.record(&done)?;
+        let Inner { core, owner } = &*self.inner;
+        let watch = &owner.shared.watch;
+        let recorded =
+            watch.event(&owner.shared.context).and_then(|done| stream.record(&done).map(|()| done));
+        let done = recorded.inspect_err(|error| {
+            // What was launched cannot be taken back.
+            core.fail(Fault::Broken { transfer: 0, cause: error.to_string() });
+            watch.failed(core);
+        })?;
         self.watched(stream, done, Some((0, Awaited::Graph)), Some(deadline), None);
         Ok(())
     }
@@ -255,7 +262,7 @@ impl Plan {
         let round = if begins { turn.round.wrapping_add(1) } else { turn.round };
         let done = shared.watch.event(&shared.context)?;
         if let Some((last, event)) = &turn.last
-            && last.raw() != stream.raw()
+            && !last.is_same(stream)
         {
             stream.wait(event)?;
         }

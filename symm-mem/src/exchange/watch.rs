@@ -198,14 +198,17 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
-        if !busy.contains(&stream) && watched.has_ended() {
+        let waited = watched.since.elapsed();
+        let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
+        // What is late is asked in any case: two threads may have come here in another order than to the stream.
+        if (late || !busy.contains(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
             continue;
         }
-        busy.insert(stream);
-        let waited = watched.since.elapsed();
-        let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
+        if !watched.stream.is_per_thread() {
+            busy.insert(stream);
+        }
         let fault = match (&over, late, watched.wait) {
             (Some(error), ..) => Some(Fault::GroupOver { cause: error.to_string() }),
             (None, true, Some((transfer, awaited))) => {

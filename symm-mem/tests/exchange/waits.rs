@@ -143,6 +143,11 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
         rank.stream.synchronize().unwrap();
         let late = fault(&plan);
         assert!(matches!(late, Fault::Late { peer: 1, awaited: Awaited::Graph, .. }), "{late}");
+        // A run that is launched by itself meanwhile ends too, and says so.
+        rank.stream.launch(&graph).unwrap();
+        let refused = plan.watch(&rank.stream, LONG).unwrap_err();
+        assert!(matches!(refused, TransferError::Fault(Fault::Late { .. })), "{refused}");
+        rank.stream.synchronize().unwrap();
     }
     (rank.meet)();
     if rank.rank == 1 {
