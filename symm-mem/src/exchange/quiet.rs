@@ -14,8 +14,8 @@
 //! Only transfers are counted. Whatever else waits for another rank of the process on a device, as NCCL's kernels and those
 //! that wait for signals do, is to be over before a plan is dropped there, or to need nothing that is yet to be enqueued.
 //!
-//! A process of one rank looks for such a moment too, and holds back once, since a peer may wait for what this rank was about
-//! to enqueue. But then it goes on: what its device waits for are other processes, which do not stop in this one's driver.
+//! A process of one rank does not wait: what its device waits for are other processes, which do not stop in this one's
+//! driver.
 
 use std::{
     collections::HashMap,
@@ -86,6 +86,12 @@ fn is_held() -> bool {
 /// While it lives memory may be closed; it keeps others from enqueueing. `None`: not now. For longer than [`HOLD`] nobody is
 /// waited for: who is enqueueing may wait for the device.
 pub(super) fn moment() -> Option<Moment> {
+    let ranks = ranks();
+    let is_alone = ranks.iter().all(|rank| Some(rank) == ranks.first());
+    drop(ranks);
+    if is_alone {
+        return Some(Moment { _gate: None });
+    }
     if let Some(moment) = now() {
         holds().due = None;
         return Some(moment);
@@ -104,18 +110,9 @@ pub(super) fn moment() -> Option<Moment> {
         found = now();
     }
     HELD.store(false, Ordering::Release);
-    if found.is_none() && is_alone() {
-        found = Some(Moment { _gate: None });
-    }
     let due = found.is_none().then(|| Instant::now() + REST);
     *holds() = Holds { due, until: None };
     found
-}
-
-/// Whether all exchanges of the process are one rank's.
-fn is_alone() -> bool {
-    let ranks = ranks();
-    ranks.iter().all(|rank| Some(rank) == ranks.first())
 }
 
 /// A moment, if there is one now.
