@@ -173,7 +173,7 @@ impl Stream {
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.inner.raw == other.inner.raw && !self.is_per_thread() && self.context() == other.context()
+        self == other && !self.is_per_thread()
     }
 
     /// A number that no other stream of the process has or had, while handles are used again.

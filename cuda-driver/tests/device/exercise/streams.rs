@@ -24,6 +24,10 @@ pub(super) fn streams(driver: &Driver) -> Result<()> {
     let borrowed = unsafe { Stream::borrowed(&context, stream.raw()) };
     assert_eq!(borrowed, stream);
     assert_eq!(borrowed.context(), &context);
+    assert!(borrowed.is_same(&stream) && !stream.is_same(&urgent));
+    // SAFETY: `CU_STREAM_PER_THREAD`, which goes with nobody.
+    let of_thread = unsafe { Stream::borrowed(&context, std::ptr::without_provenance_mut(2)) };
+    assert!(of_thread.is_per_thread() && !of_thread.is_same(&of_thread.clone()));
     let owner = Arc::new(());
     // SAFETY: as above.
     let kept = unsafe { Stream::kept_by(&context, stream.raw(), owner.clone()) };
