@@ -211,35 +211,39 @@ impl Vigil {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use rusty_fork::rusty_fork_test;
 
     use super::*;
     use crate::comm::wait_for_dropped;
-    use crate::end_to_end::embedded::common::{far, machine};
+    use crate::end_to_end::embedded::common::{far, hold, machine};
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    /// Looks of the watchdog's, so many at a time, after all that has been.
+    fn looks(vigil: &Arc<Vigil>) -> impl FnMut(u64) + use<> {
+        let (vigil, mut now) = (vigil.clone(), Instant::now() + LONG);
+        move |times| {
+            for _ in 0..times {
+                now += Duty::STEP;
+                vigil.look(now);
+            }
+        }
+    }
 
     rusty_fork_test! {
         /// What the others were asked about came to its end.
         #[test]
         fn what_is_late_later_is_asked_about_anew() {
-            const LONG: Duration = Duration::from_secs(3600);
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
                 let vigil = &group.counter.vigil;
                 vigil.store.set("overdue", b"1").unwrap();
-                let mut now = Instant::now() + LONG;
-                let mut look = |times: u64| {
-                    for _ in 0..times {
-                        now += Duty::STEP;
-                        vigil.look(now);
-                    }
-                };
+                let mut look = looks(vigil);
                 let answer = (vigil.patience() * 2).as_secs() + 2;
                 let held = || {
-                    let (stream, (open, gate)) = (rank.stream(), mpsc::channel::<()>());
-                    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                    let stream = rank.stream();
+                    let open = hold(&stream);
                     (group.launched(&stream).unwrap(), open)
                 };
                 let first = held();
@@ -264,24 +268,16 @@ mod tests {
         /// The others are not asked: another member seems to do that, and nothing comes of it.
         #[test]
         fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
-            const LONG: Duration = Duration::from_secs(3600);
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
                 let vigil = &group.counter.vigil;
                 vigil.store.set("overdue", b"1").unwrap();
                 let stream = rank.stream();
-                let mut now = Instant::now() + LONG;
-                let mut look = |times: u64| {
-                    for _ in 0..times {
-                        now += Duty::STEP;
-                        vigil.look(now);
-                    }
-                };
+                let mut look = looks(vigil);
                 let answer = (vigil.patience() * 2).as_secs() + 2;
                 for is_done in [true, false] {
-                    let (open, gate) = mpsc::channel::<()>();
-                    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                    let open = hold(&stream);
                     let work = group.launched(&stream).unwrap();
                     look(LONG.as_secs() + 1);
                     group.check().unwrap();

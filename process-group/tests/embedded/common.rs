@@ -1,6 +1,10 @@
 //! A machine, its ranks, and memory that can be looked at.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
 
 use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory};
 use gpu_sim::World;
@@ -170,4 +174,11 @@ pub(crate) fn values(memory: &DeviceMemory) -> Vec<f32> {
     let mut values = vec![0f32; memory.bytes() / 4];
     memory.copy_to_host(0, &mut values).unwrap();
     values
+}
+
+/// What is enqueued on a stream waits until the sender goes.
+pub(crate) fn hold(stream: &Stream) -> mpsc::Sender<()> {
+    let (open, gate) = mpsc::channel();
+    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+    open
 }

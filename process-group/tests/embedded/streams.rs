@@ -1,18 +1,11 @@
 //! Works on the driver's default streams, of which several have the same handle.
 
-use std::{sync::mpsc, thread};
+use std::thread;
 
 use cuda_driver::{Context, Stream};
 use rusty_fork::rusty_fork_test;
 
-use super::common::{far, machine, soon};
-
-/// What is enqueued on a stream waits until the sender goes.
-fn hold(stream: &Stream) -> mpsc::Sender<()> {
-    let (open, gate) = mpsc::channel();
-    stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
-    open
-}
+use super::common::{far, hold, machine, soon};
 
 fn per_thread(context: &Context) -> Stream {
     unsafe { Stream::borrowed(context, std::ptr::without_provenance_mut(2)) }

@@ -181,12 +181,10 @@ impl Look for Outstanding {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use rusty_fork::rusty_fork_test;
 
     use super::Outstanding;
-    use crate::end_to_end::embedded::common::{far, machine, soon};
+    use crate::end_to_end::embedded::common::{far, hold, machine, soon};
 
     rusty_fork_test! {
         #[test]
@@ -195,8 +193,7 @@ mod tests {
             machine.ranks(1, |rank| {
                 let group = rank.world();
                 let held = rank.stream();
-                let (open, gate) = mpsc::channel::<()>();
-                held.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+                let open = hold(&held);
                 let late = group.launched(&held).unwrap();
                 for _ in 0..5 * Outstanding::STREAMS {
                     group.launched(&rank.stream()).unwrap().wait_timeout(far()).unwrap();
