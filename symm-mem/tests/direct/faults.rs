@@ -7,12 +7,12 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::Group,
-    group::{Buffer, GroupError, path::PathError},
+    group::{Buffer, GroupError},
     store::Deadline,
 };
 use symm_mem::direct::{self, DirectError};
 
-use super::rig::{Machine, buffer, bytes, far, pattern, small};
+use super::rig::{Machine, buffer, bytes, far, is_given_up, pattern, small};
 
 /// What two ranks make a path by, and which of these calls fail: of what they meet with, of the rings, of the rest.
 const MAKING: [(&str, &[u64]); 7] = [
@@ -45,11 +45,6 @@ fn over(group: &ProcessGroup) -> GroupError {
         }
         thread::yield_now();
     }
-}
-
-fn is_given_up(error: &GroupError) -> bool {
-    let GroupError::Path { source, .. } = error else { return false };
-    matches!(**source, PathError::GivenUp { peer: 0 })
 }
 
 fn failure() -> Action {
@@ -167,7 +162,7 @@ fn what_may_have_been_given_up_is_no_message() {
             // Who aborts by itself tells nobody why: it is known who did, sooner and later.
             for deadline in [Deadline::now(), far()] {
                 let error = first.wait_timeout(deadline).unwrap_err();
-                assert!(is_given_up(&error), "{error}");
+                assert!(is_given_up(&error, 0), "{error}");
             }
             group.into_iter().for_each(|group| group.abort(far()).unwrap());
         });

@@ -11,7 +11,7 @@ use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{DataType, Nccl, wait_for_dropped},
-    group::{Buffer, Builder, P2pPolicy},
+    group::{Buffer, Builder, GroupError, P2pPolicy, PathError},
     store::{Deadline, HashStore, Store},
 };
 use symm_mem::direct::{self, DirectOptions};
@@ -160,4 +160,10 @@ pub(super) fn bytes(memory: &DeviceMemory) -> Vec<u8> {
 /// What message `number` holds.
 pub(super) fn pattern(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (number * 37 + at * 11 + at / 251) as u8 | 1).collect()
+}
+
+/// Whether it says that this member has ended what was under way.
+pub(super) fn is_given_up(error: &GroupError, by: usize) -> bool {
+    let GroupError::Path { source, .. } = error else { return false };
+    matches!(**source, PathError::GivenUp { peer } if peer == by)
 }
