@@ -307,6 +307,8 @@ mod tests {
                     }
                     Step::Retract => if let Some((number, _)) = model.pop() {
                         ring.retract(number);
+                        // What is written there next is.
+                        lost = lost.min(model.len());
                     },
                     Step::Complete(back) => {
                         let Some(at) = model.len().checked_sub(1 + back as usize) else { continue };
