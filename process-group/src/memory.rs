@@ -109,6 +109,50 @@ struct Map {
     others: BTreeMap<u64, (u64, u32)>,
 }
 
+/// Where a buffer begins in a plan of windows that ranks have in common, in one word that is the same on all of them: from
+/// the top a bit that is set, 7 of the plan's number, 16 of the segment's, 40 of the offset. 0 for one that lies in none, or
+/// too far out for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CommonPlace(u64);
+
+impl CommonPlace {
+    const OFFSET: u32 = 40;
+    const SEGMENT: u32 = 16;
+
+    pub(crate) const fn new(plan: u64, segment: u32, offset: u64) -> Self {
+        if segment >> Self::SEGMENT != 0 || offset >> Self::OFFSET != 0 {
+            return Self(0);
+        }
+        let plan = (plan & 0x7f) << (Self::OFFSET + Self::SEGMENT);
+        Self(1 << 63 | plan | (segment as u64) << Self::OFFSET | offset)
+    }
+
+    pub(crate) const fn from_code(code: u64) -> Self {
+        Self(code)
+    }
+
+    pub(crate) const fn code(self) -> u64 {
+        self.0
+    }
+
+    /// Itself, or none.
+    #[inline(always)]
+    pub(crate) const fn only(self, wanted: bool) -> Self {
+        if wanted { self } else { Self(0) }
+    }
+
+    /// So many bytes behind, in the same segment.
+    pub(crate) const fn behind(self, bytes: u64) -> Self {
+        if self.0 == 0 { self } else { Self(self.0 + bytes) }
+    }
+
+    /// The segment, and the offset in it.
+    pub(crate) const fn parts(self) -> Option<(u32, u64)> {
+        let segment = (self.0 >> Self::OFFSET) as u32 & ((1 << Self::SEGMENT) - 1);
+        if self.0 == 0 { None } else { Some((segment, self.0 & ((1 << Self::OFFSET) - 1))) }
+    }
+}
+
 /// So much of what the driver said is remembered.
 const OTHERS: usize = 4096;
 

@@ -17,7 +17,7 @@ use super::{
     one_sided::ONLY,
     types,
 };
-use crate::{Slim, rare};
+use crate::{Slim, memory::CommonPlace, rare};
 
 /// Which operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +90,17 @@ impl Operation {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
+    /// Which of the send and the receive buffer NCCL wants at the same offset of the same window on every rank, if it lies in
+    /// one.
+    pub(crate) const fn symmetric(self) -> [bool; 2] {
+        match self {
+            Self::AllReduce | Self::AllToAll => [true, true],
+            Self::ReduceScatter | Self::Gather => [true, false],
+            Self::AllGather | Self::Scatter => [false, true],
+            _ => [false, false],
+        }
+    }
+
     /// What the other rank is that the operation names, if it names one.
     pub(crate) const fn role(self) -> Option<&'static str> {
         match self {
@@ -116,6 +127,8 @@ pub(crate) struct Task {
     pub(crate) op: ReduceOp,
     /// The root, or the peer.
     pub(crate) rank: usize,
+    /// Where the send and the receive buffer lie, of those that have to lie [alike](Operation::symmetric).
+    pub(crate) places: [CommonPlace; 2],
 }
 
 impl Task {
@@ -127,7 +140,8 @@ impl Task {
         count: usize,
         dtype: DataType,
     ) -> Self {
-        Self { operation, call: operation.name(), send, receive, count, dtype, op: ReduceOp::Sum, rank: 0 }
+        let (call, places) = (operation.name(), [CommonPlace::from_code(0); 2]);
+        Self { operation, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
     }
 
     /// A one-sided operation without data.
@@ -177,26 +191,19 @@ impl Task {
         }
     }
 
-    /// The buffers that NCCL wants at the same offset of the same window on every rank, if they lie in one: what for,
-    /// where, and their bytes.
+    /// The buffers that have to lie [alike](Operation::symmetric): what for, where, and their bytes.
     pub(crate) fn symmetric_buffers(
         &self,
-        size: usize,
+        place: &Place,
     ) -> impl Iterator<Item = (&'static str, u64, u64)> + use<> {
-        let share = self.bytes();
-        let all = share.saturating_mul(size as u64);
-        let (send, receive) = match self.operation {
-            Operation::AllReduce => (Some(share), Some(share)),
-            Operation::ReduceScatter => (Some(all), None),
-            Operation::AllGather => (None, Some(all)),
-            Operation::AllToAll => (Some(all), Some(all)),
-            Operation::Gather => (Some(share), None),
-            Operation::Scatter => (None, Some(share)),
-            _ => (None, None),
+        let [send, receive] = match (self.buffers(place), self.operation.symmetric()) {
+            // In place: one stands for both.
+            ([Some((_, at, bytes)), None], [true, true]) => {
+                [Some(("send", at, bytes)), Some(("receive", at, bytes))]
+            }
+            ([send, receive], [sends, receives]) => [send.filter(|_| sends), receive.filter(|_| receives)],
         };
-        let (from, to) = (self.send.0, self.receive.0);
-        let send = send.map(|bytes| ("send", from, bytes));
-        send.into_iter().chain(receive.map(|bytes| ("receive", to, bytes)))
+        send.into_iter().chain(receive)
     }
 
     /// Whether it is a message, and no part of a collective.

@@ -99,15 +99,15 @@ impl<'a> Batch<'a> {
         checked::is_collective(operation, self.tasks.borrow().iter())
     }
 
-    pub(super) fn queue(&self, task: Task) -> Result<()> {
-        self.group.check_task(&task, self.stream)?;
+    pub(super) fn queue(&self, mut task: Task) -> Result<()> {
+        self.group.check_task(&mut task, self.stream)?;
         self.tasks.borrow_mut().push(task);
         Ok(())
     }
 
     /// Queues what one operation is made of, or nothing of it.
-    fn queue_all(&self, parts: Vec<Task>) -> Result<()> {
-        parts.iter().try_for_each(|task| self.group.check_task(task, self.stream))?;
+    fn queue_all(&self, mut parts: Vec<Task>) -> Result<()> {
+        parts.iter_mut().try_for_each(|task| self.group.check_task(task, self.stream))?;
         self.tasks.borrow_mut().extend(parts);
         Ok(())
     }

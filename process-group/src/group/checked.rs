@@ -5,10 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use super::{GroupError, ProcessGroup, Result};
@@ -17,13 +14,6 @@ use crate::{
     record::plain,
     store::{Store, rendezvous},
 };
-
-/// Names memory that ranks hold at the same places of a common plan, such as that of a symmetric pool.
-pub trait SymmetricPlaces: Send + Sync {
-    /// Where the `bytes` at `address` lie, in one line of words that is the same on every rank for the same place; `None`
-    /// if they are no part of the plan.
-    fn locate(&self, address: u64, bytes: u64) -> Option<String>;
-}
 
 /// A buffer of a collective that does not lie at the same place on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,8 +36,6 @@ pub(super) struct Checked {
     calls: AtomicU64,
     /// With each member, of messages.
     pairs: Box<[AtomicU64]>,
-    /// Where buffers have to lie alike.
-    places: RwLock<Vec<Arc<dyn SymmetricPlaces>>>,
 }
 
 impl std::fmt::Debug for Checked {
@@ -159,6 +147,22 @@ impl Card {
     }
 }
 
+/// Where the buffers of these tasks lie that have to lie alike.
+fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<[String; 2]> {
+    let known = &group.sight.places;
+    if known.are_none() {
+        return Vec::new();
+    }
+    let of = |task: &Task| {
+        let call = task.call;
+        task.symmetric_buffers(group.communicator.place()).map(move |(buffer, address, bytes)| {
+            let found = known.locate(address, bytes).unwrap_or_else(|| "in no symmetric memory".to_owned());
+            [format!("the {buffer} buffer of {call}"), plain(&found)]
+        })
+    };
+    tasks.iter().flat_map(of).collect()
+}
+
 /// The first buffer that does not lie at the same place on all ranks: which it is, who has it elsewhere than most, and
 /// one of those. The calls are the same.
 fn misplaced(cards: &[Card]) -> Option<(usize, usize, usize)> {
@@ -205,26 +209,7 @@ fn compare(cards: &[Card], places: &[usize]) -> Result<(), Difference> {
 impl Checked {
     pub(super) fn new(size: usize) -> Self {
         let pairs = (0..size).map(|_| AtomicU64::new(0)).collect();
-        Self { calls: AtomicU64::new(0), pairs, places: RwLock::default() }
-    }
-
-    /// Where the buffers of these tasks lie that have to lie alike.
-    fn places(&self, group: &ProcessGroup, tasks: &[Task]) -> Vec<[String; 2]> {
-        let known = self.places.read().unwrap_or_else(PoisonError::into_inner);
-        if known.is_empty() {
-            return Vec::new();
-        }
-        let place = |address: u64, bytes: u64| {
-            let found = known.iter().find_map(|places| places.locate(address, bytes));
-            plain(&found.unwrap_or_else(|| "in no symmetric memory".to_owned()))
-        };
-        let mut places = Vec::new();
-        for task in tasks {
-            for (buffer, address, bytes) in task.symmetric_buffers(group.size()) {
-                places.push([format!("the {buffer} buffer of {}", task.call), place(address, bytes)]);
-            }
-        }
-        places
+        Self { calls: AtomicU64::new(0), pairs }
     }
 
     /// Compares what is about to be launched with what its other members are about to launch.
@@ -238,7 +223,7 @@ impl Checked {
         if tasks.iter().any(|task| !task.is_message()) {
             let number = self.calls.fetch_add(1, Ordering::AcqRel);
             let all: Vec<_> = (0..group.size()).collect();
-            let card = Card { places: self.places(group, &tasks), ..Card::of(&tasks, None) };
+            let card = Card { places: places(group, &tasks), ..Card::of(&tasks, None) };
             self.meet(group, &all, "all", number, &card)?;
         }
         // In ascending order: of ranks that wait for each other in a circle one would wait for a lower one than before.
@@ -317,17 +302,6 @@ impl Checked {
 }
 
 impl ProcessGroup {
-    /// In [checked mode](super::Builder::checked), has the members compare where the buffers of their collectives lie in
-    /// `places`, before each launch: those buffers that NCCL wants at the same offset of the same window on every rank.
-    /// Every member does so at the same point of the program; done once for each value. Without checked mode, nothing.
-    pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
-        let Some(checked) = &self.checked else { return };
-        let mut known = checked.places.write().unwrap_or_else(PoisonError::into_inner);
-        if !known.iter().any(|other| Arc::ptr_eq(other, &places)) {
-            known.push(places);
-        }
-    }
-
     /// Where calls are compared, tells the other members that this rank has found its own call wrong. Not of messages:
     /// whom they were meant for may be what is wrong.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {

@@ -270,8 +270,9 @@ pub enum GroupError {
         progress: Box<Progress>,
     },
 
-    /// Members have called different collectives: the group is over on every member, with the same reason. What was
-    /// computed since may be wrong.
+    /// Members have called different collectives, or the same with buffers at different places of their
+    /// [windows](super::ProcessGroup::compare_places): the group is over on every member, with the same reason. What was computed
+    /// since may be wrong.
     #[error(
         "{group}: its members have called different collectives, and the group was aborted: {divergence}"
     )]

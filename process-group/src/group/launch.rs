@@ -33,11 +33,11 @@ impl ProcessGroup {
         let (name, site) = (operation.name(), Location::caller());
         // In an open group the operation would be launched after the mark that says when it is done.
         refuse_inside_group(name)?;
-        let task = match task {
+        let mut task = match task {
             Ok(task) => task,
             Err(error) => return Err(self.wrong(operation, error)),
         };
-        if let Err(error) = self.check_task(&task, stream) {
+        if let Err(error) = self.check_task(&mut task, stream) {
             return Err(self.wrong(operation, error));
         }
         let vigil = &self.counter.vigil;
@@ -62,9 +62,9 @@ impl ProcessGroup {
         batch.launch(operation)
     }
 
-    /// What one rank can check alone.
+    /// What one rank can check alone; notes where the task's buffers lie.
     #[inline(always)]
-    pub(super) fn check_task(&self, task: &Task, stream: &Stream) -> Slim<(), GroupError> {
+    pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> Slim<(), GroupError> {
         self.communicator.check_task(task, stream, true)?;
         self.sight.look(&self.name, &self.communicator, task)
     }

@@ -20,7 +20,7 @@
 //! | [`path`] | ways beside NCCL, that other crates implement |
 //! | `checked` | calls that are compared before they are launched |
 //! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
-//! | `sight` | whether buffers are memory of the group's device |
+//! | `sight`, `places` | whether buffers are memory of the group's device, and where in its windows they lie |
 //! | `vigil`, `duty`, `calls` | what becomes of a group when a member is in trouble, and how that is found |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
@@ -47,6 +47,7 @@ mod one_sided;
 pub mod p2p;
 mod parts;
 pub mod path;
+mod places;
 mod plan;
 mod process_group;
 mod registration;
@@ -63,13 +64,14 @@ mod work;
 pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
-pub use checked::{Misplaced, SymmetricPlaces};
+pub use checked::Misplaced;
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::{MessageDifference, Path, PathError};
+pub use places::{SymmetricPlaces, SymmetricSegment, places_changed};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{GroupId, ProcessGroup, Standing};
 pub use registration::{NotRegistered, Stance};

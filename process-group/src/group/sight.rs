@@ -1,10 +1,10 @@
-//! What a group has seen of the memory that its operations are given: that it is memory of its device, and whether it is
-//! registered.
+//! What a group has seen of the memory that its operations are given: that it is memory of its device, whether it is
+//! registered, and where in its windows it lies.
 //!
 //! Memory is looked up when it is seen for the first time, by its allocation: in the tables of the allocators that this
 //! process follows, or by asking the driver. After that a buffer costs a comparison of what is in a cache line, no lock
-//! and no call. What is seen is forgotten when a segment of an allocator that is followed comes or goes. Other memory
-//! that was freed, and whose address is now something else, is not noticed.
+//! and no call. What is seen is forgotten when a segment of an allocator that is followed comes or goes, and when
+//! [windows](super::places) do. Other memory that was freed, and whose address is now something else, is not noticed.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use std::{
 
 use cuda_driver::Context;
 
-use super::{BufferError, GroupError, registration::Registered, report::Lying};
+use super::{BufferError, GroupError, places::Places, registration::Registered, report::Lying};
 use crate::{
     Slim,
     comm::{Communicator, Operation, Task},
-    memory::{self, Place},
+    memory::{self, CommonPlace, Place},
     rare,
 };
 
@@ -36,31 +36,39 @@ struct Slot {
     start: AtomicU64,
     end: AtomicU64,
     lying: AtomicU64,
+    /// The code of where its start lies.
+    place: AtomicU64,
 }
 
 impl Slot {
     /// What was found of the range, if it is this one.
     #[inline]
-    fn find(&self, generation: u64, start: u64, end: u64) -> Option<Lying> {
+    fn find(&self, generation: u64, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
         let stamp = self.stamp.load(Ordering::Acquire);
+        let begin = self.start.load(Ordering::Relaxed);
         let found = self.generation.load(Ordering::Relaxed) == generation
-            && self.start.load(Ordering::Relaxed) <= start
+            && begin <= start
             && end <= self.end.load(Ordering::Relaxed);
         let lying = self.lying.load(Ordering::Relaxed);
+        let place = CommonPlace::from_code(self.place.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let whole = stamp & 1 == 0 && self.stamp.load(Ordering::Relaxed) == stamp;
-        if found && whole { Lying::from_code(lying) } else { None }
+        if !found || !whole {
+            return None;
+        }
+        Some((Lying::from_code(lying)?, place.behind(start - begin)))
     }
 
     /// Takes an entry. One thread at a time does.
-    fn set(&self, generation: u64, place: &Place, lying: Lying) {
+    fn set(&self, generation: u64, (start, end): (u64, u64), lying: Lying, place: CommonPlace) {
         let stamp = self.stamp.load(Ordering::Relaxed);
         self.stamp.store(stamp + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         self.generation.store(generation, Ordering::Relaxed);
-        self.start.store(place.start, Ordering::Relaxed);
-        self.end.store(place.end, Ordering::Relaxed);
+        self.start.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
         self.lying.store(lying as u64, Ordering::Relaxed);
+        self.place.store(place.code(), Ordering::Relaxed);
         self.stamp.store(stamp + 2, Ordering::Release);
     }
 }
@@ -83,6 +91,8 @@ pub(super) struct Sight {
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
+    /// The group's windows.
+    pub(super) places: Places,
     /// Whose segments the first communicators know that memory was registered with.
     registrars: OnceLock<Vec<u64>>,
     /// Buffers that were seen, by operation and by how they lay.
@@ -103,6 +113,7 @@ impl Sight {
             large: slots(),
             small: slots(),
             writing: Mutex::default(),
+            places: Places::default(),
             registrars: OnceLock::new(),
             counts: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
             has_agreed: AtomicBool::new(false),
@@ -145,19 +156,29 @@ impl Sight {
         self.counts[operation as usize][lying as usize].load(Ordering::Relaxed)
     }
 
-    /// Looks at the buffers of an operation, whose arguments were checked.
+    /// Looks at the buffers of an operation, whose arguments were checked, and notes where those lie that have to lie alike.
     #[inline(always)]
-    pub(super) fn look(&self, group: &str, communicator: &Communicator, task: &Task) -> Slim<(), GroupError> {
+    pub(super) fn look(
+        &self,
+        group: &str,
+        communicator: &Communicator,
+        task: &mut Task,
+    ) -> Slim<(), GroupError> {
         if !self.looks {
+            self.places.note(communicator, task);
             return Ok(());
         }
         let [first, second] = task.buffers(communicator.place());
+        let mut places = [CommonPlace::default(); 2];
         if let Some(buffer) = first {
-            self.look_at(group, task, buffer)?;
+            // In place, one stands for both.
+            places = [self.look_at(group, task, buffer)?; 2];
         }
         if let Some(buffer) = second {
-            self.look_at(group, task, buffer)?;
+            places[1] = self.look_at(group, task, buffer)?;
         }
+        let [sends, receives] = task.operation.symmetric();
+        task.places = [places[0].only(sends), places[1].only(receives)];
         Ok(())
     }
 
@@ -168,12 +189,12 @@ impl Sight {
         group: &str,
         task: &Task,
         (side, address, bytes): (&'static str, u64, u64),
-    ) -> Slim<(), GroupError> {
+    ) -> Slim<CommonPlace, GroupError> {
         if bytes == 0 {
-            return Ok(());
+            return Ok(CommonPlace::default());
         }
-        let lying = match self.known(address, address.saturating_add(bytes)) {
-            Some(lying) => lying,
+        let (lying, place) = match self.known(address, address.saturating_add(bytes)) {
+            Some(known) => known,
             None => {
                 let (operation, buffer) = (task.call, side);
                 self.find(address, bytes).map_err(|source| {
@@ -190,12 +211,12 @@ impl Sight {
         let count = &self.counts[task.operation as usize][lying as usize];
         // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Ok(())
+        Ok(place)
     }
 
     /// What was seen of a range before.
     #[inline]
-    fn known(&self, start: u64, end: u64) -> Option<Lying> {
+    fn known(&self, start: u64, end: u64) -> Option<(Lying, CommonPlace)> {
         let generation = memory::generation();
         let large = &self.large[(start >> PAGE) as usize % SLOTS];
         large.find(generation, start, end).or_else(|| {
@@ -205,18 +226,31 @@ impl Sight {
     }
 
     #[cold]
-    fn find(&self, address: u64, bytes: u64) -> Slim<Lying, BufferError> {
+    fn find(&self, address: u64, bytes: u64) -> Slim<(Lying, CommonPlace), BufferError> {
         // Before the look: what changes meanwhile is looked up again.
         let generation = memory::generation();
-        let place = memory::look(&self.context, cuda_driver::DevicePtr(address), bytes)?;
-        let lying = Lying::of(&place, self.registrars.get().map(Vec::as_slice));
-        let (slots, shift) = match place.end - place.start >= 1 << PAGE {
+        let Place { mut start, mut end, segment } =
+            memory::look(&self.context, cuda_driver::DevicePtr(address), bytes)?;
+        let lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
+        let (mut place, last) = (CommonPlace::default(), address.saturating_add(bytes));
+        match self.places.window(address) {
+            Some(window) if last <= window.end => {
+                (start, end) = (start.max(window.start), end.min(window.end));
+                place = window.place(start);
+            }
+            None if self.places.are_none() => {}
+            // Of what runs into a window, or out of one, nothing is remembered.
+            _ if self.places.window(last - 1).is_some() => return Ok((lying, place)),
+            // There may be windows around it.
+            _ => (start, end) = (address, last),
+        }
+        let (slots, shift) = match end - start >= 1 << PAGE {
             true => (&self.large, PAGE),
             false => (&self.small, UNIT),
         };
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        slots[(address >> shift) as usize % SLOTS].set(generation, &place, lying);
-        Ok(lying)
+        slots[(address >> shift) as usize % SLOTS].set(generation, (start, end), lying, place);
+        Ok((lying, place.behind(address - start)))
     }
 }
 

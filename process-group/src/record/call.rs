@@ -2,6 +2,7 @@
 
 use crate::{
     comm::{self, DataType, ReduceOp, Task},
+    memory::CommonPlace,
     watch::Fold,
 };
 use comm::Operation as Native;
@@ -177,6 +178,8 @@ pub(crate) struct Call {
     pub(super) receive: u64,
     /// Whether it goes on a path beside NCCL.
     pub(super) on_path: bool,
+    /// Where the send and the receive buffer lie, of those that have to lie alike.
+    pub(super) places: [CommonPlace; 2],
 }
 
 /// Whether two tasks that follow each other are recorded as one: messages that one collective is made of, which its
@@ -215,8 +218,8 @@ impl Call {
         if list_of(&task).is_none() { Self::of_native(task, size) } else { Self::of_list(&[task]) }
     }
 
-    /// Adds to a batch's hash what all members of a collective say alike: no message, and not the lengths of a list's
-    /// shares.
+    /// Adds to a batch's hash what all members of a collective say alike: no message, not the lengths of a list's shares, and
+    /// no place outside of windows.
     #[inline(always)]
     pub(super) fn fold(&self, batch: Fold) -> Fold {
         let length = match self.operation {
@@ -227,7 +230,11 @@ impl Call {
         let root = u64::from(self.peer.map_or(0, |root| root + 1));
         let kind =
             u64::from(self.operation as u8) << 16 | u64::from(self.dtype) << 8 | u64::from(self.reduction);
-        batch.with(root << 24 | kind, length)
+        let batch = batch.with(root << 24 | kind, length);
+        match self.places.map(CommonPlace::code) {
+            [0, 0] => batch,
+            [send, receive] => batch.with(send, receive),
+        }
     }
 
     fn of_list(tasks: &[Task]) -> Self {
@@ -245,13 +252,14 @@ impl Call {
             send: sum(Native::Send),
             receive: sum(Native::Recv),
             on_path: false,
+            places: Default::default(),
         }
     }
 
     /// Of one that is no part of a list.
     #[inline(always)]
     fn of_native(task: Task, size: usize) -> Self {
-        let Task { operation, count, dtype, op, rank, .. } = task;
+        let Task { operation, count, dtype, op, rank, places, .. } = task;
         let (one, all) = (count as u64, (count as u64).saturating_mul(size as u64));
         let (operation, send, receive, reduces, names) = match operation {
             Native::AllReduce => (Operation::AllReduce, one, one, true, false),
@@ -278,7 +286,7 @@ impl Call {
             ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => 6,
         };
         let peer = u32::try_from(rank).ok().filter(|_| names);
-        Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false }
+        Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false, places }
     }
 
     /// The end of the batch that `name` is made of.
@@ -286,7 +294,8 @@ impl Call {
         let named =
             Operation::ALL.into_iter().find(|operation| operation.is_end() && operation.name() == name);
         let operation = named.unwrap_or(Operation::Batch);
-        Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0, on_path: false }
+        let (on_path, places) = (false, Default::default());
+        Self { operation, dtype: 0, reduction: 0, peer: None, send: 0, receive: 0, on_path, places }
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     recorder::Recorder,
     ring::Record,
 };
-use crate::comm::DataType;
+use crate::{comm::DataType, memory::CommonPlace};
 
 /// What one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
@@ -102,6 +102,8 @@ pub struct Entry {
     pub elapsed: Option<Duration>,
     /// Where it was called.
     pub site: &'static Location<'static>,
+    /// Where the send and the receive buffer lie, of those that have to lie alike.
+    pub(super) places: [CommonPlace; 2],
 }
 
 /// Why a dump was not written.
@@ -283,7 +285,7 @@ impl Dump {
 fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Vec<Entry> {
     let mut done: HashMap<u64, u64> = HashMap::new();
     let entry = |record: &Record| {
-        let Call { operation, dtype, reduction, peer, send, receive, on_path } = record.call;
+        let Call { operation, dtype, reduction, peer, send, receive, on_path, places: lie } = record.call;
         let place = &record.position;
         let mut completed = Some(record.completed).filter(|time| *time > 0);
         if record.stream != 0 && !record.captured {
@@ -314,6 +316,7 @@ fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Ve
             completed_ns: completed.map(|time| scale.day(time)),
             elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
+            places: lie,
         })
     };
     let mut entries: Vec<_> = records.iter().rev().filter_map(entry).collect();

@@ -11,6 +11,7 @@ use std::{
 };
 
 use super::call::{Call, Operation};
+use crate::memory::CommonPlace;
 
 /// Where the records of one work lie: among `count` from `first` on, those of its group. The others are of groups that
 /// other threads use.
@@ -93,6 +94,8 @@ struct Slot {
     elapsed: AtomicU64,
     stream: AtomicU64,
     site: AtomicPtr<Location<'static>>,
+    /// The codes of where the send and the receive buffer lie.
+    places: [AtomicU64; 2],
 }
 
 /// The last calls, overwritten in turn.
@@ -146,6 +149,9 @@ impl Ring {
         }
         slot.stream.store(0, Ordering::Relaxed);
         slot.site.store(ptr::from_ref(site).cast_mut(), Ordering::Relaxed);
+        for (word, place) in slot.places.iter().zip(call.places) {
+            word.store(place.code(), Ordering::Relaxed);
+        }
         slot.stamp.store(number + 1, Ordering::Release);
         number
     }
@@ -234,6 +240,7 @@ impl Ring {
             [&slot.started, &slot.completed, &slot.elapsed].map(|word| word.load(Ordering::Relaxed));
         let stream = slot.stream.load(Ordering::Relaxed);
         let site = slot.site.load(Ordering::Relaxed);
+        let places = slot.places.each_ref().map(|word| CommonPlace::from_code(word.load(Ordering::Relaxed)));
         fence(Ordering::Acquire);
         if stamp != number + 1 || slot.stamp.load(Ordering::Relaxed) != stamp {
             return None;
@@ -248,6 +255,7 @@ impl Ring {
             send,
             receive,
             on_path: u64::from(flags) & ON_PATH != 0,
+            places,
         };
         let captured = u64::from(flags) & CAPTURED != 0;
         Some(Record { number, call, position, captured, stream, created, started, completed, elapsed, site })
@@ -273,6 +281,7 @@ mod tests {
             send,
             receive,
             on_path: false,
+            places: Default::default(),
         }
     }
 

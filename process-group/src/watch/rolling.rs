@@ -4,7 +4,8 @@
 //! both have: whatever differed before differs for ever. The last numbers are kept, each, and of those before every 64th,
 //! because members are not equally far, and one whose collective never ends must be comparable with those that went on.
 //!
-//! Only what is the same on all members takes part: neither addresses nor messages. The parts of a batch are one step.
+//! Only what is the same on all members takes part: no messages, and of where buffers lie only segments and offsets in
+//! windows that members have in common. The parts of a batch are one step.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -231,6 +231,18 @@ impl Table {
         })
     }
 
+    /// The segment around `address` and its ends, if it lies in a window of `group`.
+    pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
+        let extent = self.around(address)?;
+        let serial = self.standings(group)?.at(extent.ordinal).serial();
+        serial.map(|_| (extent.ordinal, extent.begin, extent.end))
+    }
+
+    fn around(&self, address: u64) -> Option<&Extent> {
+        let after = self.extents.partition_point(|extent| extent.begin <= address);
+        self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)
+    }
+
     /// One search, whatever the number of groups; no lock, no allocation.
     pub(crate) fn lookup(
         &self,
@@ -238,12 +250,7 @@ impl Table {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<Residence>, LookupError> {
-        let after = self.extents.partition_point(|extent| extent.begin <= address);
-        let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else { return Ok(None) };
-        let Extent { begin, end, ordinal } = *extent;
-        if address >= end {
-            return Ok(None);
-        }
+        let Some(&Extent { begin, end, ordinal }) = self.around(address) else { return Ok(None) };
         if bytes > end - address {
             return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
         }

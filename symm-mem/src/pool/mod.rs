@@ -38,7 +38,7 @@ use caching_alloc::{
     driver::{Sharing, VirtualMemorySource},
 };
 use cuda_driver::{Context, DevicePtr};
-use process_group::comm::Window;
+use process_group::{comm::Window, group::places_changed};
 
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use self::retire::Found as RetirementFound;
@@ -72,6 +72,8 @@ pub struct SymmetricPool {
     /// The segments that were retired, in that order.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
+    /// After the table.
+    _farewell: places::Farewell,
 }
 
 /// What is counted of the meetings of the whole domain.
@@ -119,6 +121,7 @@ impl SymmetricPool {
             seats: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
+            _farewell: places::Farewell,
         })
     }
 
@@ -259,6 +262,7 @@ impl SymmetricPool {
         // The arena's lock orders this with the publication of new segments.
         let _alone = self.memory.arena();
         self.table.store(Arc::new(change(&self.table.load())));
+        places_changed();
     }
 
     pub(crate) fn seats(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<Seated>>>> {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use caching_alloc::core::symmetric::Placement;
-use process_group::group::SymmetricPlaces;
+use process_group::group::{SymmetricPlaces, SymmetricSegment, places_changed};
 
 use super::{Residence, Standing, SymmetricPool, Table};
 use crate::agreement::{GroupId, PoolId};
@@ -30,6 +30,23 @@ impl SymmetricPlaces for Places {
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
         }
+    }
+
+    fn window(&self, address: u64) -> Option<SymmetricSegment> {
+        let PoolId { domain, generation, pool } = self.pool;
+        // Those of one domain follow each other.
+        let plan = domain.wrapping_add(generation << 4).wrapping_add(pool.into());
+        let (segment, start, end) = self.table.upgrade()?.load().windowed(address, self.group)?;
+        Some(SymmetricSegment { plan, segment, start, end })
+    }
+}
+
+/// Groups look up anew where buffers lie when a pool goes.
+pub(super) struct Farewell;
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        places_changed();
     }
 }
 

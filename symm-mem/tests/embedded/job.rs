@@ -147,13 +147,29 @@ pub(crate) fn run_seen<T>(
     prepare: impl FnOnce(&World),
     job: impl FnOnce(&World, Vec<Rank>) -> T,
 ) -> T {
+    run_in(machine(size, release), size, prepare, job)
+}
+
+fn machine(size: u32, release: i32) -> gpu_sim::Builder {
+    World::builder().devices(size as usize).capacity(256 * MIB).nccl_release(release)
+}
+
+/// As [`run`], in a world that does what hardware does with calls that do not fit: it says nothing.
+pub(crate) fn run_faithful(size: u32, release: i32, job: impl Fn(Rank) + Sync) {
+    let on_threads = |_: &World, ranks: Vec<Rank>| {
+        thread::scope(|scope| ranks.into_iter().for_each(|rank| _ = scope.spawn(|| job(rank))));
+    };
+    run_in(machine(size, release).faithful(), size, |_| {}, on_threads);
+}
+
+fn run_in<T>(
+    machine: gpu_sim::Builder,
+    size: u32,
+    prepare: impl FnOnce(&World),
+    job: impl FnOnce(&World, Vec<Rank>) -> T,
+) -> T {
     let _turn = turn();
-    let world = World::builder()
-        .devices(size as usize)
-        .capacity(256 * MIB)
-        .nccl_release(release)
-        .start()
-        .expect("no other world is alive");
+    let world = machine.start().expect("no other world is alive");
     // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
     let (cuda, nccl) =
         unsafe { (cuda_driver::sys::Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };

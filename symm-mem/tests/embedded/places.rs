@@ -1,13 +1,20 @@
-//! Groups that compare where their buffers lie, before each operation.
+//! Groups that compare where their buffers lie: all of them in what they called, some before each operation.
+
+use std::{thread, time::Duration};
 
 use cuda_driver::{DevicePtr, memory::DeviceMemory};
 use process_group::{
+    ProcessGroup,
     comm::{DataType, ReduceOp},
-    group::{Buffer, GroupError, Misplaced},
+    group::{Buffer, Builder, GroupError, Misplaced},
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
-use super::{job::soon, on_ranks, options};
+use super::{
+    NCCL_2_28_9,
+    job::{run_faithful, soon},
+    on_ranks, options,
+};
 
 #[test]
 fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
@@ -51,4 +58,76 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
         drop(outside);
         rank.leave();
     });
+}
+
+/// What ends the group.
+fn over(group: &ProcessGroup) -> GroupError {
+    let until = soon();
+    while !until.expired() {
+        if let Err(error) = group.check() {
+            return error;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("nothing has ended the group")
+}
+
+/// A rank that takes the wrong block of a window is named to all, with both places, though nothing was compared before.
+#[test]
+fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
+    let alike: fn(Builder) -> Builder = |builder| builder;
+    // Also one that does not look at buffers knows where they lie.
+    let unlooked: fn(Builder) -> Builder = |builder| builder.check_buffers(false);
+    for odd in [alike, unlooked] {
+        run_faithful(3, NCCL_2_28_9, |rank| {
+            let builder = rank.builder().heartbeat(Duration::from_millis(200));
+            let group = if rank.rank == 1 { odd(builder) } else { builder }.build().expect("all ranks join");
+            let domain = Domain::of(&group).expect("a rank of the job");
+            let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
+            let pool = SymmetricPool::new(&domain, &rank.context, geometry).expect("virtual memory");
+            let blocks = [0, 1].map(|_| pool.allocate(4096).expect("there is room"));
+            let outside = [0, 1].map(|_| DeviceMemory::new(&rank.context, 4096).expect("there is room"));
+            let sum = |send: DevicePtr, receive: DevicePtr| {
+                let [send, receive] = [send, receive].map(|at| Buffer::new(at, 64, DataType::F32));
+                // SAFETY: the blocks are alive until the stream has been synchronised.
+                unsafe { group.all_reduce(send, receive, ReduceOp::Sum, &rank.stream) }.map(drop)
+            };
+            let [first, second] = [0, 1].map(|at: usize| blocks[at].ptr());
+            let other = |here, elsewhere| if rank.rank == 1 { elsewhere } else { here };
+            // What is in no window may lie anywhere: it is not committed, or no part of the pool.
+            sum(other(first, second), first).expect("nothing is symmetric yet");
+            pool.commit(&group, options()).expect("the ranks agree");
+            for _ in 0..3 {
+                sum(other(outside[0].ptr(), outside[1].ptr()), outside[0].ptr()).expect("it is launched");
+                sum(first + 256usize, second).expect("it lies alike");
+                // Retired and made anew, at whatever address.
+                let passing = pool.allocate(8 << 20).expect("there is room");
+                pool.commit(&group, options()).expect("the ranks agree");
+                sum(passing.ptr(), passing.ptr()).expect("it lies alike");
+                rank.stream.synchronize().expect("the work is done");
+                let segment = passing.placement().ordinal;
+                drop(passing);
+                pool.retire(&[segment], &[&group], Duration::from_secs(60)).expect("the ranks agree");
+            }
+            // Longer than what was called before takes to be compared.
+            thread::sleep(Duration::from_millis(600));
+            group.check().expect("all have called the same");
+
+            let number = 11;
+            let _ = sum(first, other(second, second + 512usize));
+            let error = over(&group);
+            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], number), "{error}");
+            let call = |offset| {
+                let lies = "send buffer in segment 0 at offset 0, receive buffer in segment 0 at offset";
+                format!("all_reduce of 64 f32 by sum, {lies} {offset}")
+            };
+            let calls: Vec<_> = divergence.calls.iter().map(|it| (it.rank, it.call.clone())).collect();
+            assert_eq!(calls, [(1, call(4096 + 512)), (0, call(4096))]);
+            group.abort(soon()).expect("it is over");
+            rank.stream.synchronize().expect("the work is done");
+            drop((blocks, pool, outside));
+            rank.leave();
+        });
+    }
 }
