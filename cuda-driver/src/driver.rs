@@ -1,17 +1,22 @@
 //! The loaded and initialised driver.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_int};
 use std::fmt;
+use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{Api, CUresult, Version};
 
 use crate::call::{call, check, code};
+use crate::vmm::HandleTypes;
 use crate::{Device, Error, Result};
 
 /// The loaded and initialised CUDA driver: where everything starts. Cheap to clone.
 #[derive(Clone)]
 pub struct Driver {
     api: Api,
+    /// How memory of a device can be exported, by its ordinal, where that was tried.
+    pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
 }
 
 impl Driver {
@@ -33,7 +38,7 @@ impl Driver {
     pub fn new(api: Api) -> Result<Self> {
         // SAFETY: cuInit takes no pointer; it may be called any number of times.
         unsafe { call!(&api, cuInit(0)) }?;
-        Ok(Self { api })
+        Ok(Self { api, granted: Arc::default() })
     }
 
     /// The table under this driver, for calls that this crate has no method for.

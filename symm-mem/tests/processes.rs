@@ -19,6 +19,9 @@ pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
+/// Which of a test's hosts this process is on, if there are several.
+pub(crate) static HOST: AtomicU64 = AtomicU64::new(0);
+
 /// A store that something happens to before one of its calls: its process ends, if nothing else is said.
 pub(crate) struct Fatal {
     pub(crate) inner: TcpStore,

@@ -35,6 +35,17 @@ impl Sharing {
         Self { handle_types: HandleTypes::POSIX_FD, peers: Vec::new() }
     }
 
+    /// Other processes, in every way that the driver [grants](HandleTypes::granted): by file descriptors, and by fabric
+    /// handles, which reach other hosts, where there are such.
+    ///
+    /// # Errors
+    /// [`SourceError::OutOfMemory`] if the device has none left to find out with.
+    pub fn granted(context: &Context) -> Result<Self, SourceError> {
+        let handle_types = HandleTypes::granted(context)
+            .map_err(|error| source_error("cuMemCreate", SEGMENT_GRANULARITY, error))?;
+        Ok(Self { handle_types, ..Self::none() })
+    }
+
     /// Also other devices of this process.
     #[must_use]
     pub fn with_peers(mut self, peers: impl IntoIterator<Item = Device>) -> Self {

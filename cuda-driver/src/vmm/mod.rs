@@ -30,6 +30,7 @@
 //! # }
 //! ```
 
+mod granted;
 pub mod multicast;
 mod page_table;
 mod physical;

@@ -7,9 +7,10 @@ use cuda_driver::memory::MemoryPool;
 use cuda_driver::sys::{CUmemAllocationHandleType, CUresult};
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation};
 use cuda_driver::{Context, DevicePtr, Error};
+use gpu_sim::{Action, Injection, World};
 use proptest::prelude::*;
 
-use super::{CAPACITY, context, driver, failed, on_devices, on_stream};
+use super::{CAPACITY, INJECTED, context, driver, drops, failed, on_devices, on_stream, turn};
 
 pub(super) const PAGE: usize = 2 << 20;
 
@@ -310,4 +311,59 @@ fn sizes_that_no_multiple_holds_are_sizes_that_no_driver_gives() {
         assert_eq!(bytes, usize::MAX);
         PhysicalMemory::create(context, bytes, HandleTypes::POSIX_FD).unwrap_err();
     });
+}
+
+/// How memory of a machine's only device can be exported, in a fresh world, and how often memory was made to find out.
+/// `fault` strikes the first call.
+fn granted(fabric: bool, fault: Option<(&str, u32)>) -> (Vec<Result<HandleTypes, Error>>, u64) {
+    let _turn = turn();
+    let world = World::builder().devices(1).capacity(CAPACITY);
+    let world = if fabric { world.fabric() } else { world }.start().unwrap();
+    let driver = driver(world.cuda());
+    if let Some((function, code)) = fault {
+        world.faults().inject(Injection::new(function, Action::Fail(code)));
+    }
+    // Contexts of one driver know what one has found.
+    let found = (0..2).map(|_| HandleTypes::granted(&context(&driver, 0))).collect();
+    let made = world.calls("cuMemCreate");
+    drop(driver);
+    assert_eq!(*drops(), Vec::<String>::new());
+    world.finish().expect("nothing is left of it");
+    (found, made)
+}
+
+#[test]
+fn fabric_handles_are_granted_where_one_goes_round_and_that_is_tried_once() {
+    let both = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+    let is = |found: &(Vec<Result<HandleTypes, Error>>, u64), ways, made| {
+        found.0.iter().all(|found| found.as_ref().is_ok_and(|found| *found == ways)) && found.1 == made
+    };
+    let found = granted(true, None);
+    assert!(is(&found, both, 1), "{found:?}");
+    // What says that it cannot is not asked to.
+    let found = granted(false, None);
+    assert!(is(&found, HandleTypes::POSIX_FD, 0), "{found:?}");
+    let refusals = [CUresult::CUDA_ERROR_NOT_PERMITTED.0, CUresult::CUDA_ERROR_NOT_SUPPORTED.0, INJECTED];
+    let steps = [
+        ("cuDeviceGetAttribute", 0),
+        ("cuMemGetAllocationGranularity", 0),
+        ("cuMemCreate", 1),
+        ("cuMemExportToShareableHandle", 1),
+        ("cuMemImportFromShareableHandle", 1),
+    ];
+    for (step, made) in steps {
+        for refusal in refusals {
+            let found = granted(true, Some((step, refusal)));
+            assert!(is(&found, HandleTypes::POSIX_FD, made), "{step}, {refusal}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_full_device_grants_what_it_grants_later() {
+    let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY.0;
+    let (found, made) = granted(true, Some(("cuMemCreate", code)));
+    let [Err(full), Ok(later)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(failed(full), ("cuMemCreate", code));
+    assert_eq!((*later, made), (HandleTypes::POSIX_FD | HandleTypes::FABRIC, 2));
 }

@@ -241,7 +241,8 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
         return Err(DirectError::OtherHosts { group, own, ranks });
     }
     let deadline = Deadline::after(options.deadline);
-    let meeting = RendezvousOptions::default().deadline(options.deadline);
+    // All are on one host.
+    let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
     let rendezvous = Rendezvous::of(group, meeting)?;
     let memory = match rings(context, bytes) {
         Ok(memory) => memory,

@@ -76,7 +76,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use cuda_driver::{Context, graph::RelaxedCapture};
+use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
 use process_group::store::Deadline;
 
 use self::{
@@ -255,7 +255,8 @@ impl Exchange {
 /// This rank's slots, which nobody else knows yet, and what is needed to look at them.
 fn prepared(context: &Context, options: &ExchangeOptions) -> Result<(PeerMemory, Tools), ExchangeError> {
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
-    let slab = PeerMemory::new(context, bytes, options.handles)?;
+    let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
+    let slab = PeerMemory::new(context, bytes, handles)?;
     slab.clear(context)?;
     Ok((slab, Tools::new(context, options.channels)?))
 }

@@ -13,18 +13,20 @@ pub struct ExchangeOptions {
     pub channels: usize,
     /// How long peers may hold what they were lent after this rank has dropped the plan.
     pub lease: Duration,
-    /// How the slots can be had by others.
-    pub handles: HandleTypes,
+    /// How the slots can be had by others; in every way that the driver [grants](HandleTypes::granted) if nothing is said.
+    /// Across hosts that must be a fabric handle on every rank.
+    pub handles: Option<HandleTypes>,
 }
 
 impl Default for ExchangeOptions {
-    /// Within 30 seconds; 4096 transfers; 60 seconds to let go; by file descriptor.
+    /// Within 30 seconds; 4096 transfers; 60 seconds to let go; by file descriptor, and by fabric handle where the driver grants
+    /// it.
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),
             channels: 4096,
             lease: Duration::from_secs(60),
-            handles: HandleTypes::POSIX_FD,
+            handles: None,
         }
     }
 }
@@ -51,10 +53,10 @@ impl ExchangeOptions {
         self
     }
 
-    /// With slots that can be had in these ways.
+    /// With slots that can be had in these ways and no others.
     #[must_use]
     pub fn handles(mut self, handles: HandleTypes) -> Self {
-        self.handles = handles;
+        self.handles = Some(handles);
         self
     }
 }

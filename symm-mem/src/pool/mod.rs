@@ -86,14 +86,16 @@ struct Meetings {
 }
 
 impl SymmetricPool {
-    /// A pool of `domain` on the device of `context`. Its segments are virtual memory that can be exported to
-    /// other processes by file descriptor; they lie one behind the other and grow as `geometry` says, equal on all ranks. Not collective, but all
-    /// ranks make a domain's pools in the same order.
+    /// A pool of `domain` on the device of `context`. Its segments are virtual memory that other processes can have by
+    /// file descriptor, and by fabric handle too where the driver [grants](Sharing::granted) it; they lie one behind the
+    /// other and grow as `geometry` says, equal on all ranks. Not collective, but all ranks make a domain's pools in the
+    /// same order. For memory that can be had otherwise: [`with_source`](Self::with_source).
     ///
     /// # Errors
-    /// [`SymmetricError`] if the device has no such memory.
+    /// [`SymmetricError::Source`] if the device has no such memory, or none left to find out how it can be had.
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
-        let source = VirtualMemorySource::new(context, Sharing::by_descriptor())
+        let source = Sharing::granted(context)
+            .and_then(|sharing| VirtualMemorySource::new(context, sharing))
             .and_then(VirtualMemorySource::in_a_row)
             .map_err(|source| SymmetricError::Source { ordinal: 0, bytes: 0, source })?;
         let pool = Self::with_source(domain, Arc::new(source), geometry)?;

@@ -78,7 +78,7 @@ pub enum AllocationError {
 }
 
 impl PeerMemory {
-    /// Memory of at least `bytes` that others can have in these ways.
+    /// Memory of at least `bytes` that others can have in these ways; [`HandleTypes::granted`] are all that there are.
     ///
     /// # Errors
     /// [`AllocationError::Size`]; [`AllocationError::Driver`], among it
@@ -188,20 +188,13 @@ pub struct CudaAllocator {
 }
 
 impl CudaAllocator {
-    /// Memory that can be had by file descriptor, and by fabric handle too where the driver grants it.
+    /// Memory that can be had by file descriptor, and by fabric handle too where the driver
+    /// [grants](HandleTypes::granted) it.
     ///
     /// # Errors
-    /// [`AllocationError::Driver`].
+    /// [`AllocationError::Driver`] if the device has no memory left to find out with.
     pub fn new(context: &Context) -> Result<Self, AllocationError> {
-        let both = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
-        // The device says whether it could; only an allocation tells whether this process may.
-        let granted = Granularity::of(context.device(), both)
-            .and_then(|granularity| PhysicalMemory::create(context, granularity.round_up(1), both));
-        Ok(match granted {
-            Ok(_) => Self::with_handles(context, both),
-            Err(error) if error.is_out_of_memory() => return Err(error.into()),
-            Err(_) => Self::with_handles(context, HandleTypes::POSIX_FD),
-        })
+        Ok(Self::with_handles(context, HandleTypes::granted(context)?))
     }
 
     /// Memory that can be had in these ways and no others.

@@ -89,14 +89,15 @@ pub struct RendezvousOptions {
     pub deadline: Duration,
     /// Whether ranks may use one device. Their kernels must then have room to run at the same time.
     pub shared_devices: bool,
-    /// How the signal pads can be had by others.
-    pub handles: HandleTypes,
+    /// How the signal pads can be had by others; in every way that the driver [grants](HandleTypes::granted) if nothing is
+    /// said. Across hosts that must be a fabric handle on every rank.
+    pub handles: Option<HandleTypes>,
 }
 
 impl Default for RendezvousOptions {
-    /// Within 30 seconds, a device each, by file descriptor.
+    /// Within 30 seconds, a device each, by file descriptor, and by fabric handle where the driver grants it.
     fn default() -> Self {
-        Self { deadline: Duration::from_secs(30), shared_devices: false, handles: HandleTypes::POSIX_FD }
+        Self { deadline: Duration::from_secs(30), shared_devices: false, handles: None }
     }
 }
 
@@ -115,10 +116,10 @@ impl RendezvousOptions {
         self
     }
 
-    /// With signal pads that can be had in these ways.
+    /// With signal pads that can be had in these ways and no others.
     #[must_use]
     pub fn handles(mut self, handles: HandleTypes) -> Self {
-        self.handles = handles;
+        self.handles = Some(handles);
         self
     }
 }
@@ -199,7 +200,7 @@ impl Rendezvous {
         let known = device(context);
         let (device, unreachable) =
             known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
-        let identity = Identity { host: local::host(), process: process(), device, unreachable, life };
+        let identity = Identity { host: host(), process: process(), device, unreachable, life };
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
@@ -384,6 +385,16 @@ fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
         .add(&key, 1)
         .map_err(|source| RendezvousError::Store { group: info.name().to_owned(), source })?;
     Ok(life.unsigned_abs())
+}
+
+/// The host that this rank is on.
+fn host() -> u64 {
+    // Processes of a test say themselves which of its hosts they are on.
+    #[cfg(test)]
+    let apart = crate::end_to_end::processes::HOST.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(test))]
+    let apart = 0;
+    local::host() ^ apart
 }
 
 /// The device of `context`, and those that it cannot reach.

@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus};
+use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus, vmm::HandleTypes};
 
 use super::{PeerBuffers, PeerMemory, RendezvousError, RendezvousOptions, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
@@ -50,7 +50,8 @@ impl OwnPad {
         options: &RendezvousOptions,
     ) -> Result<Self, RendezvousError> {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
-        let memory = PeerMemory::about(context, bytes, options.handles, Subject::Pads)?;
+        let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
+        let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
         // Before anybody knows of it: a signal that comes early must not be wiped out.
         memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })

@@ -23,7 +23,7 @@ use symm_mem::{
 };
 
 use super::{LONG, Rank, enqueue, flows::all_pairs, options, pattern};
-use crate::end_to_end::processes::{Fatal, Told, descriptors, far, kill_each, run, run_disturbed};
+use crate::end_to_end::processes::{Fatal, HOST, Told, descriptors, far, kill_each, run, run_disturbed};
 
 const RANKS: usize = 3;
 
@@ -44,7 +44,8 @@ fn one_rank() {
         return local::sweep();
     }
     let world = World::builder().devices(RANKS).capacity(512 << 20);
-    let world = if told.case.starts_with("fabric") { world.fabric() } else { world }.start().unwrap();
+    let has_fabric = ["fabric", "hosts"].contains(&told.what().0);
+    let world = if has_fabric { world.fabric() } else { world }.start().unwrap();
     // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
     let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
     let context = driver.device(told.rank as u32).unwrap().retain_primary().unwrap();
@@ -55,9 +56,16 @@ fn one_rank() {
         barrier(&store.inner, &name, told.rank, RANKS, far()).unwrap();
     };
     match told.what() {
-        ("fabric", _) => {
+        (what @ ("fabric" | "hosts"), _) => {
+            // With nothing said, also where each is on a host of its own.
+            let allocator = if what == "hosts" {
+                HOST.store(told.rank as u64, Ordering::Relaxed);
+                CudaAllocator::new(&context).unwrap()
+            } else {
+                CudaAllocator::with_handles(&context, HandleTypes::FABRIC)
+            };
             let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
-            by_fabric(&rank);
+            by_fabric(&rank, &allocator);
             rank.leave();
             meet();
         }
@@ -76,8 +84,7 @@ fn one_rank() {
 }
 
 /// Each gets from the next one, whose memory can be had by fabric handle alone.
-fn by_fabric(rank: &Rank<'_>) {
-    let allocator = CudaAllocator::with_handles(&rank.context, HandleTypes::FABRIC);
+fn by_fabric(rank: &Rank<'_>, allocator: &CudaAllocator) {
     let [own, got] = [0, 1].map(|_| Memory::from(&allocator.allocate(70_000).unwrap()));
     let (next, last) = ((rank.rank + 1) % RANKS, (rank.rank + RANKS - 1) % RANKS);
     let transfers = [rank.transfer(next, Part::GetFrom, &got), rank.transfer(last, Part::GetBy, &own)];
@@ -206,6 +213,11 @@ fn processes_put_to_and_get_from_each_other() {
 #[test]
 fn processes_get_from_each_other_by_fabric_handle() {
     assert_eq!(run(BODY, "fabric 1", RANKS), [true; RANKS]);
+}
+
+#[test]
+fn hosts_of_one_fabric_get_from_each_other_by_default() {
+    assert_eq!(run(BODY, "hosts 1", RANKS), [true; RANKS]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Rendezvous on the embedded device: ranks as threads, and as processes that die.
 
 mod faults;
+mod hosts;
 mod meetings;
 mod processes;
 mod signals;

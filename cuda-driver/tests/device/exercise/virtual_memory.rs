@@ -100,10 +100,13 @@ pub(super) fn fabric_handles(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let granularity = Granularity::of(context.device(), HandleTypes::empty())?;
     let bytes = granularity.round_up(1);
+    let granted = HandleTypes::granted(&context)?;
+    assert!(granted.contains(HandleTypes::POSIX_FD));
     match PhysicalMemory::create(&context, bytes, HandleTypes::FABRIC) {
         Err(error @ Error::NoFabric { .. }) => {
             note(format!("skipped: fabric handles: {error}"));
             assert!(error.to_string().contains("IMEX"), "{error}");
+            assert_eq!(granted, HandleTypes::POSIX_FD);
         }
         Err(other) => return Err(other),
         Ok(memory) => {

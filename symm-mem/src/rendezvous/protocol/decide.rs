@@ -104,14 +104,17 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
         let ways: Vec<&str> = ways.into_iter().filter_map(|(can, name)| can.then_some(name)).collect();
         if ways.is_empty() { "not at all".to_owned() } else { ways.join(" or ") }
     };
-    let kinds = split(records, kind);
-    let none = records.iter().any(|record| !record.handles.descriptor && record.handles.fabric.is_none());
-    if none || !kinds.is_unanimous() {
-        return Some(RendezvousRefusal::HandleKindMismatch { kinds });
+    let hosts = differs(records, |record| record.host);
+    let descriptors = records.iter().all(|record| record.handles.descriptor);
+    let fabric = records.iter().filter(|record| record.handles.fabric.is_some()).count();
+    // What some members can have besides does no harm.
+    if fabric == records.len() || (descriptors && hosts.is_none()) {
+        return None;
     }
-    let fabric = records.iter().all(|record| record.handles.fabric.is_some());
-    let hosts = differs(records, |record| record.host)?;
-    (!fabric).then_some(RendezvousRefusal::HostsApart { hosts })
+    Some(match hosts {
+        Some(hosts) if descriptors && fabric == 0 => RendezvousRefusal::HostsApart { hosts },
+        _ => RendezvousRefusal::HandleKindMismatch { kinds: split(records, kind) },
+    })
 }
 
 fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {

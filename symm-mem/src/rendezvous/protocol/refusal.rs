@@ -77,8 +77,12 @@ pub enum RendezvousRefusal {
         /// The device.
         device: Uuid,
     },
-    /// Ranks' memory can be had in different ways.
-    #[error("HandleKindMismatch: ranks' memory can be had in different ways ({})", kinds.describe(String::clone))]
+    /// Ranks' memory cannot be had in one way by all.
+    #[error(
+        "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected all by file descriptor on one host, \
+         or all by fabric handle on one or several",
+        kinds.describe(String::clone)
+    )]
     HandleKindMismatch {
         /// Each rank's ways.
         kinds: Split<String>,
@@ -86,7 +90,8 @@ pub enum RendezvousRefusal {
     /// Ranks of several hosts, whose memory can be had on its own host alone.
     #[error(
         "HostsApart: ranks are on different hosts ({}) and their memory has no fabric handles: a file descriptor ends at \
-         its host. Make groups of one host, or allocate with fabric handles",
+         its host. Make groups of one host, or allocate with fabric handles, which the driver grants where there is an \
+         IMEX channel",
         hosts.describe(|host| format!("host {host:016x}"))
     )]
     HostsApart {

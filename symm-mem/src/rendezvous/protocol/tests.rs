@@ -104,14 +104,44 @@ fn devices_and_hosts() {
     same.iter_mut().for_each(|record| record.shared_devices = true);
     assert!(matches!(decide(&same), Decision::Open { .. }));
 
-    // Fabric handles reach other hosts; in one process nothing has to be exported.
-    let mut apart = records(2);
-    apart[1].host = 2;
-    apart.iter_mut().for_each(|record| record.handles.fabric = Some(vec![0; 64]));
-    assert!(matches!(decide(&apart), Decision::Open { .. }));
+    // In one process nothing has to be exported.
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.process, record.handles.descriptor) = (0, false));
     assert!(matches!(decide(&together), Decision::Open { .. }));
+}
+
+/// Whether the memory of each can be had by file descriptor and by fabric handle, and its host.
+type Ways = (bool, bool, u64);
+
+proptest! {
+    #[test]
+    fn members_have_each_others_memory_where_each_two_have_a_way_in_common(
+        ways in proptest::collection::vec(any::<(bool, bool, bool)>(), 2..6),
+    ) {
+        let ways: Vec<Ways> = ways.into_iter().map(|(fd, fabric, host)| (fd, fabric, host.into())).collect();
+        let mut records = records(ways.len() as u32);
+        for (record, (descriptor, fabric, host)) in records.iter_mut().zip(&ways) {
+            let fabric = fabric.then(|| vec![0; 64]);
+            (record.host, record.handles.descriptor, record.handles.fabric) = (*host, *descriptor, fabric);
+        }
+        let common = |a: &Ways, b: &Ways| (a.1 && b.1) || (a.0 && b.0 && a.2 == b.2);
+        let pairs = |(at, a)| ways.iter().skip(at + 1).all(|b| common(a, b));
+        match decide(&records) {
+            Decision::Open { .. } => prop_assert!(ways.iter().enumerate().all(pairs)),
+            Decision::Refuse { refusal } => {
+                prop_assert!(!ways.iter().enumerate().all(pairs), "{}", refusal);
+                let nobody = ways.iter().all(|(descriptor, fabric, _)| *descriptor && !fabric);
+                prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
+                // Who cannot is named beside what the others can.
+                if let RendezvousRefusal::HandleKindMismatch { kinds } = &refusal {
+                    for (side, rank) in kinds.sides.iter().flat_map(|side| side.ranks.iter().map(move |rank| (side, *rank))) {
+                        prop_assert_eq!(side.value.contains("fabric"), ways[rank as usize].1, "{}", refusal);
+                    }
+                }
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
 }
 
 #[test]
