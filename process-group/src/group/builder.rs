@@ -284,7 +284,7 @@ impl Builder {
         };
         let mut group = seat.init(vigil, id, &nccl, &context, self.config, deadline)?;
         group.startup.met(met, exchanged - met);
-        Ok(ProcessGroup { host, ..group })
+        Ok(group.hosting(host))
     }
 
     /// What the group is held to.

@@ -8,7 +8,7 @@
 //! | `builder`, `environment`, `join`, `agreed`, `seat` | how ranks become a group |
 //! | `torch` | how a rank joins a group of PyTorch's |
 //! | `member` | what each rank says of itself, and what follows from it for all |
-//! | `process_group` | the group: who is in it, its end |
+//! | `process_group`, `hosted` | the group: who is in it, its end, and that of a store of its own |
 //! | `counter` | how much it was given to do, in numbers that its members can compare |
 //! | `plan`, `split`, `shrink` | groups of some of the ranks, and of those that are left |
 //! | `startup` | what its making took |
@@ -39,6 +39,7 @@ mod duty;
 mod environment;
 mod error;
 mod form;
+mod hosted;
 mod join;
 mod launch;
 mod list;

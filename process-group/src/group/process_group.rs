@@ -17,6 +17,7 @@ use super::{
     connect::Connection,
     counter::Counter,
     form::Follower,
+    hosted::Hosted,
     member,
     p2p::Messages,
     registration::Registered,
@@ -83,7 +84,7 @@ pub struct ProcessGroup {
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
     /// The store under them, if this rank hosts it for the group.
-    pub(super) host: Option<TcpStore>,
+    pub(super) host: Option<Hosted>,
     pub(super) terms: Terms,
     pub(super) counter: Arc<Counter>,
     pub(super) splits: AtomicU64,
@@ -306,6 +307,12 @@ impl ProcessGroup {
         Ok(self.desk.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
     }
 
+    /// The group, on a rank that hosts its store if it does.
+    pub(super) fn hosting(self, store: Option<TcpStore>) -> Self {
+        let (watch, vigil) = (self.watch.clone(), self.counter.vigil.clone());
+        Self { host: store.map(|store| Hosted { store, watch, vigil }), ..self }
+    }
+
     /// What the flight recorder holds of this rank: its last calls in this group, in the one that it was split from,
     /// and in all others that were.
     #[must_use]
@@ -329,7 +336,7 @@ impl ProcessGroup {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
         // What is outstanding goes last: with the path goes what is not done.
-        let Self { outstanding, communicator, messages, rank, counter, host, watch, .. } = self;
+        let Self { outstanding, communicator, messages, rank, counter, host, .. } = self;
         counter.vigil.check()?;
         // NCCL waits for its own.
         if messages.are_on_path() {
@@ -342,8 +349,7 @@ impl ProcessGroup {
         // What is done now is not asked again.
         outstanding.look();
         if let Some(host) = &host {
-            watch.close();
-            host.drain(deadline.at_most(FAREWELL));
+            host.farewell(deadline.at_most(FAREWELL));
         }
         Ok(())
     }

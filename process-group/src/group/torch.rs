@@ -154,7 +154,7 @@ impl Builder {
         };
         // PyTorch's number for its default group.
         let group = seat.joined(GroupId { uid: 0, epoch: self.epoch }, communicator)?;
-        Ok(ProcessGroup { host, ..group })
+        Ok(group.hosting(host))
     }
 }
 

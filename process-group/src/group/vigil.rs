@@ -149,6 +149,11 @@ impl Vigil {
         self.end.get().is_some()
     }
 
+    /// Whether it is over because a member was in trouble.
+    pub(super) fn is_in_trouble(&self) -> bool {
+        matches!(self.end.get(), Some(End::Trouble(_)))
+    }
+
     /// The communicators that end with the group.
     pub(super) fn communicators(&self) -> Vec<AbortHandle> {
         self.guarded().clone()

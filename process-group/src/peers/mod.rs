@@ -172,6 +172,8 @@ impl Peers {
             })?
         };
         let watch = Self { shared: shared.clone(), bell: Some(bell), keeper: Some(keeper) };
+        // Goes before the watch, which waits for the keeper, which waits for this.
+        let give = give;
         held.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
         let mut watched = Vec::new();
         for peer in meet::meet(store, place, members, memory.as_fd(), deadline)? {
@@ -279,5 +281,22 @@ fn keep(page: &Page, peers: &[Watched], shared: &Shared, bell: &OwnedFd, heartbe
                 shared.report(peer.rank, Loss::Silent(now - *since));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::HashStore;
+
+    /// Neither a peer that does not come nor anything else that fails there keeps this process waiting.
+    #[test]
+    fn a_meeting_that_fails_says_so() {
+        let store = PrefixStore::new("alone", Arc::new(HashStore::new()));
+        let mut members: Vec<_> = (0..2).map(|rank| Member::example(rank, 1)).collect();
+        members[0].process = std::process::id();
+        let deadline = Deadline::after(Duration::from_millis(200));
+        let error = Peers::meet(&store, 0, &members, Duration::from_secs(1), deadline).unwrap_err();
+        assert!(matches!(error, PeerError::Absent { .. } | PeerError::Store(_)), "{error}");
     }
 }

@@ -5,7 +5,7 @@
 use std::{
     fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -89,7 +89,18 @@ impl Bell {
 }
 
 /// The groups of a job that are watched.
-type Vigils = Mutex<Vec<Weak<Vigil>>>;
+#[derive(Default)]
+struct Watched {
+    vigils: Vec<Weak<Vigil>>,
+    /// The losses that were told, for groups that begin later.
+    losses: Vec<Trouble>,
+}
+
+type Vigils = Mutex<Watched>;
+
+fn lock(vigils: &Vigils) -> MutexGuard<'_, Watched> {
+    vigils.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The watch of one rank over its job: a group, and the groups that were split from it.
 pub(crate) struct Watch {
@@ -142,6 +153,7 @@ impl Watch {
             machine: Machine::new(post, Duration::ZERO),
             said: String::new(),
             recorder: Arc::downgrade(recorder),
+            dumping: None,
             vigils: vigils.clone(),
             bell: bell.clone(),
         };
@@ -161,9 +173,12 @@ impl Watch {
 
     /// Watches over a group, too.
     pub(crate) fn add(&self, vigil: &Arc<Vigil>) {
-        let mut vigils = self.vigils.lock().unwrap_or_else(PoisonError::into_inner);
-        vigils.retain(|vigil| vigil.strong_count() > 0);
-        vigils.push(Arc::downgrade(vigil));
+        let mut watched = lock(&self.vigils);
+        watched.vigils.retain(|vigil| vigil.strong_count() > 0);
+        watched.vigils.push(Arc::downgrade(vigil));
+        let known = watched.losses.clone();
+        drop(watched);
+        known.into_iter().filter(|loss| vigil.is_about(loss)).for_each(|loss| vigil.trouble(loss));
     }
 
     /// Ends it when the clerk has passed on what is to be passed on, and has left the store.
@@ -233,6 +248,8 @@ struct Clerk {
     /// The marks of the last heartbeat.
     said: String,
     recorder: Weak<Recorder>,
+    /// Writes a dump.
+    dumping: Option<JoinHandle<()>>,
     vigils: Arc<Vigils>,
     bell: Arc<Bell>,
 }
@@ -255,13 +272,15 @@ impl Clerk {
         }
         // Before the watch goes on: whoever hosts the store waits until it is left.
         let bell = self.bell.clone();
+        if let Some(dumping) = self.dumping.take() {
+            let _ = dumping.join();
+        }
         drop(self);
         bell.is_gone();
     }
 
     fn vigils(&self) -> Vec<Arc<Vigil>> {
-        let vigils = self.vigils.lock().unwrap_or_else(PoisonError::into_inner);
-        vigils.iter().filter_map(Weak::upgrade).collect()
+        lock(&self.vigils).vigils.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn vigil(&self, id: &str) -> Option<Arc<Vigil>> {
@@ -305,9 +324,13 @@ impl Clerk {
                 }
             }
             Output::Dump => {
-                if let Some(recorder) = self.recorder.upgrade() {
-                    // The rank that called has said what is wrong; here nothing is.
-                    let _ = recorder.last_words();
+                // On a thread of its own: a folder may be slow, and who says nothing meanwhile seems lost. One at a time; the
+                // rank that called has said what is wrong, here nothing is.
+                if let Some(recorder) = self.recorder.upgrade()
+                    && self.dumping.as_ref().is_none_or(JoinHandle::is_finished)
+                {
+                    let dump = move || _ = recorder.last_words();
+                    self.dumping = thread::Builder::new().name("flight-dump".into()).spawn(dump).ok();
                 }
             }
             Output::CallDumps => return Ok(Input::Counted(self.store.add(DUMPS, 1)?.unsigned_abs())),
@@ -372,6 +395,9 @@ impl Clerk {
                 Testimony::of(group, duty.rolling(), &recorder.dump())
             };
             return self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes());
+        }
+        if let Trouble::Lost { .. } = &trouble {
+            lock(&self.vigils).losses.push(trouble.clone());
         }
         self.vigils()
             .iter()

@@ -1,13 +1,13 @@
 //! The watchdog: work that nobody waits for, members that call different things, errors in the background.
 
-use std::{fs, thread, time::Duration};
+use std::{env, fs, net::TcpListener, thread, time::Duration};
 
 use cuda_driver::graph::CaptureMode;
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, Request},
+    group::{Buffer, GroupError, Request, Witnesses},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -139,6 +139,30 @@ rusty_fork_test! {
             assert_eq!(calls, [(1, "all_reduce of 4 f32 by max"), (0, "all_reduce of 8 f32 by max")]);
             assert!(divergence.calls.iter().all(|call| call.site == format!("{}:{line}", file!())), "{error}");
             world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// Also where the rank that hosts the store for the group goes as soon as it knows.
+    #[test]
+    fn who_hosts_the_store_stays_until_the_others_know_why_the_group_is_over() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // SAFETY: the process has no other thread yet.
+        unsafe {
+            env::set_var("MASTER_ADDR", "127.0.0.1");
+            env::set_var("MASTER_PORT", port.to_string());
+        }
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let builder = ProcessGroup::builder().rank(rank.rank).world_size(2).context(&rank.context);
+            let builder = builder.nccl(&machine.nccl).witnesses(Witnesses::Store);
+            let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
+            let some = Buffer::new(memory.ptr(), 1 + rank.rank, F32);
+            unsafe { world.all_reduce(some, some, ReduceOp::Sum, &stream) }.unwrap();
+            let error = until_over(&world);
+            assert!(matches!(error, GroupError::CollectiveDiverged { .. }), "{error}");
+            drop(world);
             let _ = stream.synchronize();
         });
     }

@@ -40,6 +40,9 @@ impl Outstanding {
     const KEPT: usize = 1024;
     /// After how many works a stream is looked at, and how many go at a time.
     const STRIDE: usize = 128;
+    /// So many of the last works of a stream are asked about: threads that use one may enter theirs in another order than
+    /// the stream has them.
+    const TAIL: usize = 4;
     /// From how many streams on it is looked at which are of use: those that are used in turns stay.
     const STREAMS: usize = 16;
 
@@ -119,13 +122,17 @@ impl Outstanding {
         self.all().iter().all(|work| work.is_done().unwrap_or(false))
     }
 
-    /// The last work of every stream.
+    /// The last works of every stream: when they are done, all are.
     pub(in crate::group) fn all(&self) -> Vec<Work> {
-        self.kept().streams.iter().filter_map(|line| line.works.back().cloned()).collect()
+        self.kept().streams.iter().flat_map(|line| line.tail().cloned()).collect()
     }
 }
 
 impl Line {
+    fn tail(&self) -> impl Iterator<Item = &Work> {
+        self.works.iter().rev().take(Outstanding::TAIL)
+    }
+
     /// Lets go of the oldest works, a stride at a time, with one query for each and one more: a query costs as much as
     /// ten event records.
     #[cold]
@@ -148,7 +155,7 @@ impl Line {
         // What the driver does not answer for is not known to be done.
         let done = |work: &Work| work.is_done().unwrap_or(false);
         let count = match self.works.back() {
-            Some(last) if done(last) => self.works.len(),
+            Some(last) if done(last) && self.tail().all(done) => self.works.len(),
             _ => self.works.partition_point(done),
         };
         let all = self.works.len();
