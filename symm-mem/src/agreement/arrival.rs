@@ -54,6 +54,8 @@ pub(super) struct Arrival {
     patience: Duration,
     posts: Vec<u8>,
     vote: Vote,
+    /// Whether this rank waits no longer though others might come.
+    leaves: bool,
     phase: Phase,
 }
 
@@ -61,7 +63,8 @@ impl Arrival {
     /// Of `rank`, which posts `posts` in the meeting at `place` and waits `patience` long for the others.
     pub(super) fn new(pool: PoolId, rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
         let vote = Self::vote(pool, rank, &place, Vec::new(), Duration::ZERO);
-        Self { pool, rank, place, begun: Duration::ZERO, patience, posts, vote, phase: Phase::Begin }
+        let (begun, leaves, phase) = (Duration::ZERO, false, Phase::Begin);
+        Self { pool, rank, place, begun, patience, posts, vote, leaves, phase }
     }
 
     fn vote(pool: PoolId, rank: u32, place: &Place, posts: Vec<u8>, until: Duration) -> Vote {
@@ -88,7 +91,10 @@ impl Arrival {
                 self.vote = Self::vote(self.pool, self.rank, &self.place, posts, self.begun + self.patience);
                 self.voted(Input::Start, now)
             }
-            (Phase::Voting, input) => self.voted(input, now),
+            (Phase::Voting, input) => {
+                self.leaves |= input == Input::Over;
+                self.voted(input, now)
+            }
             (Phase::Tracing(trace, missing), Input::Values(values)) => {
                 self.trace(trace, missing, &values, now)
             }
@@ -124,6 +130,11 @@ impl Arrival {
         if let Some(refusal) = self.other_epoch(&missing) {
             return Arriving::Ask(self.refuse(refusal));
         }
+        // Who leaves opens every circle that it is in: other groups of that go on.
+        if self.leaves {
+            let (waited_ms, circle) = (self.waited_ms(now), Vec::new());
+            return Arriving::Ask(self.refuse(Refusal::SyncTimeout { missing, waited_ms, circle }));
+        }
         let trace = Trace::new(self.pool, self.rank, self.place.clone(), members());
         self.trace(trace, missing, &[], now)
     }
@@ -143,9 +154,13 @@ impl Arrival {
             }
             Traced::Circle(circle) => circle,
         };
-        let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
+        let waited_ms = self.waited_ms(now);
         let rest = self.refusals(&circle, waited_ms);
         self.open(rest, Then::Refuse(Refusal::SyncTimeout { missing, waited_ms, circle }))
+    }
+
+    fn waited_ms(&self, now: Duration) -> u64 {
+        now.saturating_sub(self.begun).as_millis() as u64
     }
 
     /// The refusals of the other meetings of a circle, with the keys of their decisions.

@@ -44,6 +44,8 @@ pub enum Input {
     Stands(Vec<u8>),
     /// Nothing stood under the key of [`Output::Await`] until the time was up.
     Expired,
+    /// The group is over on this rank, which waits no longer for the key of [`Output::Await`].
+    Over,
     /// The answer to [`Output::Hashes`], in order; `None` where the log does not remember.
     Hashes(Vec<Option<u64>>),
     /// The answer to [`Output::Recall`]; `None` if there is no such operation.

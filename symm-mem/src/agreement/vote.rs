@@ -100,7 +100,9 @@ impl Vote {
                 (State::Gathering { counted: true }, self.gather())
             }
             (State::Counting, Input::Count(_)) => (State::Waiting, self.wait()),
-            (State::Waiting, Input::Expired) => (State::Gathering { counted: false }, self.gather()),
+            (State::Waiting, Input::Expired | Input::Over) => {
+                (State::Gathering { counted: false }, self.gather())
+            }
             (State::Waiting | State::Proposing, Input::Stands(value)) => return Step::Stands(value),
             (State::Gathering { counted }, Input::Values(mut posted)) if posted.len() == self.asked() => {
                 let further = posted.split_off(self.members.len());

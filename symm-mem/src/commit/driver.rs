@@ -84,8 +84,9 @@ impl<'a> Line<'a> {
             Output::Propose { key, value } => store.compare_set(&key, b"", &value).map(Input::Stands),
             Output::Await { key, until } => loop {
                 match store.get(&key, self.deadline(until).at_most(GLANCE)) {
-                    Err(StoreError::Timeout { .. }) if self.elapsed() < until && goes_on() => {}
-                    Err(StoreError::Timeout { .. }) => break Ok(Input::Expired),
+                    Err(StoreError::Timeout { .. }) if self.elapsed() >= until => break Ok(Input::Expired),
+                    Err(StoreError::Timeout { .. }) if goes_on() => {}
+                    Err(StoreError::Timeout { .. }) => break Ok(Input::Over),
                     answer => break answer.map(Input::Stands),
                 }
             },
