@@ -83,12 +83,19 @@ impl Group {
         }
     }
 
-    /// Sums `count` floats at `at` over the members, in place.
+    /// Whether it was neither aborted nor destroyed.
+    pub(super) fn is_alive(&self) -> bool {
+        self.handle().is_some()
+    }
+
+    /// Sums `count` floats at `at` over the members, in place, if the group is alive.
     pub(super) fn all_reduce(&self, at: DevicePtr, count: usize, stream: &Stream) {
-        let handle = self.handle().expect("a committed group is alive");
+        let Some(handle) = self.handle() else { return };
         let (at, stream) = (at.0 as *mut c_void, stream.raw().cast());
         let (element, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-        must!(self.api, ncclAllReduce(at, at, count, element, sum, handle, stream));
+        let code = nccl!(self.api, ncclAllReduce(at, at, count, element, sum, handle, stream));
+        // The group may have been aborted meanwhile.
+        assert!(code == ncclResult_t::ncclSuccess || !self.is_alive(), "ncclAllReduce: {code:?}");
     }
 
     /// Registers windows in one NCCL group, and blocks until all members have done so.

@@ -1,22 +1,24 @@
-//! Whole ranks on the embedded device under its one seeded scheduler: the commit's machine over the store's
-//! machines, NCCL's raw table, and an arena over virtual memory.
+//! Whole ranks on the embedded device under its one seeded scheduler: the machines of commits and of rendezvous over the
+//! store's machines, NCCL's raw table, and an arena over virtual memory that peers map.
 //!
 //! Every rank is an actor with two helpers, as in life: a service that makes the calls which block in the library,
 //! and a watch that frees it when the members' verdict is that the group is dead. Everything that waits does so
 //! by the scheduler, on the virtual clock.
 //!
 //! Checked for every seed: members are given the same result, before its deadline; nobody waits for ever; who is at
-//! fault is named; groups without the culprit go on; sums over windows are right; nothing leaks and nothing is
-//! misused; and the seed gives the same run again.
+//! fault is named; groups without the culprit go on; sums over windows are right, and so is what peers' memory holds;
+//! nothing leaks and nothing is misused, also where a rank dies; and the seed gives the same run again.
 
 mod desk;
 mod library;
+mod meet;
 mod network;
+mod oracle;
 mod rank;
 mod scenario;
+mod watch;
 
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
     time::Instant,
@@ -24,12 +26,14 @@ use std::{
 
 use cuda_driver::Driver;
 use gpu_sim::{World, sched::Actor};
-use symm_mem::agreement::{Divergence, Ending, NoWindows, Poison, Refusal};
 
 use self::{
+    meet::Offers,
     network::Network,
-    rank::{Desks, Ended, Start},
-    scenario::{DEADLINE, Scenario, Trouble},
+    oracle::{Tally, check},
+    rank::{Ended, Start},
+    scenario::Scenario,
+    watch::Desks,
 };
 use crate::{end_to_end::turn, simulation::Random};
 
@@ -71,15 +75,18 @@ fn run(seed: u64) -> Run {
     };
     let desks: Vec<Arc<Desks>> = (0..scenario.size).map(|_| Arc::default()).collect();
     for (rank, desks) in desks.iter().enumerate() {
-        let (service, watch, network) = (desks.clone(), desks.clone(), network.clone());
+        let (service, own, network) = (desks.clone(), desks.clone(), network.clone());
         add(format!("service of rank {rank}"), Box::new(move || library::serve(&service.jobs)));
-        add(format!("watch of rank {rank}"), Box::new(move || rank::watch(network, &watch.watches)));
+        add(format!("watch of rank {rank}"), Box::new(move || watch::watch(network, &own)));
     }
     let store = network.clone();
     add("the store".to_owned(), Box::new(move || store.serve()));
-    for (rank, desks) in (0..).zip(desks) {
-        let (scenario, network) = (scenario.clone(), network.clone());
-        let start = Start { rank, scenario, driver: driver.clone(), nccl: nccl.clone(), id, network, desks };
+    let offers = Arc::new(Offers::default());
+    for rank in 0..scenario.size {
+        let (scenario, network, offers, desks) =
+            (scenario.clone(), network.clone(), offers.clone(), desks.clone());
+        let (driver, nccl) = (driver.clone(), nccl.clone());
+        let start = Start { rank, scenario, driver, nccl, id, network, offers, desks };
         actors.push((format!("rank {rank}"), Box::new(move || rank::live(start))));
     }
     drop(driver);
@@ -95,123 +102,6 @@ fn run(seed: u64) -> Run {
     world.finish().unwrap_or_else(|error| panic!("seed {seed}, {scenario:?}: {error}"));
     let ended = ended.into_iter().flatten().collect();
     Run { scenario, ended, struck, record: record.finish(), steps: history.len() }
-}
-
-/// How often which result came of a commit.
-type Tally = BTreeMap<&'static str, u64>;
-
-fn check(seed: u64, run: &Run, tally: &mut Tally) {
-    let Scenario { trouble, culprit, .. } = run.scenario;
-    let mut meetings: BTreeMap<(u64, u64), Vec<&Ended>> = BTreeMap::new();
-    for ended in &run.ended {
-        meetings.entry((ended.round, ended.group)).or_default().push(ended);
-        *tally.entry(name(ended)).or_default() += 1;
-    }
-    let mut poisoned: Vec<u64> = Vec::new();
-    for ((round, group), ended) in &meetings {
-        let (first, members) = (ended[0], &ended[0].members);
-        let at =
-            format!("seed {seed}, {trouble:?} on rank {culprit}, group {group} {members:?}, round {round}");
-        let expected = members.iter().filter(|rank| trouble != Trouble::Absent || **rank != culprit).count();
-        assert_eq!(ended.len(), expected, "{at}: {ended:#?}");
-        for it in ended {
-            assert_eq!(it.result, first.result, "{at}: ranks {} and {} differ", first.rank, it.rank);
-            assert!(it.ended - it.begun <= it.deadline, "{at}: rank {} is late: {it:?}", it.rank);
-            assert_ne!(it.sum, Some(false), "{at}: rank {} sums to something else", it.rank);
-            assert_eq!(it.sum, first.sum, "{at}");
-        }
-        let last = *round > 0;
-        check_result(ended, &run.scenario, last, poisoned.contains(group), &at);
-        if matches!(first.result, Err(Ending::Poisoned(_))) {
-            poisoned.push(*group);
-        }
-    }
-    let registrations = matches!(trouble, Trouble::RegistrationFails(_) | Trouble::RegistrationSlow(..));
-    poisoned.dedup();
-    let most = usize::from(registrations && run.struck > 0);
-    assert!(poisoned.len() <= most, "seed {seed}, {trouble:?}: groups {poisoned:?} are poisoned");
-    if matches!(trouble, Trouble::RegistrationFails(_)) {
-        assert_eq!(poisoned.len() as u64, run.struck, "seed {seed}, {trouble:?}");
-    }
-}
-
-/// The result is one that the trouble makes, and names the culprit.
-fn check_result(ended: &[&Ended], scenario: &Scenario, last: bool, was_poisoned: bool, at: &str) {
-    let Scenario { trouble, culprit, .. } = *scenario;
-    let (result, members) = (&ended[0].result, &ended[0].members);
-    let affected = members.contains(&culprit);
-    let refusal = match result {
-        Ok(agreed) => {
-            let alone = (members.len() == 1).then_some(NoWindows::SingleMember {});
-            assert!(agreed.segments == 0 || agreed.without == alone, "{at}: {agreed:?}");
-            assert!(!was_poisoned, "{at}: the group rose from the dead");
-            agreed.pending.as_ref()
-        }
-        Err(Ending::Refused(refusal)) => Some(refusal),
-        Err(Ending::Poisoned(poison)) => {
-            assert!(members.len() > 1, "{at}: {poison}");
-            return match poison {
-                Poison::RegistrationFailed { rank, .. } => {
-                    assert!(matches!(trouble, Trouble::RegistrationFails(_)), "{at}: {poison}");
-                    let refused = ended.iter().find(|it| it.refused).map(|it| it.rank);
-                    assert!(was_poisoned || refused == Some(*rank), "{at}: {poison}, but {refused:?}");
-                    // Whoever was blocked in the library is freed by the verdict, long before it would give up.
-                    let all_here = ended.iter().map(|it| it.begun).max().unwrap_or_default();
-                    let freed = ended.iter().all(|it| it.ended < all_here + DEADLINE / 8);
-                    assert!(was_poisoned || freed, "{at}: {ended:#?}");
-                }
-                Poison::MembersLost { .. } | Poison::RegistrationBlocked { .. } => {
-                    assert!(matches!(trouble, Trouble::RegistrationSlow(..)), "{at}: {poison}");
-                }
-                other => panic!("{at}: {other}"),
-            };
-        }
-        Err(other) => panic!("{at}: {other:?} is no agreed result"),
-    };
-    let Some(refusal) = refusal else {
-        let parted = affected && members.len() > 1;
-        assert!(trouble != Trouble::ExtraSegment || !parted, "{at}: the extra segment was not found");
-        assert!(trouble != Trouble::Absent || !affected, "{at}: agreed without rank {culprit}");
-        return;
-    };
-    let text = refusal.to_string();
-    match refusal {
-        Refusal::SegmentCountMismatch { .. } | Refusal::SegmentShapeMismatch { .. } => {
-            assert!(trouble == Trouble::ExtraSegment && affected, "{at}: {text}");
-            let Some(Divergence::At { sequence, operations }) = refusal.divergence() else {
-                panic!("{at}: the first allocation that differs was not found: {text}");
-            };
-            assert_eq!(*sequence, scenario.extra_at as u64, "{at}: {text}");
-            let side = operations.sides.iter().find(|side| side.ranks == [culprit]);
-            let bytes = side.and_then(|side| side.value.as_ref()).map(|operation| operation.bytes);
-            assert_eq!(bytes, Some(20 << 20), "{at}: {text}");
-        }
-        Refusal::SyncTimeout { missing, .. } => {
-            assert!(!last, "{at}: the last commit fails: {text}");
-            let missing: Vec<u32> = missing.iter().map(|absentee| absentee.rank).collect();
-            match trouble {
-                Trouble::Absent if affected => assert_eq!(missing, [culprit], "{at}: {text}"),
-                // Whoever waited for the culprit elsewhere may come too late here.
-                Trouble::Absent | Trouble::Late(_) | Trouble::Swapped | Trouble::RegistrationSlow(..) => {
-                    assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
-                }
-                _ => panic!("{at}: {text}"),
-            }
-        }
-        other => panic!("{at}: {other}"),
-    }
-}
-
-fn name(ended: &Ended) -> &'static str {
-    match &ended.result {
-        Ok(agreed) if agreed.pending.is_some() => "prefix",
-        Ok(agreed) if agreed.without.is_some() => "without windows",
-        Ok(_) if ended.sum.is_some() => "committed and summed",
-        Ok(_) => "committed",
-        Err(Ending::Refused(refusal)) => refusal.name(),
-        Err(Ending::Poisoned(poison)) => poison.name(),
-        Err(_) => "store failed",
-    }
 }
 
 /// How many seeds to run: `SYMM_MEM_DEVICE_SEEDS`, or enough for every trouble many times over.
@@ -248,6 +138,15 @@ fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
         "SyncTimeout",
         "RegistrationFailed",
         "RegistrationBlocked",
+        "AllocationDiverged",
+        "CapabilityMismatch",
+        "MembersLost",
+        "mapped",
+        "SubjectMismatch",
+        "PeerPrepareFailed",
+        "SharingFailed",
+        "RendezvousTimeout",
+        "peers lost while mapping",
     ] {
         assert!(tally.get(name).is_some_and(|count| *count > 0), "{name} never happened: {tally:?}");
     }

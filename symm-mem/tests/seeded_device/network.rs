@@ -34,6 +34,7 @@ struct State {
     links: BTreeMap<ClientId, Link>,
     opened: u64,
     closed: u64,
+    lost: Option<u32>,
 }
 
 /// A store and the links to it.
@@ -47,12 +48,23 @@ impl Network {
     /// A store that `clients` clients will use; a message takes up to `slowest` µs.
     pub(super) fn new(random: Random, slowest: u64, clients: u64) -> Self {
         let server = Server::new(ServerLimits::default());
-        let state = State { random, slowest, server, links: BTreeMap::new(), opened: 0, closed: 0 };
+        let state =
+            State { random, slowest, server, links: BTreeMap::new(), opened: 0, closed: 0, lost: None };
         Self { state: Mutex::new(state), signal: Signal::new(), clients }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A rank is lost, as all are told at once.
+    pub(super) fn lose(&self, rank: u32) {
+        self.state().lost = Some(rank);
+    }
+
+    /// Whether one of `members` is lost.
+    pub(super) fn has_lost(&self, members: &[u32]) -> bool {
+        self.state().lost.is_some_and(|rank| members.contains(&rank))
     }
 
     /// The store's actor: serves until all clients have come and gone.

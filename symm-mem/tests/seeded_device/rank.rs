@@ -1,4 +1,4 @@
-//! One rank: a device, an arena over its virtual memory, groups, and the commit's machine over the store's.
+//! One rank: a device, an arena over its virtual memory, groups, and the machines of its meetings over the store's.
 
 use std::{
     collections::BTreeMap,
@@ -13,79 +13,69 @@ use caching_alloc::{
     core::symmetric::{Geometry, Placement, SymmetricArena},
     driver::{Sharing, VirtualMemorySource},
 };
-use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags};
+use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, memory::DeviceMemory};
 use gpu_sim::sched;
 use nccl_sys::{Api, ncclUniqueId};
 use process_group::store::machine::{Reply, Request};
-use symm_mem::agreement::{
-    Agreed, Capabilities, Commit, Conclusion, Ending, Enqueued, GroupId, Input, Outcome, Output, Policy,
-    PoolId, Readiness, Seat, Segment, Situation, Verdict, WindowSupport,
+use symm_mem::{
+    SymmetricError,
+    agreement::{
+        Agreed, Commit, Conclusion, Ending, Enqueued, GroupId, Input, Outcome, Output, Policy, PoolId,
+        Readiness, Seat, Segment, Situation,
+    },
+    rendezvous::protocol,
 };
 
 use super::{
     desk::Desk,
     library::{Group, Job, Registration},
+    meet::Offers,
     network::{Connection, Network},
     scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
+    watch::{Desks, Leave, Watch},
 };
 use crate::commit::offer::{operation, segment};
 
 const MIB: u64 = 1 << 20;
 /// How many floats are summed.
 const COUNT: usize = 256;
+/// Where in its first block a rank leaves its mark for peers, in bytes: behind what is summed.
+pub(super) const MARK: usize = 4 * COUNT;
+/// How often who waits for a member looks whether that is lost.
+const GLANCE: Duration = Duration::from_millis(50);
 
-/// A commit as it went on one rank.
+/// What members were told.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Said {
+    Commit(Result<Agreed, Ending>),
+    Meet(Result<u64, protocol::Ending>),
+}
+
+/// A meeting as it went on one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ended {
     pub(super) rank: u32,
     pub(super) group: u64,
     pub(super) members: Vec<u32>,
     pub(super) round: u64,
-    pub(super) result: Result<Agreed, Ending>,
+    pub(super) said: Said,
     pub(super) begun: Duration,
     pub(super) ended: Duration,
     pub(super) deadline: Duration,
     /// A registration call was refused on this rank.
     pub(super) refused: bool,
-    /// Whether a sum over the group was right, if one was made.
-    pub(super) sum: Option<bool>,
+    /// Whether a sum over the group was right, or what peers' memory holds, if that was looked at.
+    pub(super) right: Option<bool>,
+    /// The first of the rank's requests for which its device had no memory.
+    pub(super) lacking: Option<u64>,
 }
 
-/// What the actors of a rank share.
-#[derive(Default)]
-pub(super) struct Desks {
-    pub(super) jobs: Desk<Job>,
-    pub(super) watches: Desk<Watch>,
-}
+/// The rank is dead: it does nothing more.
+pub(super) struct Killed;
 
-/// What the rank's watch is asked to do: free the group if the members' verdict is that it is dead.
-pub(super) struct Watch {
-    group: Arc<Group>,
-    verdict_key: String,
-    until: Duration,
-    over: Arc<AtomicBool>,
-}
-
-/// The rank's watching actor.
-pub(super) fn watch(network: Arc<Network>, watches: &Desk<Watch>) {
-    let mut store = Connection::open(network);
-    while let Some(Watch { group, verdict_key, until, over }) = watches.take("a registration to watch", None)
-    {
-        let verdict = store.get(verdict_key, until).map(|bytes| Verdict::decode(&bytes));
-        if matches!(verdict, Some(Ok(Verdict::Poison { .. }))) && !over.load(Relaxed) {
-            group.abort();
-        }
-    }
-}
-
-/// Closes the desks when the rank ends, also by a panic.
-struct Leave(Arc<Desks>);
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        self.0.jobs.close();
-        self.0.watches.close();
-    }
+/// The word that a rank leaves for its peers.
+pub(super) fn mark(rank: u32) -> u32 {
+    0x6d61_0000 + rank
 }
 
 /// What a rank starts from.
@@ -96,70 +86,63 @@ pub(super) struct Start {
     pub(super) nccl: Api,
     pub(super) id: ncclUniqueId,
     pub(super) network: Arc<Network>,
-    pub(super) desks: Arc<Desks>,
+    pub(super) offers: Arc<Offers>,
+    /// Every rank's.
+    pub(super) desks: Vec<Arc<Desks>>,
 }
 
-struct Member {
-    group: Arc<Group>,
+pub(super) struct Member {
+    pub(super) group: Arc<Group>,
     seat: Seat,
-    rounds: u64,
+    commits: u64,
+    pub(super) meetings: u64,
     sums: u64,
 }
 
-struct Rank {
-    rank: u32,
-    context: Context,
+pub(super) struct Rank {
+    pub(super) rank: u32,
+    pub(super) scenario: Scenario,
+    pub(super) context: Context,
     stream: Stream,
-    arena: SymmetricArena,
-    blocks: Vec<Placement>,
-    members: BTreeMap<u64, Member>,
+    /// What others have taken of the device.
+    taken: Option<DeviceMemory>,
+    pub(super) source: Arc<VirtualMemorySource>,
+    pub(super) arena: SymmetricArena,
+    /// One for each request.
+    blocks: Vec<Option<Placement>>,
+    pub(super) lacking: Option<u64>,
+    pub(super) members: BTreeMap<u64, Member>,
+    steps: u64,
     store: Connection,
-    desks: Arc<Desks>,
+    network: Arc<Network>,
+    pub(super) offers: Arc<Offers>,
+    desks: Vec<Arc<Desks>>,
 }
 
 /// The rank's actor: from its communicators to their end.
 pub(super) fn live(start: Start) -> Vec<Ended> {
-    let _leave = Leave(start.desks.clone());
-    let scenario = start.scenario.clone();
+    let _leave = Leave(start.desks[start.rank as usize].clone());
     let mut rank = Rank::join(start);
-    for bytes in scenario.requests(rank.rank) {
-        let placed = rank.arena.allocate(bytes).expect("there is room");
-        rank.blocks.push(placed.placement);
-    }
-    let own = rank.rank == scenario.culprit;
+    rank.allocate();
     let mut ended = Vec::new();
-
-    let mut order: Vec<u64> = rank.members.keys().copied().collect();
-    match scenario.trouble {
-        Trouble::Swapped if own => order.reverse(),
-        Trouble::Late(by) if own => sched::sleep(by).expect("the world goes on"),
-        Trouble::Absent if own => order.clear(),
-        _ => {}
+    match rank.run(&mut ended) {
+        Ok(()) => rank.leave(),
+        Err(Killed) => rank.die(),
     }
-    for group in order {
-        ended.push(rank.commit(group, Policy::Strict, DEADLINE));
-    }
-    // Once more, with all the time that it takes: what can be agreed on is.
-    let absent = |members: &[u32]| scenario.trouble == Trouble::Absent && members.contains(&scenario.culprit);
-    let order: Vec<u64> =
-        rank.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
-    for group in order {
-        ended.push(rank.commit(group, Policy::Prefix, PATIENCE));
-    }
-    rank.leave();
     ended
 }
 
 impl Rank {
     fn join(start: Start) -> Self {
-        let Start { rank, scenario, driver, nccl, id, network, desks } = start;
+        let Start { rank, scenario, driver, nccl, id, network, offers, desks } = start;
         let context =
             driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
         let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).expect("a stream");
         let source =
             VirtualMemorySource::new(&context, Sharing::by_descriptor()).expect("it has virtual memory");
+        let source = Arc::new(source);
         let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
-        let arena = SymmetricArena::new(Arc::new(source), geometry).expect("its steps are small");
+        let arena = SymmetricArena::new(source.clone(), geometry).expect("its steps are small");
 
         let current = context.enter().expect("the device is well");
         let world = Group::join(&nccl, id, rank, scenario.size);
@@ -169,27 +152,148 @@ impl Rank {
         let pool = PoolId { domain: 1, generation: 1, pool: 0 };
         let member = |group: Group| {
             let seat = Seat::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
-            (group.uid, Member { group: Arc::new(group), seat, rounds: 0, sums: 0 })
+            (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
         };
-        let members = [world, pair, stride].map(member).into();
-        let store = Connection::open(network);
-        Self { rank, context, stream, arena, blocks: Vec::new(), members, store, desks }
+        let members: BTreeMap<u64, Member> = [world, pair, stride].map(member).into();
+        let groups = members.values().map(|member| member.group.clone()).collect();
+        *desks[rank as usize].groups() = groups;
+        let store = Connection::open(network.clone());
+        let (taken, blocks, lacking, steps) = (None, Vec::new(), None, 0);
+        Self {
+            rank,
+            scenario,
+            context,
+            stream,
+            taken,
+            source,
+            arena,
+            blocks,
+            lacking,
+            members,
+            steps,
+            store,
+            network,
+            offers,
+            desks,
+        }
+    }
+
+    /// Makes the rank's requests, and leaves its mark in the first block.
+    fn allocate(&mut self) {
+        if let Some(left) = self.scenario.left(self.rank) {
+            let (free, _) = self.context.memory_info().expect("the device is well");
+            self.taken = DeviceMemory::new(&self.context, free - left as usize).ok();
+        }
+        for (sequence, bytes) in (0..).zip(self.scenario.requests(self.rank)) {
+            match self.arena.allocate(bytes) {
+                Ok(placed) => self.blocks.push(Some(placed.placement)),
+                Err(SymmetricError::Source { .. }) if self.taken.is_some() => {
+                    self.blocks.push(None);
+                    self.lacking.get_or_insert(sequence);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if let Some((_, at)) = self.first_block() {
+            // SAFETY: the block is alive until the rank leaves, and nobody uses it yet.
+            unsafe { self.stream.fill_u32(at + MARK, mark(self.rank), 1) }.expect("the block can be filled");
+            self.stream.synchronize().expect("it is filled");
+        }
+    }
+
+    /// The block of the first request, if it has one.
+    pub(super) fn first_block(&self) -> Option<(Placement, DevicePtr)> {
+        let placement = (*self.blocks.first()?)?;
+        Some((placement, DevicePtr(self.arena.address(placement)?)))
+    }
+
+    fn run(&mut self, ended: &mut Vec<Ended>) -> Result<(), Killed> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        let own = self.rank == culprit;
+        let mut order: Vec<u64> = self.members.keys().copied().collect();
+        match trouble {
+            Trouble::Swapped if own => order.reverse(),
+            Trouble::Late(by) if own => sched::sleep(by).expect("the world goes on"),
+            Trouble::Absent if own => order.clear(),
+            _ => {}
+        }
+        for group in order {
+            self.visit(group, Policy::Strict, DEADLINE, ended)?;
+        }
+        // Once more, with all the time that it takes: what can be agreed on is.
+        let absent = |members: &[u32]| trouble == Trouble::Absent && members.contains(&culprit);
+        let order: Vec<u64> =
+            self.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
+        for group in order {
+            self.visit(group, Policy::Prefix, PATIENCE, ended)?;
+        }
+        Ok(())
+    }
+
+    /// A commit for a group, and then a rendezvous of it: none for a group that is over.
+    fn visit(
+        &mut self,
+        group: u64,
+        policy: Policy,
+        deadline: Duration,
+        ended: &mut Vec<Ended>,
+    ) -> Result<(), Killed> {
+        if !self.has_lost(group) {
+            ended.push(self.commit(group, policy, deadline)?);
+        }
+        let is_poisoned = self.members.get(&group).is_some_and(|it| it.seat.poison().is_some());
+        if !is_poisoned && !self.has_lost(group) {
+            ended.push(self.meet(group, deadline)?);
+        }
+        Ok(())
+    }
+
+    fn has_lost(&self, group: u64) -> bool {
+        self.members.get(&group).is_some_and(|it| self.network.has_lost(&it.group.members))
+    }
+
+    /// One more step of a meeting.
+    pub(super) fn step(&mut self) -> Result<(), Killed> {
+        self.steps += 1;
+        let dies = self.rank == self.scenario.culprit && self.scenario.trouble == Trouble::Killed(self.steps);
+        if dies { Err(Killed) } else { Ok(()) }
     }
 
     fn leave(self) {
-        let Self { context, stream, arena, members, .. } = self;
+        let over: Vec<u64> = self.members.keys().copied().filter(|group| self.has_lost(*group)).collect();
+        let Self { context, stream, taken, arena, members, .. } = self;
         let current = context.enter().expect("the device is well");
-        for member in members.into_values().rev() {
-            member.group.destroy();
+        for (uid, member) in members.into_iter().rev() {
+            match over.contains(&uid) {
+                true => member.group.abort(),
+                false => member.group.destroy(),
+            }
         }
         drop(current);
         arena.release().expect("nobody holds the segments");
-        drop(stream);
+        drop((stream, taken));
     }
 
-    fn commit(&mut self, uid: u64, policy: Policy, deadline: Duration) -> Ended {
+    /// The rank's process ends: its connection, and what the system takes back; the others' watchdogs are told.
+    fn die(self) {
+        let Self { rank, context, stream, taken, arena, members, store, network, offers, desks, .. } = self;
+        network.lose(rank);
+        drop(store);
+        offers.forget(rank);
+        let current = context.enter().expect("the device is well");
+        members.into_values().for_each(|member| member.group.abort());
+        drop(current);
+        arena.release().expect("nobody holds the segments");
+        drop((stream, taken));
+        for other in (0..).zip(desks).filter(|(other, _)| *other != rank).map(|(_, desks)| desks) {
+            other.watches.put(Watch::Lost(rank));
+        }
+    }
+
+    fn commit(&mut self, uid: u64, policy: Policy, deadline: Duration) -> Result<Ended, Killed> {
         let begun = sched::now();
-        let enqueued = self.members.values().map(|member| Enqueued {
+        let living = self.members.values().filter(|member| !self.network.has_lost(&member.group.members));
+        let enqueued = living.map(|member| Enqueued {
             group: GroupId { uid: member.group.uid, epoch: 0 },
             collectives: member.sums,
             messages: Vec::new(),
@@ -198,7 +302,7 @@ impl Rank {
             policy,
             deadline,
             readiness: Readiness::Ready,
-            capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
+            capabilities: self.scenario.capabilities(self.rank),
             enqueued: enqueued.collect(),
             address_space_left: None,
             log: self.arena.log().state().into(),
@@ -207,10 +311,10 @@ impl Rank {
         };
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
         let (machine, segments) = member.seat.begin(situation);
-        let (group, round) = (member.group.clone(), member.rounds);
-        member.rounds += 1;
+        let (group, round) = (member.group.clone(), member.commits);
+        member.commits += 1;
         let mut refused = false;
-        let conclusion = self.run(machine, &group, &segments, &mut refused);
+        let conclusion = self.agree(machine, &group, &segments, &mut refused)?;
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
         let doomed = member.seat.conclude(&conclusion, &segments);
         if member.seat.poison().is_some() {
@@ -218,55 +322,33 @@ impl Rank {
         }
         let committed = member.seat.committed().length;
         let ended = sched::now();
-        for key in doomed {
+        self.remove(doomed);
+        let right = conclusion.result.is_ok().then(|| self.sum(&group, committed)).flatten();
+        let (members, said, lacking) = (group.members.clone(), Said::Commit(conclusion.result), self.lacking);
+        let rank = self.rank;
+        Ok(Ended { rank, group: uid, members, round, said, begun, ended, deadline, refused, right, lacking })
+    }
+
+    pub(super) fn remove(&mut self, keys: Vec<String>) {
+        for key in keys {
             self.store.ask(Request::Delete { key: key.into() });
         }
-        let sum = conclusion.result.is_ok().then(|| self.sum(&group, committed)).flatten();
-        let members = group.members.clone();
-        let result = conclusion.result;
-        Ended { rank: self.rank, group: uid, members, round, result, begun, ended, deadline, refused, sum }
     }
 
     /// Runs the commit's machine to its end.
-    fn run(
+    fn agree(
         &mut self,
         mut machine: Commit,
         group: &Arc<Group>,
         segments: &[Segment],
         refused: &mut bool,
-    ) -> Conclusion {
+    ) -> Result<Conclusion, Killed> {
         let mut input = Input::Start;
         loop {
-            input = match machine.step(input, sched::now()) {
-                Output::Done(conclusion) => return conclusion,
-                Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
-                    None => Input::Stored,
-                    other => panic!("{other:?} in answer to set"),
-                },
-                Output::Add { key } => match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
-                    Some(Reply::Integer(count)) => Input::Count(count.unsigned_abs()),
-                    other => panic!("{other:?} in answer to add"),
-                },
-                Output::Fetch { keys } => {
-                    let keys = keys.into_iter().map(Into::into).collect();
-                    match self.store.ask(Request::MultiGet { keys }) {
-                        // No value of the protocol is empty.
-                        Some(Reply::Values(values)) => Input::Values(
-                            values.into_iter().map(|value| Some(value).filter(|it| !it.is_empty())).collect(),
-                        ),
-                        other => panic!("{other:?} in answer to multi_get"),
-                    }
-                }
-                Output::Propose { key, value } => {
-                    let request = Request::CompareSet { key: key.into(), expected: Vec::new(), new: value };
-                    match self.store.ask(request) {
-                        Some(Reply::Bytes(stands)) => Input::Stands(stands),
-                        other => panic!("{other:?} in answer to compare_set"),
-                    }
-                }
-                Output::Await { key, until } => {
-                    self.store.get(key, until).map_or(Input::Expired, Input::Stands)
-                }
+            let output = machine.step(input, sched::now());
+            self.step()?;
+            input = match output {
+                Output::Done(conclusion) => return Ok(conclusion),
                 Output::Hashes { lengths } => {
                     Input::Hashes(lengths.iter().map(|length| self.arena.log().hash_at(*length)).collect())
                 }
@@ -279,6 +361,54 @@ impl Rank {
                     *refused |= struck;
                     Input::Registered(outcome)
                 }
+                ask => self.ask(ask, &group.members),
+            }
+        }
+    }
+
+    /// Asks the store. Nobody is waited for once one of `members` is lost.
+    pub(super) fn ask(&mut self, output: Output, members: &[u32]) -> Input {
+        match output {
+            Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
+                None => Input::Stored,
+                other => panic!("{other:?} in answer to set"),
+            },
+            Output::Add { key } => match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
+                Some(Reply::Integer(count)) => Input::Count(count.unsigned_abs()),
+                other => panic!("{other:?} in answer to add"),
+            },
+            Output::Fetch { keys } => {
+                let keys = keys.into_iter().map(Into::into).collect();
+                match self.store.ask(Request::MultiGet { keys }) {
+                    // No value of the protocol is empty.
+                    Some(Reply::Values(values)) => Input::Values(
+                        values.into_iter().map(|value| Some(value).filter(|it| !it.is_empty())).collect(),
+                    ),
+                    other => panic!("{other:?} in answer to multi_get"),
+                }
+            }
+            Output::Propose { key, value } => {
+                let request = Request::CompareSet { key: key.into(), expected: Vec::new(), new: value };
+                match self.store.ask(request) {
+                    Some(Reply::Bytes(stands)) => Input::Stands(stands),
+                    other => panic!("{other:?} in answer to compare_set"),
+                }
+            }
+            Output::Await { key, until } => self.stands(&key, until, members),
+            other => panic!("{other:?} is no request to the store"),
+        }
+    }
+
+    fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Input {
+        // To look costs steps, and nobody is lost where nobody dies.
+        let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
+        loop {
+            let glance = if looks { until.min(sched::now() + GLANCE) } else { until };
+            match self.store.get(key.to_owned(), glance) {
+                Some(stands) => return Input::Stands(stands),
+                None if sched::now() >= until => return Input::Expired,
+                None if self.network.has_lost(members) => return Input::Over,
+                None => {}
             }
         }
     }
@@ -295,8 +425,10 @@ impl Rank {
             (DevicePtr(memory.address), memory.bytes as usize)
         });
         let (answer, over) = (Arc::new(Desk::default()), Arc::new(AtomicBool::new(false)));
-        self.desks.watches.put(Watch { group: group.clone(), verdict_key, until, over: over.clone() });
-        self.desks.jobs.put(Job {
+        let desks = &self.desks[self.rank as usize];
+        let watch = Watch::Verdict { group: group.clone(), key: verdict_key, until, over: over.clone() };
+        desks.watches.put(watch);
+        desks.jobs.put(Job {
             group: group.clone(),
             context: self.context.clone(),
             windows: windows.collect(),
@@ -304,16 +436,18 @@ impl Rank {
         });
         let registration = answer.take("the registration of windows", Some(until));
         over.store(true, Relaxed);
+        // Who was freed because a member is lost says no more than that it waited for it.
+        let registration =
+            registration.filter(|_| !self.network.has_lost(&group.members) || group.is_alive());
         registration.map_or((Outcome::Blocked, false), |Registration { outcome, refused }| (outcome, refused))
     }
 
     /// Sums over the group in the first block, if that lies in a committed segment. Whether the sum is right.
     fn sum(&mut self, group: &Group, committed: u64) -> Option<bool> {
-        let block = *self.blocks.first()?;
+        let (block, at) = self.first_block()?;
         if u64::from(block.ordinal) >= committed {
             return None;
         }
-        let at = DevicePtr(self.arena.address(block)?);
         let own = (self.rank + 1) as f32;
         let expected: f32 = group.members.iter().map(|rank| (rank + 1) as f32).sum();
         // SAFETY: the block is alive until the rank leaves.
@@ -321,7 +455,12 @@ impl Rank {
         let current = self.context.enter().expect("the device is well");
         group.all_reduce(at, COUNT, &self.stream);
         drop(current);
-        self.stream.synchronize().expect("the sum is made");
+        let made = self.stream.synchronize();
+        // Freed, since a member was lost before it had come.
+        if !group.is_alive() {
+            return None;
+        }
+        made.expect("the sum is made");
         let mut found = vec![0f32; COUNT];
         // SAFETY: nothing writes to the block meanwhile.
         unsafe { self.context.copy_to_host(&mut found, at) }.expect("the block can be read");

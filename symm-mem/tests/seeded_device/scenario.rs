@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use gpu_sim::{Action, Injection};
+use symm_mem::agreement::{Capabilities, WindowSupport};
 
 use crate::simulation::Random;
 
 const MIB: u64 = 1 << 20;
 
-/// What a commit is given at first.
+/// What a meeting is given at first.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 /// What it is given afterwards: enough for a rank that has waited for the absent in all its other groups.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
@@ -17,8 +18,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// The culprit allocates a segment that the others do not have.
-    ExtraSegment,
+    /// The culprit allocates so many bytes more: segments that the others do not have, or no more than a block.
+    Extra(u64),
+    /// The culprit's device has so many bytes for its pool.
+    Exhausted(u64),
     /// The culprit comes so much later.
     Late(Duration),
     /// The culprit does not commit.
@@ -27,8 +30,16 @@ pub(super) enum Trouble {
     RegistrationFails(u64),
     /// The registration of this number takes so long.
     RegistrationSlow(u64, Duration),
-    /// The culprit commits its groups in the opposite order.
+    /// The culprit visits its groups in the opposite order.
     Swapped,
+    /// The culprit has another release of the library.
+    OtherRelease,
+    /// The culprit's environment forbids windows.
+    OtherEnvironment,
+    /// The culprit cannot map its peers' memory.
+    CannotMap,
+    /// The culprit dies at this step of its meetings.
+    Killed(u64),
 }
 
 #[derive(Debug, Clone)]
@@ -38,7 +49,7 @@ pub(super) struct Scenario {
     pub(super) culprit: u32,
     /// What every rank allocates, in bytes.
     pub(super) blocks: Vec<u64>,
-    /// Before which of them the culprit allocates its extra segment.
+    /// Before which of them the culprit allocates what is extra.
     pub(super) extra_at: usize,
     /// The longest time of a message, in µs.
     pub(super) slowest: u64,
@@ -54,15 +65,25 @@ impl Scenario {
             })
             .collect();
         let share = |random: &mut Random, sixteenths| DEADLINE / 16 * (random.below(sixteenths) as u32);
-        let trouble = match random.below(7) {
+        let trouble = match random.below(13) {
             0 => Trouble::None,
-            1 => Trouble::ExtraSegment,
+            // No block of all ranks has one of these sizes.
+            1 => Trouble::Extra(*random.pick(&[20 * MIB, MIB / 2])),
             2 => Trouble::Late(share(random, 32)),
             3 => Trouble::Absent,
             4 => Trouble::RegistrationFails(1 + random.below(12)),
             // Less than a member waits for another: then the service actor is free for the rank's next group in time.
             5 => Trouble::RegistrationSlow(1 + random.below(12), share(random, 7)),
-            _ => Trouble::Swapped,
+            6 => Trouble::Swapped,
+            7 => Trouble::Exhausted(2 * MIB * random.below(10)),
+            8 => Trouble::OtherRelease,
+            9 => Trouble::OtherEnvironment,
+            10 => Trouble::CannotMap,
+            // Early ends are of strict commits, late ones of those that have time.
+            _ => {
+                let scale = *random.pick(&[15, 50, 150]);
+                Trouble::Killed(1 + random.below(scale))
+            }
         };
         Self {
             size,
@@ -92,9 +113,32 @@ impl Scenario {
     /// What `rank` allocates.
     pub(super) fn requests(&self, rank: u32) -> Vec<u64> {
         let mut requests = self.blocks.clone();
-        if self.trouble == Trouble::ExtraSegment && rank == self.culprit {
-            requests.insert(self.extra_at, 20 * MIB);
+        if let Trouble::Extra(bytes) = self.trouble
+            && rank == self.culprit
+        {
+            requests.insert(self.extra_at, bytes);
         }
         requests
+    }
+
+    /// What `rank` says of its library.
+    pub(super) fn capabilities(&self, rank: u32) -> Capabilities {
+        let (library, windows) = (22809, WindowSupport::Available);
+        match self.trouble {
+            Trouble::OtherRelease if rank == self.culprit => Capabilities { library: 22907, windows },
+            Trouble::OtherEnvironment if rank == self.culprit => {
+                let reason = "NCCL_CUMEM_ENABLE=0 forbids windows".to_owned();
+                Capabilities { library, windows: WindowSupport::Unavailable { reason } }
+            }
+            _ => Capabilities { library, windows },
+        }
+    }
+
+    /// What is left of `rank`'s device for its pool, in bytes, if that is not all.
+    pub(super) fn left(&self, rank: u32) -> Option<u64> {
+        match self.trouble {
+            Trouble::Exhausted(left) if rank == self.culprit => Some(left),
+            _ => None,
+        }
     }
 }
