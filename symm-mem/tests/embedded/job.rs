@@ -194,7 +194,8 @@ pub(crate) fn ranks(driver: &Driver, nccl: &Nccl, size: u32) -> Vec<Rank> {
     })
 }
 
-fn join(driver: &Driver, nccl: &Nccl, store: Arc<dyn Store>, rank: u32, size: u32) -> Rank {
+/// One of them.
+pub(crate) fn join(driver: &Driver, nccl: &Nccl, store: Arc<dyn Store>, rank: u32, size: u32) -> Rank {
     let context = driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
     let world = ProcessGroup::builder()
         .rank(rank as usize)
