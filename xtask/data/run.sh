@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # Examines a GPU host, and runs the demo, the tests and the benchmarks of this folder there; needs no Rust.
 #   ./run.sh [all|unpack|doctor|demo|tests|examples|torch|sanitize|benches|replay|peers] [RANKS]
+#   ./run.sh newer LIBRARY
 # The programs are unpacked beside it first: tests/, benches/, examples/.
 # Benchmarks run beside the peers' programs where those can be built (g++, nvcc, torch).
 # PYTHON names a Python that has torch (default: python3).
+# newer runs the tests that use NCCL with another one, which compares the ranks' buffers (2.29.7 and later).
 # NCCL_SYS_LIBRARY and CUDA_DRIVER_SYS_LIBRARY name libraries other than the ones the loader finds.
 set -u
-cd "$(dirname "$0")"
 what=${1:-all}
 ranks=${2:-}
+[ "$what" != newer ] || library=$(realpath -e "${2:?newer needs the library}") || exit
+cd "$(dirname "$0")"
 failed=0
 [ -e tests ] || ./xtask gpu-bundle --unpack . || exit
 
@@ -82,7 +85,34 @@ print(next(path for path in open("/proc/self/maps").read().split() if "/libnccl.
     done
 }
 
-# cuda-driver on the host's own driver, and symm-mem's kernels, under compute-sanitizer. Calls that fail are not reported:
+# What uses NCCL, with a library that compares where the ranks' buffers lie in their windows and says where they differ.
+newer() {
+    local test output complaint='symmetric registration check failed'
+    for test in tests/symm-mem tests/process-group; do
+        echo "== $test with $library"
+        # One test has them differ on purpose, one takes torch's library.
+        if output=$(compared "$test" hardware --skip disagree --skip torch) && ! grep -q "$complaint" <<<"$output"; then
+            grep -E '^(skipped: |NCCL [0-9]|test result: )' <<<"$output"
+        else
+            failed=1
+            echo "$output"
+        fi
+    done
+    # And silence says something: where they do differ, it speaks.
+    output=$(compared tests/symm-mem hardware_disagreement)
+    if ! grep -E "^skipped: |$complaint" <<<"$output"; then
+        failed=1
+        echo "$library does not say where buffers differ:"
+        echo "$output"
+    fi
+}
+
+compared() {
+    CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_SYS_LIBRARY=$library NCCL_CHECK_MODE=DEBUG_GLOBAL NCCL_DEBUG=WARN \
+        "$@" --show-output 2>&1
+}
+
+# cuda-driver on the host's own driver, symm-mem's commits and its kernels, under compute-sanitizer. Calls that fail are not reported:
 # the tests make some fail on purpose (a handle opened by its own process, fabric handles without a fabric) and look at
 # every code themselves. Looked for is what no code tells: accesses out of bounds, after a free, of what nobody wrote.
 sanitize() {
@@ -96,6 +126,8 @@ sanitize() {
     sanitized memcheck tests/cuda-driver hardware
     # What another process has written is unwritten to initcheck.
     sanitized initcheck tests/cuda-driver hardware --skip shares_with_another_process
+    # A process a rank, as below.
+    sanitized memcheck tests/symm-mem hardware_processes_commit
     sanitized_ranks memcheck
     sanitized_ranks racecheck
 }
@@ -163,6 +195,9 @@ if [ "$what" = all ] || [ "$what" = torch ]; then
 fi
 if [ "$what" = all ] || [ "$what" = sanitize ]; then
     sanitize
+fi
+if [ "$what" = newer ]; then
+    newer
 fi
 if [ "$what" = all ] || [ "$what" = replay ]; then
     for policy in remap fixed; do
