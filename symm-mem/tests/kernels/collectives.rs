@@ -71,6 +71,10 @@ impl To {
 }
 
 impl Case {
+    fn is_all_reduce(&self) -> bool {
+        matches!(self.kind, Kind::AllReduce(_))
+    }
+
     fn part(&self) -> usize {
         self.elements as usize * self.dtype.size()
     }
@@ -194,13 +198,17 @@ pub(crate) fn run(ranks: &[Rank], case: &Case, seed: u64) {
         rank.block.copy_to_host(0, &mut after).unwrap();
         let place = case.place(number, after.len());
         let outcome = place..place + written;
-        case.check(number, &before, &after[outcome.clone()]).unwrap_or_else(|why| panic!("{}", told(why)));
+        // All ranks of an all-reduce have the same, or what comes last says so.
+        if number == 0 || !case.is_all_reduce() {
+            case.check(number, &before, &after[outcome.clone()])
+                .unwrap_or_else(|why| panic!("{}", told(why)));
+        }
         outcomes.push(after[outcome.clone()].to_vec());
         let beside = |at: &usize| !outcome.contains(at);
         let touched = (0..after.len()).filter(beside).find(|at| after[*at] != before[number][*at]);
         assert_eq!(touched, None, "{}", told("a byte beside the outcome was written".into()));
     }
-    if matches!(case.kind, Kind::AllReduce(_)) {
+    if case.is_all_reduce() {
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{case:?}: ranks differ");
     }
 }
@@ -246,27 +254,57 @@ pub(crate) fn ranks(driver: &Driver, devices: u32, world: u32, bytes: usize) -> 
 /// Lengths about a pack of each type, and about a row of a block of one-byte elements.
 pub(crate) const SHORT_LENGTHS: [u64; 6] = [0, 1, 7, 17, 64, 519];
 
-/// Collectives of a megabyte, of rows that no grid shares out evenly.
+/// Collectives of a megabyte, of rows that no grid shares out evenly: of each kind with each target two, and others with
+/// another number of ranks, since the processor takes its time to compare them.
 pub(crate) fn some_long(ranks: &[Rank]) -> u64 {
     let mut cases = 0;
+    let world = ranks.len() as u64;
     for (kind, targets) in KINDS {
         for to in targets {
             for dtype in [DataType::U8, DataType::Bf16, DataType::F32] {
                 for shift in [0, 5] {
-                    let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { ranks.len() as u64 };
-                    let elements = 1_000_037 / dtype.size() as u64 / parts;
-                    let op = ReduceOp::Sum;
-                    run(
-                        ranks,
-                        &Case { kind, to: to.shifted(shift), dtype, op, elements, input: shift },
-                        cases,
-                    );
                     cases += 1;
+                    if (cases + world).is_multiple_of(3) {
+                        let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { world };
+                        let (elements, to) = (1_000_037 / dtype.size() as u64 / parts, to.shifted(shift));
+                        let case = Case { kind, to, dtype, op: ReduceOp::Sum, elements, input: shift };
+                        run(ranks, &case, cases);
+                    }
                 }
             }
         }
     }
-    cases
+    cases / 3
+}
+
+/// Any collectives: of every length up to 300,000 bytes, alignment, type and operation.
+pub(crate) fn random(ranks: &[Rank], mut runner: TestRunner) {
+    let outcome = runner.run(&case(ranks.len()), |(case, seed)| {
+        run(ranks, &case, seed);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// What [`random`] is given for so many cases.
+pub(crate) fn config(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, ..Config::default() }
+}
+
+fn case(world: usize) -> impl Strategy<Value = (Case, u64)> {
+    let place = (0..KINDS.len(), any::<Index>(), 0_u64..40, 0_u64..17);
+    let what = (select(&reference::TYPES[..]), select(&ReduceOp::ALL[..]));
+    // About packs, about a row of a block, about all rows of all blocks.
+    let bytes = prop_oneof![0_u64..70, 8_100_u64..8_300, 196_500_u64..196_700, 0_u64..300_000];
+    (place, what, bytes, any::<u64>())
+        .prop_map(move |((kind, target, input, past), (dtype, op), bytes, seed)| {
+            let (kind, targets) = KINDS[kind];
+            let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { world as u64 };
+            let elements = bytes / dtype.size() as u64 / parts;
+            let to = targets[target.index(targets.len())].shifted(past);
+            (Case { kind, to, dtype, op, elements, input }, seed)
+        })
+        .prop_filter("averages are not of truth values", |(case, _)| case.op.allows(case.dtype))
 }
 
 /// A graph of several collectives, one reading what the one before wrote.
@@ -340,33 +378,19 @@ fn every_collective_of_every_type_is_right() {
     }
 }
 
-fn case() -> impl Strategy<Value = (usize, Case, u64)> {
-    let place = (0..KINDS.len(), any::<Index>(), 0_u64..40, 0_u64..17);
-    let what = (select(&reference::TYPES[..]), select(&ReduceOp::ALL[..]));
-    // About packs, about a row of a block, about all rows of all blocks.
-    let bytes = prop_oneof![0_u64..70, 8_100_u64..8_300, 196_500_u64..196_700, 0_u64..300_000];
-    (1..=8_usize, place, what, bytes, any::<u64>())
-        .prop_map(|(world, (kind, target, input, past), (dtype, op), bytes, seed)| {
-            let (kind, targets) = KINDS[kind];
-            let parts = if matches!(kind, Kind::AllReduce(_)) { 1 } else { world as u64 };
-            let elements = bytes / dtype.size() as u64 / parts;
-            let to = targets[target.index(targets.len())].shifted(past);
-            (world, Case { kind, to, dtype, op, elements, input }, seed)
-        })
-        .prop_filter("averages are not of truth values", |(_, case, _)| case.op.allows(case.dtype))
-}
-
 #[test]
 fn any_collective_is_right() {
     on_devices(4, |_, driver| {
-        let groups: Vec<_> = (1..=8).map(|world| ranks(driver, 4, world, 1 << 20)).collect();
-        let mut runner =
-            TestRunner::new(Config { cases: 96, failure_persistence: None, ..Config::default() });
-        let outcome = runner.run(&case(), |(world, case, seed)| {
-            run(&groups[world - 1], &case, seed);
-            Ok(())
-        });
-        outcome.unwrap_or_else(|error| panic!("{error}"));
+        for world in 1..=8 {
+            random(&ranks(driver, 4, world, 1 << 20), TestRunner::new(config(12)));
+        }
+    });
+}
+
+#[test]
+fn long_collectives_are_right() {
+    on_devices(2, |_, driver| {
+        assert_eq!(some_long(&ranks(driver, 2, 3, 4 << 20)), 26);
     });
 }
 

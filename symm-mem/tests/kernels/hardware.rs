@@ -3,9 +3,13 @@
 use std::sync::MutexGuard;
 
 use cuda_driver::Driver;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use super::{collectives, rig, signals};
 use crate::end_to_end::turn;
+
+/// Random collectives of each number of ranks.
+const RANDOM: u32 = 36;
 
 /// The machine's driver and how many of its devices are used, or why there are none. One test at a time: the kernels of
 /// all ranks have to run at once, so nobody else's may take their room.
@@ -27,7 +31,7 @@ fn gpus() -> Option<(MutexGuard<'static, ()>, Driver, u32)> {
 #[test]
 fn hardware_signals() {
     let Some((_turn, driver, devices)) = gpus() else { return };
-    for world in [1, 2, 3, 4, 8] {
+    for world in 1..=8 {
         signals::a_signal_brings_what_was_written_before(&driver, devices, world);
     }
     signals::an_absent_rank_is_named_and_the_context_lives(&driver, devices);
@@ -38,12 +42,16 @@ fn hardware_signals() {
 #[test]
 fn hardware_collectives() {
     let Some((_turn, driver, devices)) = gpus() else { return };
-    for world in [1, 2, 3, 4, 8] {
-        let ranks = collectives::ranks(&driver, devices, world, 1 << 18);
-        let cases = collectives::everything(&ranks, &collectives::SHORT_LENGTHS);
-        let ranks = collectives::ranks(&driver, devices, world, 4 << 20);
-        let long = collectives::some_long(&ranks);
-        println!("{world} ranks on {devices} devices: {cases} short and {long} long collectives were right");
+    for world in 1..=8_u8 {
+        let ranks = |bytes| collectives::ranks(&driver, devices, world.into(), bytes);
+        let cases = collectives::everything(&ranks(1 << 17), &collectives::SHORT_LENGTHS);
+        let long = collectives::some_long(&ranks(4 << 20));
+        // The same ones each time.
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[world; 32]);
+        collectives::random(&ranks(1 << 20), TestRunner::new_with_rng(collectives::config(RANDOM), rng));
+        println!(
+            "{world} ranks on {devices} devices: {cases} short, {long} long and {RANDOM} random collectives were right"
+        );
     }
     collectives::graphs(&driver, devices, 2);
     collectives::graphs(&driver, devices, 4);
