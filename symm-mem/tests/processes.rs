@@ -4,15 +4,20 @@
 use std::{
     env, fs,
     io::Write,
-    os::unix::net::UnixStream,
+    os::unix::{net::UnixStream, process::ExitStatusExt},
     path::Path,
-    process::{Child, Command},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    process::{Child, Command, ExitStatus},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
 
+use gpu_sim::{Action, Injection, World};
 use process_group::store::{Deadline, Result, Store, TcpStore};
+use rustix::process::{Signal, getpid, kill_process};
 
 /// Longer than anything takes.
 pub(crate) fn far() -> Deadline {
@@ -22,19 +27,45 @@ pub(crate) fn far() -> Deadline {
 /// Which of a test's hosts this process is on, if there are several.
 pub(crate) static HOST: AtomicU64 = AtomicU64::new(0);
 
-/// A store that something happens to before one of its calls: its process ends, if nothing else is said.
+/// A store that something happens to before one of its calls: its process is killed, if nothing else is said.
 pub(crate) struct Fatal {
     pub(crate) inner: TcpStore,
     /// How many calls are left; none: it never does.
-    pub(crate) left: AtomicU64,
+    left: AtomicU64,
     /// What happens.
-    pub(crate) deed: fn(&TcpStore),
+    deed: fn(&TcpStore),
+    /// How many others are waited for before this rank counts itself in a vote: the last one makes the most calls.
+    before: AtomicU64,
 }
 
 impl Fatal {
     pub(crate) fn new(inner: TcpStore) -> Self {
-        // Nothing is dropped.
-        Self { inner, left: AtomicU64::new(0), deed: |_| std::process::abort() }
+        let kill = |_: &TcpStore| kill_process(getpid(), Signal::KILL).unwrap();
+        Self::with(inner, 0, kill)
+    }
+
+    /// With a deed before the `nth` call.
+    pub(crate) fn with(inner: TcpStore, nth: u64, deed: fn(&TcpStore)) -> Self {
+        Self { inner, left: nth.into(), deed, before: AtomicU64::new(0) }
+    }
+
+    /// Has the process killed at the `nth` call of `what` from now, by one of `ranks`: of the store, of the store as the
+    /// last to count itself (`last`), or of a function of `machine`.
+    pub(crate) fn doom(&self, what: &str, nth: u64, ranks: usize, machine: &World) {
+        match what {
+            "store" | LAST => {
+                self.before.store(if what == LAST { ranks as u64 - 1 } else { 0 }, Ordering::Relaxed);
+                self.left.store(nth, Ordering::Relaxed);
+            }
+            call => machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
+        }
+    }
+
+    /// The process has come through what it was to die in, which went well or not. That may be with [`LAST`] alone.
+    #[track_caller]
+    pub(crate) fn survived(&self, case: &str, well: bool) {
+        self.left.store(0, Ordering::Relaxed);
+        assert!(well && case.contains(LAST), "it was to be killed at {case}, which ended {well}");
     }
 
     fn count(&self) {
@@ -43,6 +74,9 @@ impl Fatal {
         }
     }
 }
+
+/// As [`Fatal::doom`] knows it.
+const LAST: &str = "last";
 
 /// The calls that a meeting makes are counted, all others passed on.
 impl Store for Fatal {
@@ -63,6 +97,10 @@ impl Store for Fatal {
     }
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         self.count();
+        let before = self.before.load(Ordering::Relaxed) as i64;
+        while key.ends_with("/count") && self.inner.add(key, 0)? < before {
+            thread::yield_now();
+        }
         self.inner.add(key, delta)
     }
     fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
@@ -143,13 +181,33 @@ pub(crate) fn start(body: &str, case: &str, rank: usize, store: &TcpStore, folde
         .unwrap()
 }
 
-/// Runs a case on `ranks` processes, and one more that is told "next"; whether each rank ended well. No file is left.
-pub(crate) fn run(body: &str, case: &str, ranks: usize) -> Vec<bool> {
+/// How a rank ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Well,
+    /// By itself, and not well: a check of its own failed.
+    Failed,
+    /// At the call that it was to be killed at.
+    Killed,
+}
+
+impl From<ExitStatus> for End {
+    fn from(status: ExitStatus) -> Self {
+        match status.signal() {
+            _ if status.success() => Self::Well,
+            Some(signal) if signal == Signal::KILL.as_raw() => Self::Killed,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// Runs a case on `ranks` processes, and one more that is told "next"; how each rank ended. No file is left.
+pub(crate) fn run(body: &str, case: &str, ranks: usize) -> Vec<End> {
     let folder = tempfile::tempdir().unwrap();
     let store = TcpStore::host(0).unwrap();
     let mut ranks: Vec<Child> =
         (0..ranks).map(|rank| start(body, case, rank, &store, folder.path())).collect();
-    let ended = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
+    let ended = ranks.iter_mut().map(|rank| rank.wait().unwrap().into()).collect();
     // Survivors that have noticed have removed what the dead has left; else whoever comes next does.
     assert!(start(body, "next", 0, &store, folder.path()).wait().unwrap().success());
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.path()).collect();
@@ -157,27 +215,65 @@ pub(crate) fn run(body: &str, case: &str, ranks: usize) -> Vec<bool> {
     ended
 }
 
-/// Runs each of the cases, some at a time: they wait more than they work. `check` is told whether each rank ended well.
-pub(crate) fn run_all(body: &str, cases: &[String], ranks: usize, check: impl Fn(&str, Vec<bool>) + Sync) {
-    let next = AtomicU64::new(0);
+/// Runs each of the cases, some at a time, since they wait more than they work, until there are none or `check` says no
+/// more. It is told how the ranks ended.
+pub(crate) fn run_all(
+    body: &str,
+    cases: impl Iterator<Item = String> + Send,
+    ranks: usize,
+    check: impl Fn(&str, Vec<End>) -> bool + Sync,
+) {
+    let cases = Mutex::new(cases.fuse());
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-                    check(case, run(body, case, ranks));
+                while !over.load(Ordering::Relaxed) {
+                    let Some(case) = cases.lock().unwrap().next() else { break };
+                    if !check(&case, run(body, &case, ranks)) {
+                        over.store(true, Ordering::Relaxed);
+                    }
                 }
             });
         }
     });
 }
 
-/// Runs each of the cases: the victim, and only it, does not come to its end.
+/// Runs each of the cases: the victim, and only it, is killed.
 pub(crate) fn kill_each(body: &str, cases: &[String], ranks: usize, victim: usize) {
-    run_all(body, cases, ranks, |case, ended| {
-        for (rank, well) in ended.into_iter().enumerate() {
-            assert_eq!(well, rank != victim, "rank {rank} of {case}");
+    run_all(body, cases.iter().cloned(), ranks, |case, ended| {
+        for (rank, end) in ended.into_iter().enumerate() {
+            let expected = if rank == victim { End::Killed } else { End::Well };
+            assert_eq!(end, expected, "rank {rank} of {case}");
         }
+        true
     });
+}
+
+/// Kills the victim at each store call of what follows `deed`, where it counts itself last in every vote: until it comes
+/// through, which is when there are no more calls.
+pub(crate) fn kill_until_it_survives(body: &str, deed: &str, ranks: usize, victim: usize) {
+    // Two votes, in each of which it posts, counts, looks what there is (which are two calls) and proposes.
+    const LEAST: u64 = 10;
+    let survived = AtomicU64::new(u64::MAX);
+    let cases = (1..).map(|nth| format!("{deed}{LAST} {nth}"));
+    run_all(body, cases, ranks, |case, ended| {
+        for (rank, end) in ended.iter().enumerate() {
+            assert!(
+                *end == End::Well || (rank, *end) == (victim, End::Killed),
+                "rank {rank} of {case}: {end:?}"
+            );
+        }
+        let is_well = ended[victim] == End::Well;
+        if is_well {
+            let nth = case.rsplit(' ').next().unwrap().parse().unwrap();
+            survived.fetch_min(nth, Ordering::Relaxed);
+        }
+        !is_well
+    });
+    let survived = survived.into_inner();
+    println!("{deed}{LAST}: {} calls", survived - 1);
+    assert!(survived > LEAST, "it comes through when it is to be killed at call {survived}");
 }
 
 /// Runs a case on `ranks` processes beside a stranger: of the same user, else it would not come so far. It knocks at every

@@ -166,7 +166,7 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
         let inner = TcpStore::host(0).expect("a port is free");
         keys[..2].iter().for_each(|key| inner.set(key, b"1").expect("it answers"));
         let removes = |store: &TcpStore| assert!(store.delete("read/0").expect("it answers"));
-        let store = Fatal { left: call.into(), deed: removes, inner };
+        let store = Fatal::with(inner, call, removes);
         let mut line = Line::new(&store);
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         let Input::Values(values) = line.ask(Output::Fetch { keys }, || true) else {

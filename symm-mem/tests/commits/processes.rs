@@ -10,7 +10,7 @@ use process_group::{comm::Nccl, local};
 use super::commit_compute_and_leave;
 use crate::end_to_end::{
     embedded::job::{self, Rank, soon},
-    processes::{Told, run},
+    processes::{End, Told, run},
     turn,
 };
 
@@ -55,7 +55,7 @@ fn one_rank() {
 #[test]
 fn processes_have_windows_that_give_what_plain_memory_gives() {
     for release in [22809, 23007] {
-        assert_eq!(run(BODY, &format!("embedded {release}"), RANKS), [true; RANKS], "{release}");
+        assert_eq!(run(BODY, &format!("embedded {release}"), RANKS), [End::Well; RANKS], "{release}");
     }
 }
 
@@ -65,5 +65,5 @@ fn hardware_processes_commit() {
     if let Err(why) = super::gpus() {
         return println!("skipped: {why}");
     }
-    assert_eq!(run(BODY, "gpus", RANKS), [true; RANKS]);
+    assert_eq!(run(BODY, "gpus", RANKS), [End::Well; RANKS]);
 }

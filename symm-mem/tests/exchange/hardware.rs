@@ -13,7 +13,7 @@ use process_group::store::{Store, barrier};
 use super::{Rank, flows, options, threads, waits};
 use crate::end_to_end::{
     kernels::rig::peers,
-    processes::{Told, far, run},
+    processes::{End, Told, far, run},
     turn,
 };
 
@@ -90,7 +90,7 @@ fn hardware_exchange_processes() {
     let Some((_driver, devices)) = gpus() else { return };
     for size in [2, 3, 4] {
         let body = concat!(module_path!(), "::hardware_rank");
-        assert_eq!(run(body, &format!("ranks {size}"), size), vec![true; size]);
+        assert_eq!(run(body, &format!("ranks {size}"), size), vec![End::Well; size]);
         println!("{size} ranks as processes on {} devices: all transfers were right", devices.min(size));
     }
 }

@@ -23,7 +23,7 @@ use symm_mem::{
 };
 
 use super::each_reads_each;
-use crate::end_to_end::processes::{HOST, Told, far, run};
+use crate::end_to_end::processes::{End, HOST, Told, far, run};
 
 const RANKS: usize = 3;
 
@@ -108,20 +108,20 @@ fn check(granted: &str, refusal: &RendezvousRefusal) {
 
 #[test]
 fn hosts_of_one_fabric_have_each_others_memory_by_default() {
-    assert_eq!(run(BODY, "all 2", RANKS), [true; RANKS]);
+    assert_eq!(run(BODY, "all 2", RANKS), [End::Well; RANKS]);
 }
 
 #[test]
 fn who_is_refused_fabric_handles_is_named_on_all_hosts() {
-    assert_eq!(run(BODY, "most 2", RANKS), [true; RANKS]);
+    assert_eq!(run(BODY, "most 2", RANKS), [End::Well; RANKS]);
 }
 
 #[test]
 fn on_one_host_who_is_refused_fabric_handles_has_descriptors() {
-    assert_eq!(run(BODY, "most 1", RANKS), [true; RANKS]);
+    assert_eq!(run(BODY, "most 1", RANKS), [End::Well; RANKS]);
 }
 
 #[test]
 fn hosts_without_a_fabric_are_apart() {
-    assert_eq!(run(BODY, "nothing 2", RANKS), [true; RANKS]);
+    assert_eq!(run(BODY, "nothing 2", RANKS), [End::Well; RANKS]);
 }
