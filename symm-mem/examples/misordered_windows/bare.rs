@@ -19,7 +19,13 @@ use crate::{
 };
 
 /// What a rank says whose sums are right.
-pub(crate) const RIGHT: &str = "all sums are right";
+const RIGHT: &str = "all sums are right";
+
+/// What a rank says that gets no window.
+const NO_WINDOW: &str = "no window: this NCCL has none here, and nothing can go wrong";
+
+/// How a rank begins what it says of a call that fails, or of wrong sums.
+pub(crate) const WRONG: &str = "wrong: ";
 
 /// Makes the mistake, says what comes of it, and ends the process: what it leaves of the library is not to be cleaned up.
 pub(crate) fn attempt(world: &ProcessGroup, mistake: Mistake) -> Result<()> {
@@ -27,7 +33,8 @@ pub(crate) fn attempt(world: &ProcessGroup, mistake: Mistake) -> Result<()> {
     println!("{}", ranks::BEGUN);
     match program.run() {
         Ok(()) => println!("{RIGHT}"),
-        Err(error) => println!("{error}"),
+        Err(error) if error.to_string() == NO_WINDOW => println!("{error}"),
+        Err(error) => println!("{WRONG}{error}"),
     }
     std::process::exit(0)
 }
@@ -85,11 +92,7 @@ impl<'a> Program<'a> {
             nccl.ncclCommWindowRegister()?(communicator.raw(), segment.ptr, segment.bytes, &mut window, flags)
         };
         check(self.world, "ncclCommWindowRegister", code)?;
-        if window.is_null() {
-            Err("no window: this NCCL has none here, and nothing can go wrong".into())
-        } else {
-            Ok(())
-        }
+        if window.is_null() { Err(NO_WINDOW.into()) } else { Ok(()) }
     }
 
     /// Sums a segment over a group.
@@ -115,7 +118,7 @@ impl<'a> Program<'a> {
         match sums.iter().find(|sum| **sum != wanted) {
             None => Ok(()),
             Some(found) => Err(format!(
-                "wrong sums, and no error: {wrong} of {count} elements of segment {segment} over ranks {members:?}, {found} \
+                "no error, and {wrong} of {count} sums of segment {segment} over ranks {members:?} are not right, {found} \
                  for {wanted}"
             )
             .into()),

@@ -78,15 +78,18 @@ impl Program {
         let reports = commit_all(&commits, CommitOptions::default());
         let windows: usize =
             reports.into_iter().map(|it| it.map(|it| it.new_windows)).sum::<Result<_, _>>()?;
+        let mut windowed = true;
         for (group, members) in self.groups.iter().zip(members(self.rank(), self.world.size())) {
             for (number, block) in blocks.iter().enumerate() {
                 self.sum(group, block, value(number, self.rank()), sum(number, &members))?;
+                let found = pool.lookup(block.ptr(), block.bytes(), group.id())?;
+                windowed &= found.is_some_and(|found| matches!(found.standing, Standing::Window { .. }));
             }
         }
-        let found = pool.lookup(blocks[0].ptr(), blocks[0].bytes(), self.groups[0].id())?;
-        let how = match found.map(|found| found.standing) {
-            Some(Standing::Window { .. }) => format!("from {windows} windows"),
-            _ => "without windows".to_owned(),
+        let how = match self.world.windows_supported() {
+            Ok(()) if windowed => format!("from {windows} windows"),
+            Ok(()) => return Err("the library has windows, and the sums are not from there".into()),
+            Err(why) => format!("without windows: {why}"),
         };
         println!("{what}: all sums are right, {how}");
         Ok(())

@@ -11,7 +11,10 @@ use std::{
 
 use process_group::store::TcpStore;
 
-use crate::support::{EMBEDDED, PATIENCE, Result};
+use crate::{
+    bare::WRONG,
+    support::{EMBEDDED, PATIENCE, Result},
+};
 
 /// Before the part's name, as an argument.
 pub(crate) const PART: &str = "--part=";
@@ -42,8 +45,22 @@ impl fmt::Display for End {
 
 /// What a rank said, and how it ended.
 pub(crate) struct Told {
+    /// Whether all was prepared.
+    begun: bool,
     pub(crate) lines: Vec<String>,
     pub(crate) end: End,
+}
+
+impl Told {
+    /// Whether what was begun hangs, ends the process, fails or gives wrong sums.
+    pub(crate) fn is_wrong(&self) -> bool {
+        let ended = match self.end {
+            End::Well => false,
+            End::Failed(status) => status.code().is_none(),
+            End::Hung => true,
+        };
+        self.begun && (ended || self.lines.iter().any(|line| line.starts_with(WRONG)))
+    }
 }
 
 /// A rank's process, which does not outlive its owner.
@@ -73,14 +90,15 @@ pub(crate) fn run(part: &str, ranks: usize, embedded: bool) -> Result<Vec<Told>>
     let store = TcpStore::host(0)?;
     let mut all =
         (0..ranks).map(|rank| start(part, rank, ranks, embedded, &store)).collect::<Result<Vec<_>>>()?;
-    let mut told: Vec<Told> = all.iter().map(|_| Told { lines: Vec::new(), end: End::Hung }).collect();
+    let mut told: Vec<Told> =
+        all.iter().map(|_| Told { begun: false, lines: Vec::new(), end: End::Hung }).collect();
     // The time runs when all have begun.
     let beginning = Instant::now() + PATIENCE;
     for (rank, told) in all.iter().zip(&mut told) {
         listen(rank, beginning, |line| {
-            let begun = line == BEGUN;
-            told.lines.extend((!begun).then_some(line));
-            !begun
+            told.begun = line == BEGUN;
+            told.lines.extend((!told.begun).then_some(line));
+            !told.begun
         });
     }
     let deadline = Instant::now() + DEADLINE;
