@@ -13,6 +13,8 @@ use caching_alloc::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError}
 pub(super) struct Device {
     rank: u32,
     base: u64,
+    /// Whether new memory lies before what there is, not behind it.
+    falls: bool,
     capacity: u64,
     state: Mutex<State>,
 }
@@ -26,7 +28,12 @@ struct State {
 
 impl Device {
     pub(super) fn new(rank: u32, base: u64, capacity: u64) -> Self {
-        Self { rank, base, capacity, state: Mutex::default() }
+        Self { rank, base, falls: false, capacity, state: Mutex::default() }
+    }
+
+    /// With new memory before what there is: where another device's lies behind, segments have another order by address.
+    pub(super) fn falling(self, falls: bool) -> Self {
+        Self { falls, ..self }
     }
 
     /// What came back since this was last asked.
@@ -60,11 +67,21 @@ impl SegmentSource for Device {
             return Err(SourceError::OutOfMemory { wanted: bytes });
         }
         let mut address = self.base;
-        for (begin, length) in &state.live {
-            if *begin - address >= bytes {
-                break;
+        if self.falls {
+            for (begin, length) in state.live.iter().rev() {
+                if address - (begin + length) >= bytes {
+                    break;
+                }
+                address = *begin;
             }
-            address = begin + length;
+            address -= bytes;
+        } else {
+            for (begin, length) in &state.live {
+                if *begin - address >= bytes {
+                    break;
+                }
+                address = begin + length;
+            }
         }
         state.live.insert(address, bytes);
         Ok(SegmentMemory { address, bytes, token: 0 })

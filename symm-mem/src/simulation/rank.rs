@@ -144,8 +144,10 @@ impl Rank {
         store: &Arc<HashStore>,
         random: &mut Random,
     ) -> Result<Self, Violation> {
-        // Every rank's memory lies elsewhere.
-        let device = Arc::new(Device::new(number, (1 + random.below(1 << 20)) << 21, capacity));
+        // Every rank's memory lies elsewhere, and some have their segments in another order than the others.
+        let place = 1 + random.below(1 << 20);
+        let base = (1 << 45) + (place << 21);
+        let device = Arc::new(Device::new(number, base, capacity).falling(place.is_multiple_of(8)));
         let domain = Domain::new(store.clone(), 1, number, 0..world).map_err(Violation::of)?;
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
         let pool = SymmetricPool::with_source(&domain, device.clone(), geometry).map_err(Violation::of)?;
