@@ -2,21 +2,34 @@
 //! the same.
 
 use std::{
-    fs::{self, File},
-    io::{IoSlice, Write},
+    env,
+    fs::{self, File, Permissions},
+    io::{self, BufRead, BufReader, IoSlice, Read, Write},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileExt,
+        unix::{
+            fs::{FileExt, PermissionsExt},
+            process::CommandExt,
+        },
     },
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, connect, sendmsg};
+use rustix::{
+    event::{PollFd, PollFlags},
+    io::Errno,
+    net::{
+        RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, connect, recv,
+        sendmsg,
+    },
+    process::geteuid,
+};
 
-use super::{Door, LocalError, Met, Tag, exchange, link::new_socket, sweep};
+use super::{Door, LocalError, Met, Tag, exchange, link::new_socket, poll_all, sweep};
 use crate::store::Deadline;
 
 const TAGS: [Tag; 2] = [Tag(*b"one "), Tag(*b"two ")];
@@ -202,4 +215,80 @@ fn the_folder_goes_with_the_door_and_after_its_death() {
     sweep();
     assert!(!folder.exists());
     assert!(path(&living).exists());
+}
+
+/// Of the system's user for nobody.
+const NOBODY: u32 = 65534;
+
+/// Set for a process that is another user.
+const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
+
+/// Where another user says that it has come to.
+const PLACES: [&str; 2] = ["outside", "inside"];
+
+/// The other user of the test below: goes to the door whose card it is given, and says there what member 0 would.
+#[test]
+fn another_user() {
+    if env::var_os(OTHER).is_none() {
+        return;
+    }
+    let mut card = Vec::new();
+    io::stdin().read_to_end(&mut card).unwrap();
+    let (word, path) = card.split_at(16);
+    let socket = new_socket().unwrap();
+    match connect(&socket, &SocketAddrUnix::new(path).unwrap()) {
+        Err(Errno::ACCESS) => return println!("{}", PLACES[0]),
+        connected => connected.unwrap(),
+    }
+    say(&socket, &[word, &TAGS[0].0[..], &0u64.to_le_bytes()].concat(), 1);
+    println!("{}", PLACES[1]);
+    poll_all(&mut [PollFd::new(&socket, PollFlags::IN)], far().remaining()).unwrap();
+    let heard = recv(&socket, &mut [0; 64], RecvFlags::empty());
+    assert!(matches!(heard, Ok((_, 0)) | Err(Errno::CONNRESET)), "{heard:?}");
+}
+
+fn start_as_nobody() -> io::Result<Child> {
+    let (_, module) = module_path!().split_once("::").unwrap();
+    Command::new(env::current_exe()?)
+        .args(["--exact", &format!("{module}::another_user"), "--nocapture"])
+        .env(OTHER, "1")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+}
+
+#[test]
+fn another_user_comes_into_no_folder_and_is_heard_at_no_door() {
+    let doors = doors(2);
+    let socket = path(&doors[1]);
+    let folder = socket.parent().unwrap();
+    assert_eq!(fs::metadata(folder).unwrap().permissions().mode() & 0o7777, 0o700);
+    if !geteuid().is_root() {
+        return println!("skipped: who is not root cannot be another user");
+    }
+    // As it is made, and as if it were open to all: there the door has to look who knocks.
+    for place in PLACES {
+        if place == PLACES[1] {
+            fs::set_permissions(folder, Permissions::from_mode(0o755)).unwrap();
+            fs::set_permissions(&socket, Permissions::from_mode(0o777)).unwrap();
+        }
+        let mut other = match start_as_nobody() {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return println!(
+                    "skipped: another user cannot run {}",
+                    env::current_exe().unwrap().display()
+                );
+            }
+            started => started.unwrap(),
+        };
+        other.stdin.take().unwrap().write_all(&doors[1].card()).unwrap();
+        let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(io::Result::ok);
+        let said = lines.find_map(|line| PLACES.into_iter().find(|place| line.ends_with(place)));
+        assert_eq!(said, Some(place));
+        all_meet(&doors);
+        lines.for_each(drop);
+        assert!(other.wait().unwrap().success());
+    }
 }
