@@ -116,7 +116,9 @@ impl Lane {
             }
         };
         let info = stream.capture_info()?;
-        Ok((info.status == CaptureStatus::None || info.id == capture).then_some(stream))
+        // One that was invalidated has no id.
+        let is_own = capture.is_some() && info.id == capture;
+        Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
     }
 
     /// Has `stream` come after what the lane has carried.

@@ -108,10 +108,15 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Holds what peers may believe to be lent to them, though this rank does not know the end of the exchange.
-    pub(super) fn hold(&self, core: Arc<Core>) {
-        let lease = self.lend(&core);
-        self.tell(|state| state.leases.push((core, lease)));
+    /// Waits a moment for plans that were dropped to be closed: what is still open is not asked for anew, and nobody is told
+    /// that it was let go of.
+    pub(super) fn catch_up(&self) {
+        let moment = Deadline::after(4 * TICK);
+        let mut state = self.lock();
+        while (state.busy || !state.closing.is_empty()) && !moment.expired() {
+            let left = moment.remaining();
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Drops what may close or free memory, if that can be done now.
@@ -124,7 +129,7 @@ impl Closer {
     }
 
     fn lend(&self, core: &Core) -> Lease {
-        Lease::new(core.peers(), self.begun.elapsed() + self.lease)
+        Lease::new(core.peers(), self.begun.elapsed().saturating_add(self.lease))
     }
 }
 
@@ -156,12 +161,12 @@ pub(super) fn run(shared: &Shared) {
                 shared.watch.failed(core);
             }
         }
+        closer.free(&mut borrowed);
         for core in closing.extract_if(.., |core| core.is_idle() && has_closed(shared, core)) {
             let lease = farewell(shared, &core);
             leases.push((core, lease));
         }
         let overdue = collect(shared, &mut leases, &mut over, hurry);
-        closer.free(&mut borrowed);
         closer.free(&mut over);
 
         state = closer.lock();
@@ -182,11 +187,13 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Lets go of what the peers have lent for a plan that was dropped, if that can be done now.
+/// Lets go of what the peers have lent for a plan that was dropped, if that can be done now. Of what a meeting holds beside
+/// it the peers are told later: they free it then.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     // Words that were written beside the callers' streams: whoever is told may use the slots again.
     let _ = shared.control.synchronize();
-    quiet::moment().map(|_moment| core.close()).is_some()
+    let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
+    is_closed && core.has_let_go(&shared.plans())
 }
 
 /// Tells the peers of a plan that this rank has let go.

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
@@ -31,7 +31,7 @@ pub(super) struct Core {
     pub(super) slots: Range<usize>,
     pub(super) wires: Vec<Wire>,
     /// Peers' memory, until the plan is closed.
-    pub(super) imports: Mutex<Vec<Arc<Imported>>>,
+    pub(super) imports: Mutex<Imports>,
     pub(super) fault: OnceLock<Fault>,
     /// Whether the peers have been told of the fault.
     pub(super) told: AtomicBool,
@@ -43,6 +43,13 @@ pub(super) struct Core {
     /// How often graphs were launched by this rank, and by any of the plan's.
     pub(super) launched: AtomicU32,
     pub(super) launches: Rounds,
+}
+
+/// What a plan holds of its peers' memory, or has held.
+#[derive(Debug)]
+pub(super) enum Imports {
+    Open(Vec<Arc<Imported>>),
+    Closed(Vec<Weak<Imported>>),
 }
 
 /// One transfer.
@@ -122,10 +129,37 @@ impl Core {
         peers
     }
 
+    fn imports(&self) -> MutexGuard<'_, Imports> {
+        self.imports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Lets go of the peers' memory.
     pub(super) fn close(&self) {
-        let imports = std::mem::take(&mut *self.imports.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut imports = self.imports();
+        let Imports::Open(open) = &*imports else { return };
+        let closed = Imports::Closed(open.iter().map(Arc::downgrade).collect());
+        let open = std::mem::replace(&mut *imports, closed);
+        // Closing may take its time.
         drop(imports);
+        drop(open);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(&*self.imports(), Imports::Closed(_))
+    }
+
+    /// Whether what it held of its peers' memory is closed, or another of these plans holds it, to which it is lent too.
+    pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
+        let Imports::Closed(held) = &*self.imports() else { return false };
+        // Not upgraded: who lets go of it last closes it.
+        let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
+        left.all(|memory| {
+            plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))
+        })
+    }
+
+    fn holds(&self, memory: *const Imported) -> bool {
+        matches!(&*self.imports(), Imports::Open(open) if open.iter().any(|own| Arc::as_ptr(own) == memory))
     }
 }
 

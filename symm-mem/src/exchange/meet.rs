@@ -17,8 +17,8 @@ use process_group::{
 use super::{
     Exchange, ExchangeError, Named, Owner, Plan, Transfer,
     close::Borrowed,
-    core::{Core, Wire},
-    handles::Open,
+    core::{Core, Imports, Wire},
+    handles::{Imported, Open},
     protocol::{Agreement, End, Ending, Held, Meeting, Outcome, Record},
     quiet::Rounds,
     share::{self, Offer},
@@ -70,6 +70,7 @@ impl Exchange {
 
         // Opening memory is no part of a capture that happens to be open, and must not ruin it.
         let _relaxed = RelaxedCapture::enter(context.driver());
+        shared.closer.catch_up();
         // While this lives, nothing is closed that the others are told to be open.
         let held = Borrowed::new(shared.handles.held(), &shared.closer);
         let (record, candidate, refused) = match self.prepare(plan, transfers, &held.open) {
@@ -109,7 +110,8 @@ impl Exchange {
             (Err(ending), _) => ending,
         };
         if let Some(candidate) = &candidate {
-            self.let_go(&key, candidate, transfers, &ending);
+            let opened = opened.open.values().cloned().collect();
+            self.let_go(&key, candidate, transfers, opened, &ending);
         }
         Err(self.failed(plan, refused, ending, failure))
     }
@@ -233,8 +235,8 @@ impl Exchange {
         }
         let plan = &candidate.record.plan;
         let generations = self.named(plan).generations;
-        let core = self.core(key, candidate, agreement.generation, wires);
-        *core.imports.lock().unwrap_or_else(PoisonError::into_inner) = imports.into_values().collect();
+        let imports = imports.into_values().collect();
+        let core = self.core(key, candidate, agreement.generation, wires, imports);
         generations.agreed(agreement.generation);
         let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.entry(plan.clone()).or_default().last = Arc::downgrade(&core);
@@ -242,36 +244,53 @@ impl Exchange {
         Some(Plan::new(self.owner.clone(), core))
     }
 
-    fn core(&self, key: &str, candidate: &Candidate, generation: u64, wires: Vec<Wire>) -> Arc<Core> {
-        Arc::new(Core {
+    fn core(
+        &self,
+        key: &str,
+        candidate: &Candidate,
+        generation: u64,
+        wires: Vec<Wire>,
+        imports: Vec<Arc<Imported>>,
+    ) -> Arc<Core> {
+        let core = Arc::new(Core {
             plan: candidate.record.plan.clone(),
             generation,
             current: self.named(&candidate.record.plan).generations,
             key: key.to_owned(),
             slots: candidate.slots.clone(),
             wires,
-            imports: Mutex::default(),
+            imports: Mutex::new(Imports::Open(imports)),
             fault: OnceLock::new(),
             told: AtomicBool::new(false),
             captured: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
             launched: AtomicU32::new(0),
             launches: Rounds::of(key.to_owned()),
-        })
+        });
+        self.owner.shared.add_plan(&core);
+        core
     }
 
     /// Takes back what was offered for a plan that did not come to be here.
-    fn let_go(&self, key: &str, candidate: &Candidate, transfers: &[Transfer], ending: &Ending) {
+    fn let_go(
+        &self,
+        key: &str,
+        candidate: &Candidate,
+        transfers: &[Transfer],
+        opened: Vec<Arc<Imported>>,
+        ending: &Ending,
+    ) {
         let shared = &self.owner.shared;
         if let Ending::Refused(_) = ending {
             return shared.slots().give_back(candidate.slots.clone());
         }
-        // The others may have the plan all the same.
+        // The others may have the plan all the same: they are told when what was opened of theirs is closed.
         let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
             let own = words(shared.slab(), slot);
             Wire::new(self.rank_of(transfer), transfer, None, own, own)
         });
-        shared.closer.hold(self.core(key, candidate, candidate.record.generation, wires.collect()));
+        let generation = candidate.record.generation;
+        shared.closer.close(self.core(key, candidate, generation, wires.collect(), opened));
     }
 
     /// The peer, as a rank of the job; no rank, if the transfer was made for another group.

@@ -3,7 +3,7 @@
 use std::{
     ops::Range,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -56,6 +56,7 @@ pub(super) struct Shared {
     pub(super) slab: SymmetricMemory,
     pub(super) slots: Mutex<Slots>,
     pub(super) handles: Handles,
+    plans: Mutex<Vec<Weak<Core>>>,
     pub(super) watch: Watch,
     pub(super) closer: Closer,
     /// For those who [check](super::Plan::check).
@@ -80,6 +81,7 @@ impl Shared {
             slab,
             slots: Mutex::new(Slots::new(options.channels)),
             handles: Handles::default(),
+            plans: Mutex::default(),
             watch: Watch::new(glance, glanced),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
@@ -89,6 +91,19 @@ impl Shared {
 
     pub(super) fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A plan is there.
+    pub(super) fn add_plan(&self, core: &Arc<Core>) {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.retain(|plan| plan.strong_count() > 0);
+        plans.push(Arc::downgrade(core));
+    }
+
+    /// All plans that are not over.
+    pub(super) fn plans(&self) -> Vec<Arc<Core>> {
+        let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// This rank, of the job.

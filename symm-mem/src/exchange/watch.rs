@@ -258,8 +258,9 @@ fn look_around(
             }
         }
     }
+    let now = Instant::now();
     let read = glance.read_all(shared).and_then(|()| shared.control.record(glanced));
-    *begun = read.is_ok().then(Instant::now);
+    *begun = read.is_ok().then_some(now);
 }
 
 /// Tells the peers of plans that have failed, and lets their waits here go; keeps those of which something is under way.

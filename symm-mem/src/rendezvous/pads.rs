@@ -100,13 +100,12 @@ impl Pads {
         let mut lasts = self.lasts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
-            if last.stream.raw() != stream.raw() && !waited.iter().any(|event| Arc::ptr_eq(event, &last.done))
-            {
+            if !last.stream.is_same(stream) && !waited.iter().any(|event| Arc::ptr_eq(event, &last.done)) {
                 stream.wait(&last.done)?;
                 waited.push(&last.done);
             }
         }
-        // An event that these slots alone name can tell the next end too. One more is the clone here.
+        // An event that these slots alone name can tell the next end too, which comes behind it. One more is the clone here.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));

@@ -1,6 +1,7 @@
 //! Waits that end by their deadline, plans that are given up, leases.
 
 use std::{
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -231,6 +232,45 @@ fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
             assert_eq!(rank.exchange.free_channels(), 63);
         });
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        (rank.meet)();
+    });
+}
+
+/// A meeting says what is open, and holds it so; whose memory that is keeps it, though the plan is over that it was lent to.
+#[test]
+fn what_a_meeting_holds_is_not_said_to_be_let_go() {
+    on_ranks(2, options(), |rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutTo, Part::PutFrom];
+        let gone = one(rank, "gone", &memory, parts);
+        let (open, gate) = mpsc::channel::<()>();
+        if rank.rank == 0 {
+            // Under way until the next meeting has begun.
+            rank.stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+        }
+        rank.enqueue_round(&gone, &parts[rank.rank..=rank.rank], LONG);
+        drop(gone);
+        let next = thread::scope(|scope| {
+            let next = || one(rank, "next", &memory, parts);
+            if rank.rank == 1 {
+                rank.stream.synchronize().unwrap();
+                (rank.meet)();
+                assert_eq!(rank.exchange.free_channels(), 63, "the other rank has it open");
+                return next();
+            }
+            let next = scope.spawn(next);
+            thread::sleep(SHORT);
+            drop(open);
+            rank.stream.synchronize().unwrap();
+            // Longer than it takes to close it and to say so.
+            thread::sleep(6 * SHORT);
+            (rank.meet)();
+            next.join().unwrap()
+        });
+        rank.round(&next, &parts[rank.rank..=rank.rank]);
+        let overdue = rank.exchange.clone().close(Deadline::after(LONG));
+        assert!(overdue.is_empty(), "{overdue:?}");
+        assert_eq!(rank.exchange.free_channels(), 63);
         (rank.meet)();
     });
 }
