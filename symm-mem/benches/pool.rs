@@ -53,6 +53,7 @@ fn main() -> Result<()> {
         for sharing in [Sharing::Apart, Sharing::Together] {
             layers(sharing, [&world, &tp, &dp], context, &say)?;
         }
+        growth([&world, &tp, &dp], context, &say)?;
         if rank == 0 {
             entries(&say)?;
             lookups(&alone, &say)?;
@@ -140,6 +141,38 @@ fn layers(
         say(format!("entry\t{name}\t{:.1}", ns(entry)));
         say(format!("exit\t{name}\t{:.1}", ns(exit)));
     }
+    Ok(())
+}
+
+/// From nothing to 8 GiB in blocks of mixed sizes up to 64 MiB, with a commit for each group when a segment is added: the
+/// windows a group, the most that is reserved of what is in use after the first segment, and what is reserved in the end.
+fn growth(groups: [&ProcessGroup; GROUPS], context: &Context, say: &dyn Fn(String)) -> Result<()> {
+    const ENOUGH: u64 = 8 << 30;
+    let pool = SymmetricPool::new(&Domain::of(groups[0])?, context, Geometry::default())?;
+    let commits = groups.map(|group| (&pool, group as &dyn SymmetricGroup));
+    let (mut blocks, mut used, mut segments) = (Vec::new(), 0, 0);
+    let (mut most, mut windows) = (0.0_f64, 0);
+    // The same on every rank: it is asked for by all.
+    let mut random = Random(8);
+    while used < ENOUGH {
+        let scale = 1 << (12 + random.below(15));
+        let block = pool.allocate(1 + random.below(scale) as u64)?;
+        used += block.bytes();
+        blocks.push(block);
+        if pool.segments() > segments {
+            segments = pool.segments();
+            let reports = commit_all(&commits, CommitOptions::default());
+            for report in reports {
+                windows = report?.windows.max(windows);
+            }
+            if segments > 1 {
+                most = most.max(pool.reserved() as f64 / used as f64);
+            }
+        }
+    }
+    say(format!("growth\twindows a group\t{windows}"));
+    say(format!("growth\tmost reserved of in use\t{most:.3}"));
+    say(format!("growth\treserved in the end\t{}", pool.reserved()));
     Ok(())
 }
 

@@ -54,7 +54,7 @@ impl Machine {
     fn embedded(ranks: usize, why: &str) -> Result<Self> {
         let why = why.split(';').next().unwrap_or_default();
         let description = format!("embedded device, {ranks} ranks: its times are not a GPU's ({why})");
-        let world = World::builder().devices(ranks).capacity(4 << 30).start()?;
+        let world = World::builder().devices(ranks).capacity(16 << 30).start()?;
         // SAFETY: the embedded device keeps the contracts of the C APIs, and lives as long as the machine.
         let (driver, nccl) = unsafe {
             (cuda_driver::sys::Api::from_parts(world.cuda())?, nccl_sys::Api::from_parts(world.nccl())?)

@@ -65,7 +65,12 @@ impl Report {
         let machine = first.strip_prefix("machine\t").context("the benchmark names no machine")?.to_owned();
         const SIZES: [&str; 3] = ["reserved", "segments", "windows"];
         let of_size = |line: &&str| SIZES.iter().any(|size| line.split('\t').next() == Some(size));
-        let (sizes, times): (Vec<&str>, Vec<&str>) = rest.lines().partition(of_size);
+        let (growth, rest): (Vec<&str>, Vec<&str>) =
+            rest.lines().partition(|line| line.starts_with("growth\t"));
+        let growth = growth.join("\n");
+        let growth = read(&growth)?;
+        let grown = |what| growth.iter().find(|(_, told, _)| *told == what).map(|(.., number)| *number);
+        let (sizes, times): (Vec<&str>, Vec<&str>) = rest.into_iter().partition(of_size);
         let mut footprints: Vec<Footprint> = Vec::new();
         for (what, pools, number) in read(&sizes.join("\n"))? {
             let at = footprints.iter().position(|it| it.pools == pools).unwrap_or_else(|| {
@@ -83,6 +88,13 @@ impl Report {
         let bars = [
             Bar::at_most("allocation, ns", ns("allocation"), 100.0),
             Bar::at_most("look-up among 1000 segments, ns", ns("look-up, 1000 segments"), 60.0),
+            Bar::at_most("windows a group for 8 GiB from nothing", grown("windows a group"), 8.0),
+            Bar::at_most("most reserved of what is in use on the way", grown("most reserved of in use"), 2.0),
+            Bar::at_most(
+                "reserved at 8 GiB in use, GiB",
+                grown("reserved in the end").map(|bytes| bytes / f64::from(1 << 30)),
+                10.7,
+            ),
         ];
         let bars = bars.into_iter().flatten().collect();
         Ok(Self { machine, footprints, figures, bars })
@@ -116,7 +128,8 @@ mod tests {
     const LINES: &str = "machine\t2 x H200\nreserved\ta pool a group\t300\nsegments\ta pool a group\t3\n\
                          windows\ta pool a group\t3\nentry\ta pool a group\t50\nreserved\tone shared pool\t100\n\
                          segments\tone shared pool\t1\nwindows\tone shared pool\t3\nentry\tone shared pool\t40\n\
-                         allocation\tSymmetricPool\t120\nlook-up, 1000 segments\tSymmetricPool\t30\n";
+                         allocation\tSymmetricPool\t120\nlook-up, 1000 segments\tSymmetricPool\t30\n\
+                         growth\twindows a group\t9\ngrowth\treserved in the end\t10737418240\n";
 
     #[test]
     fn a_report_is_what_the_benchmark_tells() {
@@ -125,7 +138,8 @@ mod tests {
         assert_eq!(reserved, [(300.0, 3.0), (100.0, 3.0)]);
         let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.8), Some(1.0), Some(1.0)]);
-        assert_eq!(report.bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(report.bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [false, true, false, true]);
+        assert_eq!(report.bars[3].figure, 10.0);
     }
 
     #[test]
