@@ -16,11 +16,11 @@ fn cases() -> ProptestConfig {
     ProptestConfig { cases: cases.unwrap_or(2500), ..ProptestConfig::default() }
 }
 
-/// Random bytes, most of them small, as lengths and kinds are; or requests with some of their bytes changed.
+/// Random bytes, most of them small, as lengths and kinds are; or requests, of every kind, with some of their bytes changed.
 fn garbage() -> impl Strategy<Value = Vec<u8>> {
     let random = vec(prop_oneof![4 => Just(0u8), 3 => 0..20u8, 1 => any::<u8>()], 0..200);
     let changes = vec((any::<Index>(), any::<u8>()), 0..4);
-    let changed = (vec(request(), 1..5), changes).prop_map(|(requests, changes)| {
+    let changed = (vec(any_request(), 1..5), changes).prop_map(|(requests, changes)| {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
         for (at, byte) in changes {
@@ -36,31 +36,48 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..40)
 }
 
-fn request() -> impl Strategy<Value = Request> {
-    let keys = || vec(bytes(), 0..5);
+/// A key, one of a few at times, so that requests meet.
+fn key() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![vec(0..2u8, 0..2), bytes()]
+}
+
+/// A key that holds a number, whatever else is asked.
+fn counter() -> impl Strategy<Value = Vec<u8>> {
+    key().prop_map(|key| [b"+".as_slice(), &key].concat())
+}
+
+/// Any request, also those that wait, which a client sends for calls with a deadline alone.
+fn any_request() -> impl Strategy<Value = Request> {
     prop_oneof![
-        (bytes(), bytes()).prop_map(|(key, value)| Request::Set { key, value }),
-        (bytes(), bytes(), bytes()).prop_map(|(key, expected, new)| Request::CompareSet {
+        8 => request(),
+        1 => vec(key(), 0..3).prop_map(|keys| Request::Wait { keys }),
+        1 => (counter(), -1..3i64).prop_map(|(key, world)| Request::Barrier { key, world }),
+    ]
+}
+
+/// A request that is answered at once.
+fn request() -> impl Strategy<Value = Request> {
+    let keys = || vec(key(), 0..5);
+    prop_oneof![
+        (key(), bytes()).prop_map(|(key, value)| Request::Set { key, value }),
+        (key(), bytes(), bytes()).prop_map(|(key, expected, new)| Request::CompareSet {
             key,
             expected,
             new
         }),
-        bytes().prop_map(|key| Request::Get { key }),
-        (bytes(), any::<i32>()).prop_map(|(key, delta)| Request::Add {
-            key: [b"+".as_slice(), &key].concat(),
-            delta: delta.into()
-        }),
+        key().prop_map(|key| Request::Get { key }),
+        (counter(), any::<i32>()).prop_map(|(key, delta)| Request::Add { key, delta: delta.into() }),
         keys().prop_map(|keys| Request::Check { keys }),
         Just(Request::NumKeys),
-        bytes().prop_map(|key| Request::Delete { key }),
-        (bytes(), bytes()).prop_map(|(key, value)| Request::Append { key, value }),
+        key().prop_map(|key| Request::Delete { key }),
+        (key(), bytes()).prop_map(|(key, value)| Request::Append { key, value }),
         keys().prop_map(|keys| Request::MultiGet { keys }),
-        vec((bytes(), bytes()), 0..5).prop_map(|entries| Request::MultiSet { entries }),
+        vec((key(), bytes()), 0..5).prop_map(|entries| Request::MultiSet { entries }),
         Just(Request::CancelWait),
         any::<u32>().prop_map(|nonce| Request::Ping { nonce }),
-        (bytes(), bytes()).prop_map(|(key, value)| Request::QueuePush { key, value }),
-        bytes().prop_map(|key| Request::QueuePop { key }),
-        bytes().prop_map(|key| Request::QueueLen { key }),
+        (key(), bytes()).prop_map(|(key, value)| Request::QueuePush { key, value }),
+        key().prop_map(|key| Request::QueuePop { key }),
+        key().prop_map(|key| Request::QueueLen { key }),
         Just(Request::ListKeys),
     ]
 }
@@ -93,7 +110,7 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn fragmentation_changes_nothing(requests in vec(request(), 0..20), cuts in vec(any::<Index>(), 0..40)) {
+    fn fragmentation_changes_nothing(requests in vec(any_request(), 0..20), cuts in vec(any::<Index>(), 0..40)) {
         let mut whole = GREETING.to_vec();
         requests.iter().for_each(|request| request.encode(&mut whole));
         let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(whole.len())).collect();
