@@ -60,11 +60,7 @@ fn request() -> impl Strategy<Value = Request> {
     let keys = || vec(key(), 0..5);
     prop_oneof![
         (key(), bytes()).prop_map(|(key, value)| Request::Set { key, value }),
-        (key(), bytes(), bytes()).prop_map(|(key, expected, new)| Request::CompareSet {
-            key,
-            expected,
-            new
-        }),
+        (key(), bytes(), bytes()).prop_map(|(key, expected, new)| Request::CompareSet { key, expected, new }),
         key().prop_map(|key| Request::Get { key }),
         (counter(), any::<i32>()).prop_map(|(key, delta)| Request::Add { key, delta: delta.into() }),
         keys().prop_map(|keys| Request::Check { keys }),
