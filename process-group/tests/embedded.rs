@@ -10,6 +10,7 @@ pub(crate) mod common;
 
 mod abort;
 mod analyser;
+mod away;
 mod batches;
 mod communicator;
 mod element;

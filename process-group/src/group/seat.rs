@@ -100,11 +100,11 @@ impl Seat {
     /// The group, with a communicator that was made from another. Collective.
     pub(super) fn take(
         self,
+        vigil: Arc<Vigil>,
         id: GroupId,
         communicator: Communicator,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let vigil = self.vigil();
         let group = self.group(vigil, id, communicator, Connection::default());
         group.connect(deadline)?;
         Ok(group)

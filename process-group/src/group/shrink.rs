@@ -12,7 +12,7 @@ use super::{
     GroupError, GroupId, ProcessGroup, Result,
     error::list,
     seat::Seat,
-    vigil::{NO, Vigil},
+    vigil::{Vigil, heard},
 };
 use crate::{
     comm::{self, CommError, Config, ShrinkMode},
@@ -84,6 +84,8 @@ impl ProcessGroup {
     /// - [`GroupError::Shrink`] where two survivors gave different lists, and [`GroupError::Absent`] with the survivors
     ///   that did not come, the same on every one that came: nothing has changed, and all may try again;
     /// - [`GroupError::Lost`]: another is gone, and has to be left out too;
+    /// - [`CommError::Closed`] where this group was aborted meanwhile, and [`StoreError::GivenUp`] where it was by another
+    ///   survivor;
     /// - [`GroupError::WorkTimeout`], in order, for work that is not done; [`GroupError::Comm`] from NCCL itself.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self> {
@@ -118,6 +120,7 @@ impl ProcessGroup {
         let seat = self.seat_without(&left, excluded, attempt, &config);
         // Of the new group: losses that this one ended with are known, and a further one ends the meeting.
         let vigil = seat.vigil();
+        let _unborn = self.counter.vigil.bear(&vigil);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.vigil.is_over() => GONE,
             (Ok(()), ShrinkMode::Orderly) => ALIVE,
@@ -143,9 +146,9 @@ impl ProcessGroup {
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
             // A loss that was noticed meanwhile has aborted the whole: to be asked for again.
             let made = self.counter.vigil.explain(vigil.explain_making(made))?;
-            seat.take(id, made, deadline)?
+            seat.take(vigil, id, made, deadline)?
         } else {
-            seat.init(vigil.clone(), id, self.nccl(), self.context(), config, deadline)?
+            seat.init(vigil, id, self.nccl(), self.context(), config, deadline)?
         };
         group.startup.met(met, numbered - met);
         Ok(group)
@@ -250,22 +253,18 @@ impl Survivors<'_> {
             }
             Found::Missing(_) => {}
         }
-        let stands = vigil.attend_word(OUTCOME, || match self.store.get(OUTCOME, deadline) {
-            Err(StoreError::Timeout { .. }) => {
-                let opinion = match self.found()? {
-                    Found::Outcome(outcome) => outcome,
-                    Found::Missing(missing) => format!("{ABSENT} {}", numbers(&missing)),
-                };
-                self.decide(&opinion)
-            }
-            stands => {
-                let stands = stands?;
-                if stands.starts_with(NO) {
-                    vigil.hear_why();
-                    vigil.check()?;
+        let stands = vigil.attend_word(OUTCOME, || {
+            let stands = match self.store.get(OUTCOME, deadline) {
+                Err(StoreError::Timeout { .. }) => {
+                    let opinion = match self.found()? {
+                        Found::Outcome(outcome) => outcome,
+                        Found::Missing(missing) => format!("{ABSENT} {}", numbers(&missing)),
+                    };
+                    self.decide(&opinion)?
                 }
-                Ok(text(&stands))
-            }
+                stands => stands?,
+            };
+            Ok(text(&heard(OUTCOME, stands)?))
         })?;
         if stands != COMPLETE {
             return Err(self.meaning(&stands, deadline));
@@ -278,8 +277,8 @@ impl Survivors<'_> {
     }
 
     /// Writes the outcome unless it stands already; returns what stands.
-    fn decide(&self, outcome: &str) -> Result<String> {
-        Ok(text(&self.store.compare_set(OUTCOME, b"", outcome.as_bytes())?))
+    fn decide(&self, outcome: &str) -> Result<Vec<u8>> {
+        Ok(self.store.compare_set(OUTCOME, b"", outcome.as_bytes())?)
     }
 
     /// What a rank has said: its communicator's state, and whom it leaves out.

@@ -88,23 +88,28 @@ impl ProcessGroup {
             group
         };
         let placement = plan.placement(self.rank);
-        let seat = placement.map(|placement| self.seat(&plan, placement, &name, &meeting, &config));
+        let seat = placement.map(|placement| {
+            let seat = self.seat(&plan, placement, &name, &meeting, &config);
+            let vigil = seat.vigil();
+            (self.counter.vigil.bear(&vigil), vigil, seat)
+        });
+        self.counter.vigil.check()?;
         let id =
             |placement: Placement| GroupId { uid: first + placement.group as u64, epoch: self.id().epoch };
         if self.nccl().has(Feature::SPLIT) && !self.terms.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
-            let config = seat.as_ref().map_or_else(|| config.clone(), |seat| seat.config(config.clone()));
+            let config =
+                seat.as_ref().map_or_else(|| config.clone(), |(.., seat)| seat.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
             let communicator = self.counter.vigil.explain_making(communicator)?;
             return Ok(match (seat, placement, communicator) {
-                (Some(seat), Some(placement), Some(communicator)) => {
-                    Some(started(seat.take(id(placement), communicator, deadline)?))
+                (Some((_unborn, vigil, seat)), Some(placement), Some(communicator)) => {
+                    Some(started(seat.take(vigil, id(placement), communicator, deadline)?))
                 }
                 _ => None,
             });
         }
-        let (Some(seat), Some(placement)) = (seat, placement) else { return Ok(None) };
-        let vigil = seat.vigil();
+        let (Some((_unborn, vigil, seat)), Some(placement)) = (seat, placement) else { return Ok(None) };
         seat.init(vigil, id(placement), self.nccl(), self.context(), config, deadline).map(started).map(Some)
     }
 

@@ -51,6 +51,8 @@ pub(crate) struct Vigil {
     revoked: AtomicBool,
     /// Where this rank waits for the others.
     waits: Mutex<Vec<Wait>>,
+    /// Groups that are being made of this one's members.
+    unborn: Mutex<Vec<Weak<Unborn>>>,
     /// Told of losses, and of aborts, as long as the vigil lasts.
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
@@ -70,8 +72,20 @@ enum Wait {
     Word(String),
 }
 
-/// How what is said at a [`Wait::Word`] begins when it will not be said.
-pub(super) const NO: &[u8] = b"no";
+/// A group that is being made of another's members: an abort of that one ends it.
+pub(super) struct Unborn(Arc<Vigil>);
+
+/// How what is said at a [`Wait::Word`] begins when it will not be said: no number begins so.
+const NO: &str = "given up by rank ";
+
+/// What was said at `key`, unless that is that it will not be said.
+pub(super) fn heard(key: &str, word: Vec<u8>) -> Result<Vec<u8>> {
+    let text = String::from_utf8_lossy(&word);
+    match text.strip_prefix(NO).and_then(|text| text.split_once(':')?.0.parse().ok()) {
+        Some(rank) => Err(StoreError::GivenUp { rank, at: key.to_owned() }.into()),
+        None => Ok(word),
+    }
+}
 
 impl Vigil {
     /// Begins to wait; `place` is this rank's among `ranks`.
@@ -99,6 +113,7 @@ impl Vigil {
             end: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: Mutex::default(),
+            unborn: Mutex::default(),
             listeners: OnceLock::new(),
         });
         let weak: Weak<Self> = Arc::downgrade(&vigil);
@@ -310,14 +325,12 @@ impl Vigil {
         self.wait(Wait::Meeting(name.to_owned()), meet)
     }
 
-    /// Runs `hear`, a wait for what another member says at `key`, which begins with [`NO`] when the group has ended
-    /// first.
+    /// Runs `hear`, a wait for what another member says at `key`, which is not [`heard`] when the group has ended first.
     pub(super) fn attend_word<T>(&self, key: &str, hear: impl FnOnce() -> Result<T>) -> Result<T> {
         self.wait(Wait::Word(key.to_owned()), hear)
     }
 
-    /// Waits for what `speaker`, a rank of the job, says at `key` in this `meeting`; it begins with [`NO`] when there
-    /// will be nothing.
+    /// Waits for what `speaker`, a rank of the job, says at `key` in this `meeting`.
     pub(super) fn hear(
         &self,
         key: &str,
@@ -333,17 +346,22 @@ impl Vigil {
                 }
                 other => other.into(),
             })?;
-            if word.starts_with(NO) {
-                self.hear_why();
-                self.check()?;
-            }
-            Ok(word)
+            heard(key, word)
         })
     }
 
-    /// Says `word` at `key`, unless somebody has said that there will be none; what stands there then.
+    /// Says `word` at `key`, unless somebody has said that there will be none.
     pub(super) fn say(&self, key: &str, word: &[u8]) -> Result<Vec<u8>> {
-        Ok(self.store.compare_set(key, b"", word)?)
+        self.attend_word(key, || heard(key, self.store.compare_set(key, b"", word)?))
+    }
+
+    /// Has an abort of this group end `child`, which is being made of its members, as long as what it returns is held.
+    pub(super) fn bear(&self, child: &Arc<Self>) -> Arc<Unborn> {
+        let unborn = Arc::new(Unborn(child.clone()));
+        let mut all = self.unborn.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|other| other.strong_count() > 0);
+        all.push(Arc::downgrade(&unborn));
+        unborn
     }
 
     fn wait<T>(&self, wait: Wait, waiting: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -358,7 +376,7 @@ impl Vigil {
     }
 
     /// Another member knows why the group ends, and has told, or is about to.
-    pub(super) fn hear_why(&self) {
+    fn hear_why(&self) {
         self.bell.hurry();
         let patience = Deadline::after(self.heartbeat * 2);
         while !self.is_over() && !patience.expired() {
@@ -386,16 +404,25 @@ impl Vigil {
 
     /// On a thread of the watch, or of who aborts: neither is held up.
     fn end(self: &Arc<Self>, end: End) {
-        let (culprit, no) = match &end {
+        let (culprit, why) = match &end {
             End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
-            End::Force(force) => (None, format!("rank {} has {} the group", self.rank(), force.how())),
+            End::Force(force) => (None, format!("it has {} the group", force.how())),
         };
-        let is_dropped = matches!(end, End::Force(Force::Dropped));
+        let force = match &end {
+            End::Force(force) => Some(*force),
+            End::Trouble(_) => None,
+        };
         if self.end.set(end).is_err() {
             return;
         }
         self.abort();
+        // A loss they notice themselves, where it is theirs.
+        if let Some(force) = force {
+            let unborn = self.unborn.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            unborn.iter().filter_map(Weak::upgrade).for_each(|child| child.0.end(End::Force(force)));
+        }
         let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
+        let no = format!("{NO}{place}: {why}");
         // Later waits find that the group is over. The thread keeps nothing of the group that it does not need.
         let (open, store, recorder) = (self.waits().clone(), self.store.clone(), self.recorder.clone());
         let farewell = move || {
@@ -403,10 +430,10 @@ impl Vigil {
                 // A store that cannot be reached ends the waits by itself.
                 let _ = match wait {
                     Wait::Meeting(name) => give_up(&store, &name, place),
-                    Wait::Word(key) => store.compare_set(&key, b"", &[NO, no.as_bytes()].concat()).map(drop),
+                    Wait::Word(key) => store.compare_set(&key, b"", no.as_bytes()).map(drop),
                 };
             }
-            if !is_dropped {
+            if force != Some(Force::Dropped) {
                 recorder.trouble();
             }
         };
