@@ -81,6 +81,23 @@ fn the_host_does_not_take_the_news_with_it() {
     }
 }
 
+/// Also those are told who came before, and who come later.
+#[test]
+fn every_rank_is_told_of_two_that_came_as_one() {
+    let store = HashStore::new();
+    let meet = |rank| barrier(&store, "start", rank, 4, soon()).unwrap_err();
+    let errors = thread::scope(|scope| {
+        let before = [0, 1].map(|rank| scope.spawn(move || meet(rank)));
+        wait_for(&store, "start", &[0, 1]);
+        let mut errors = vec![meet(1), meet(3)];
+        errors.extend(before.map(|rank| rank.join().unwrap()));
+        errors
+    });
+    for error in errors {
+        assert!(matches!(error, StoreError::RankTaken { rank: 1, .. }), "{error}");
+    }
+}
+
 #[test]
 fn two_processes_with_one_rank_are_found() {
     let store = HashStore::new();

@@ -189,7 +189,7 @@ pub enum StoreError {
     },
     /// Two processes have come under one rank, or a name was used for a second meeting.
     #[error(
-        "rank {rank} has come to {at:?} already; does another process run with this rank, or is the name used twice?"
+        "rank {rank} has come to {at:?} twice; do two processes run with this rank, or is the name used twice?"
     )]
     RankTaken {
         /// The rank.

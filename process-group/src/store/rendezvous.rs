@@ -28,7 +28,7 @@ use super::{Deadline, Result, Store, StoreError};
 /// # Errors
 /// [`StoreError::Absent`] on every rank that came, with the same list, also on one that came too late and stands
 /// in it; [`StoreError::GivenUp`] when one of them knows that a rank will not come any more;
-/// [`StoreError::RankTaken`] when another process has come under this rank.
+/// [`StoreError::RankTaken`] on every rank when two processes have come under one.
 pub fn rendezvous(
     store: &dyn Store,
     name: &str,
@@ -70,6 +70,8 @@ const FAREWELL: Duration = Duration::from_secs(3);
 
 const COMPLETE: &[u8] = b"complete";
 const ABSENT: &str = "absent ";
+/// Of a rank under which two have come.
+const TAKEN: &str = "taken ";
 /// Of a rank that is known to be gone: who hears of it has nobody to wait for.
 pub(crate) const LOST: &str = "lost ";
 
@@ -96,7 +98,9 @@ impl Meeting<'_> {
             return Err(StoreError::Argument(format!("rank {rank} is not below the world size {world}")));
         }
         if self.store.add(&format!("{}/rank/{rank}", self.name), 1)? != 1 {
-            return Err(StoreError::RankTaken { rank, at: self.name.to_owned() });
+            // One of the two is not who the others wait for.
+            self.decide(format!("{TAKEN}{rank}").as_bytes())?;
+            return Err(self.taken(rank));
         }
         self.store.set(&self.card(rank), card)?;
         let arrived = self.store.add(&self.key("arrived"), 1)?;
@@ -104,6 +108,10 @@ impl Meeting<'_> {
             self.decide(COMPLETE)?;
         }
         Ok(())
+    }
+
+    fn taken(&self, rank: usize) -> StoreError {
+        StoreError::RankTaken { rank, at: self.name.to_owned() }
     }
 
     /// Writes the outcome unless it stands already; returns what stands.
@@ -118,6 +126,11 @@ impl Meeting<'_> {
         };
         if outcome == COMPLETE {
             return Ok(());
+        }
+        let taken = outcome.strip_prefix(TAKEN.as_bytes()).map(String::from_utf8_lossy);
+        if let Some(rank) = taken.and_then(|rank| rank.parse().ok()) {
+            self.part(self.world - self.without_card()?.len());
+            return Err(self.taken(rank));
         }
         let ranks = self.absent(&outcome)?;
         if let (true, [rank]) = (outcome.starts_with(LOST.as_bytes()), &ranks[..]) {
