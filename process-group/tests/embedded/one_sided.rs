@@ -1,13 +1,13 @@
 //! One-sided operations: what they move and in which order, what a graph makes of them, and what is refused.
 
-use std::{env, time::Duration};
+use std::{env, thread, time::Duration};
 
 use cuda_driver::{DevicePtr, Stream, graph::CaptureMode, vmm::Mapping};
 use process_group::{
     ProcessGroup,
     comm::{ArgumentError, CommError, DataType::F32, WindowOutcome, WindowRequest, WindowsUnsupported},
     group::{Buffer, GroupError},
-    store::TcpStore,
+    store::{Store, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -121,7 +121,7 @@ fn refused(result: Result<process_group::group::Work, GroupError>) -> ArgumentEr
 }
 
 const CASE: &str = "PROCESS_GROUP_TEST_ONE_SIDED";
-const RANKS: usize = 3;
+const RANKS: usize = 8;
 
 /// The body of a rank, when it is started by the test below.
 #[test]
@@ -272,6 +272,30 @@ rusty_fork_test! {
                 assert!(matches!(error, CommError::DeadlineExceeded { .. }), "{error}");
             }
             communicator.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn preparing_without_a_rank_ends_with_an_abort() {
+        let machine = machine_with(2, RELEASE);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            if rank.rank == 1 {
+                rank.store.wait(&["aborted"], far()).unwrap();
+                return world.abort(far()).unwrap();
+            }
+            let aborter = world.abort_handle();
+            thread::scope(|scope| {
+                let inside = scope.spawn(|| world.prepare_one_sided(far()));
+                while machine.world.calls("ncclSignal") == 0 {
+                    thread::yield_now();
+                }
+                aborter.abort(far()).unwrap();
+                let error = inside.join().unwrap().unwrap_err();
+                assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+            });
+            rank.store.set("aborted", b"").unwrap();
         });
         machine.world.finish().unwrap();
     }

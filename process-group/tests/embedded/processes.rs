@@ -8,14 +8,14 @@ use std::{
 
 use process_group::{
     ProcessGroup,
-    comm::{DataType::F32, ReduceOp, WindowRequest},
+    comm::{CommError, DataType::F32, ReduceOp, ShrinkMode, WindowRequest, WindowsUnsupported},
     group::{Buffer, GroupError, Request},
     store::{Store, TcpStore},
 };
 
-use super::common::{far, machine, values};
+use super::common::{far, machine_with, values};
 
-const RANKS: usize = 4;
+const RANKS: usize = 8;
 
 /// Starts `test`, by its path with the crate, as one of `ranks` ranks that find their store at `address`, with a
 /// variable that tells it what to do; the other variables are a launcher's.
@@ -48,16 +48,36 @@ pub(crate) fn spawn_with(
 }
 
 /// Starts a rank of the tests below.
-fn start(rank: usize, address: &str, absent: bool) -> Child {
-    let case = ("PROCESS_GROUP_TEST_RANK", if absent { "absent" } else { "all" });
-    spawn(concat!(module_path!(), "::one_rank"), case, rank, RANKS, address)
+fn start(rank: usize, address: &str, case: &str) -> Child {
+    spawn(concat!(module_path!(), "::one_rank"), ("PROCESS_GROUP_TEST_RANK", case), rank, RANKS, address)
+}
+
+/// What the release has not is refused, on every rank alike, and the group goes on without.
+fn every_gate(world: &ProcessGroup) {
+    let communicator = world.communicator();
+    for missing in [
+        world.revoke(far()).err(),
+        communicator.prepare_one_sided(far()).err().map(GroupError::from),
+        communicator.memory_statistics(far()).err().map(GroupError::from),
+    ] {
+        let missing = missing.unwrap();
+        assert!(matches!(missing, GroupError::Comm(CommError::Missing(_))), "{missing}");
+    }
+    assert!(matches!(world.windows_supported(), Err(WindowsUnsupported::Release(_))));
+    // By other means: over the store.
+    let rest = (world.rank() != 0).then(|| world.shrink(&[0], ShrinkMode::Orderly).unwrap());
+    world.barrier(far()).unwrap();
+    if let Some(rest) = rest {
+        assert_eq!(rest.size(), RANKS - 1);
+        rest.destroy(far()).unwrap();
+    }
 }
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
 fn one_rank() {
     let Ok(case) = env::var("PROCESS_GROUP_TEST_RANK") else { return };
-    let machine = machine(RANKS);
+    let machine = machine_with(RANKS, if case == "old" { 21602 } else { 22809 });
     let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
     let context = machine.context(device);
     let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
@@ -66,9 +86,10 @@ fn one_rank() {
         let port = env::var("MASTER_PORT").unwrap();
         let store = TcpStore::connect(&format!("127.0.0.1:{port}"), far()).unwrap();
         store.set(&format!("up/{device}"), b"").unwrap();
-        store.wait(&["up/0", "up/1", "up/2"], far()).unwrap();
+        let up: Vec<_> = (0..RANKS - 1).map(|rank| format!("up/{rank}")).collect();
+        store.wait(&up.iter().map(String::as_str).collect::<Vec<_>>(), far()).unwrap();
         let error = builder.timeout(Duration::from_secs(4)).build().unwrap_err();
-        assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [3]), "{error}");
+        assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [RANKS - 1]), "{error}");
         return;
     }
     let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
@@ -76,6 +97,9 @@ fn one_rank() {
     let processes: std::collections::HashSet<_> =
         world.members().iter().map(|member| member.process).collect();
     assert_eq!(processes.len(), RANKS);
+    if case == "old" {
+        every_gate(&world);
+    }
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
     let rank = super::common::Rank {
         rank: me,
@@ -93,7 +117,7 @@ fn one_rank() {
                 .communicator()
                 .register_windows(&[WindowRequest::symmetric(segment.ptr(), segment.bytes())], far())
         };
-        assert!(windows.unwrap()[0].window().is_some());
+        assert_eq!(windows.unwrap()[0].window().is_some(), case == "all");
         let memory = rank.memory(&[me as f32; 1000]);
         let buffer = Buffer::new(memory.ptr(), 1000, F32);
         let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
@@ -116,11 +140,17 @@ pub(crate) fn all_succeed(ranks: Vec<Child>) {
 #[test]
 fn ranks_are_processes() {
     let store = TcpStore::host(0).unwrap();
-    all_succeed((0..RANKS).map(|rank| start(rank, &store.address(), false)).collect());
+    all_succeed((0..RANKS).map(|rank| start(rank, &store.address(), "all")).collect());
+}
+
+#[test]
+fn processes_with_an_old_release_go_on_without_what_it_lacks() {
+    let store = TcpStore::host(0).unwrap();
+    all_succeed((0..RANKS).map(|rank| start(rank, &store.address(), "old")).collect());
 }
 
 #[test]
 fn an_absent_process_is_named() {
     let store = TcpStore::host(0).unwrap();
-    all_succeed((0..RANKS - 1).map(|rank| start(rank, &store.address(), true)).collect());
+    all_succeed((0..RANKS - 1).map(|rank| start(rank, &store.address(), "absent")).collect());
 }
