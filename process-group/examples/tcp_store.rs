@@ -7,19 +7,20 @@
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
-//! With `--secret-file FILE` before all that, or a secret in the variable `PROCESS_GROUP_STORE_SECRET`, only who knows the
+//! With `--timeout SECONDS` before all that nothing waits longer than that. With `--secret-file FILE` there, or a secret in the variable `PROCESS_GROUP_STORE_SECRET`, only who knows the
 //! secret is served. It is 16 bytes at least; a newline at the file's end is no part of it.
 //!
-//! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `delete KEY`,
-//! `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY` and `queue_len KEY`. The other end may be
-//! PyTorch's `TCPStore`, if there is no secret.
+//! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `multi_get KEY…`,
+//! `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY`,
+//! `queue_try_pop KEY`, which prints nothing of an empty queue, `queue_len KEY` and `barrier NAME RANK WORLD`. The other
+//! end may be PyTorch's `TCPStore`, if there is no secret.
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
 
-use process_group::store::{Deadline, Secret, Store, TcpOptions, TcpStore};
+use process_group::store::{Deadline, Secret, Store, TcpOptions, TcpStore, barrier};
 
-const USAGE: &str =
-    "tcp_store [--secret-file FILE] (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])";
+const USAGE: &str = "tcp_store [--timeout SECONDS] [--secret-file FILE] \
+                     (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
+    let (timeout, arguments) = match arguments {
+        ["--timeout", seconds, rest @ ..] => (Duration::try_from_secs_f64(seconds.parse()?)?, rest),
+        _ => (Duration::from_secs(30), arguments),
+    };
     let (secret, arguments) = match arguments {
         ["--secret-file", file, rest @ ..] => (Some(std::fs::read_to_string(file)?), rest),
         _ => (std::env::var(Secret::VARIABLE).ok(), arguments),
@@ -43,19 +48,15 @@ fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
         options = options.secret(Secret::new(secret.trim_end_matches(['\r', '\n']))?);
     }
     match arguments {
-        ["serve", address] => serve(options, address),
-        ["client", address, operation, rest @ ..] => client(options, address, operation, rest),
+        ["serve", address] => serve(options, address, timeout),
+        ["client", address, operation, rest @ ..] => client(options, address, operation, rest, timeout),
         _ => Err(USAGE.into()),
     }
 }
 
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(30))
-}
-
-fn serve(options: TcpOptions, address: &str) -> Result<(), Box<dyn Error>> {
+fn serve(options: TcpOptions, address: &str, timeout: Duration) -> Result<(), Box<dyn Error>> {
     let address: SocketAddr = address.parse()?;
-    let store = options.listen(address.ip()).host(address.port(), soon())?;
+    let store = options.listen(address.ip()).host(address.port(), Deadline::after(timeout))?;
     let listening: SocketAddr = store.address().parse()?;
     println!("{}", listening.port());
     loop {
@@ -68,7 +69,9 @@ fn client(
     address: &str,
     operation: &str,
     arguments: &[&str],
+    timeout: Duration,
 ) -> Result<(), Box<dyn Error>> {
+    let soon = || Deadline::after(timeout);
     let store = options.connect(address, soon())?;
     let show = |value: Vec<u8>| println!("{}", String::from_utf8_lossy(&value));
     match (operation, arguments) {
@@ -81,12 +84,19 @@ fn client(
             show(store.compare_set(key, expected.as_bytes(), new.as_bytes())?);
         }
         ("append", [key, value]) => store.append(key, value.as_bytes())?,
+        ("multi_get", keys) => store.multi_get(keys, soon())?.into_iter().for_each(show),
+        ("multi_set", entries) if entries.len().is_multiple_of(2) => {
+            let entries: Vec<_> = entries.chunks(2).map(|entry| (entry[0], entry[1].as_bytes())).collect();
+            store.multi_set(&entries)?;
+        }
         ("delete", [key]) => println!("{}", store.delete(key)?),
         ("list_keys", []) => store.list_keys()?.iter().for_each(|key| println!("{key}")),
         ("num_keys", []) => println!("{}", store.num_keys()?),
         ("queue_push", [key, value]) => store.queue_push(key, value.as_bytes())?,
         ("queue_pop", [key]) => show(store.queue_pop(key, soon())?),
+        ("queue_try_pop", [key]) => store.queue_try_pop(key)?.into_iter().for_each(show),
         ("queue_len", [key]) => println!("{}", store.queue_len(key)?),
+        ("barrier", [name, rank, world]) => barrier(&store, name, rank.parse()?, world.parse()?, soon())?,
         _ => {
             return Err(
                 format!("no operation `{operation}` with {} arguments; {USAGE}", arguments.len()).into()

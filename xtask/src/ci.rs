@@ -1,9 +1,10 @@
 //! `cargo xtask ci`: everything that a change has to pass, cheapest first.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 
 use crate::interleave;
 use crate::run_tests;
@@ -67,6 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     shell::run(&mut shell::cargo(&root, &[&["test"], &generator[..], &["codegen::"]].concat()))?;
     call_raw(&root)?;
     symmetric_examples(&root)?;
+    store_example(&root)?;
     if options.offline {
         println!(
             "left out, --offline: the pinned headers, the real NCCL libraries, PyTorch's viewer, packaging"
@@ -107,6 +109,71 @@ fn symmetric_examples(root: &Path) -> Result<()> {
     // Starts its ranks itself: some of them hang, as they are to.
     for ranks in ["2", "4"] {
         shell::run(Command::new(program("misordered_windows")).args(["--embedded", ranks]))?;
+    }
+    Ok(())
+}
+
+/// What is asked of the store's example, and what it prints then; nothing where it is to fail.
+const CONVERSATION: [(&str, Option<&str>); 21] = [
+    ("set key value", Some("")),
+    ("get key", Some("value\n")),
+    ("add count 5", Some("5\n")),
+    ("add count -7", Some("-2\n")),
+    ("check key count", Some("true\n")),
+    ("check key other", Some("false\n")),
+    ("wait key count", Some("")),
+    ("wait other", None),
+    ("compare_set key value new", Some("new\n")),
+    ("append key er", Some("")),
+    ("multi_set a 1 b 2", Some("")),
+    ("multi_get b key a", Some("2\nnewer\n1\n")),
+    ("delete b", Some("true\n")),
+    ("list_keys", Some("a\ncount\nkey\n")),
+    ("queue_push queue first", Some("")),
+    ("queue_push queue second", Some("")),
+    ("queue_len queue", Some("2\n")),
+    ("queue_pop queue", Some("first\n")),
+    ("queue_try_pop queue", Some("second\n")),
+    ("queue_try_pop queue", Some("")),
+    ("barrier alone 0 2", None),
+];
+
+/// The store's example: a server, and its clients, with a secret and without.
+fn store_example(root: &Path) -> Result<()> {
+    /// Ended whatever its clients come to.
+    struct Server(Child);
+    impl Drop for Server {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    let package = shell::package("process-group");
+    let build = ["build", "--quiet", "--package", &package, "--example", "tcp_store"];
+    shell::run(&mut shell::cargo(root, &build))?;
+    for secret in [None, Some("sixteen bytes or more")] {
+        let program = || {
+            let mut program = Command::new(shell::target(root).join("debug/examples/tcp_store"));
+            secret.map(|secret| program.env("PROCESS_GROUP_STORE_SECRET", secret));
+            program
+        };
+        let mut server = Server(program().args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?);
+        let mut port = String::new();
+        BufReader::new(server.0.stdout.take().context("a server without output")?).read_line(&mut port)?;
+        let address = format!("127.0.0.1:{}", port.trim());
+        for (question, expected) in CONVERSATION {
+            // What is to fail waits for what never comes.
+            let timeout = if expected.is_some() { "30" } else { "0.1" };
+            let arguments = ["--timeout", timeout, "client", &address];
+            let output = program().args(arguments).args(question.split(' ')).output()?;
+            let answer = String::from_utf8_lossy(&output.stdout);
+            let answer = output.status.success().then_some(&*answer);
+            ensure!(
+                answer == expected,
+                "tcp_store {question}: {answer:?}, expected {expected:?}: {output:?}"
+            );
+        }
     }
     Ok(())
 }
