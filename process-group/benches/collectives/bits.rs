@@ -13,15 +13,38 @@ use super::{
 };
 
 const COUNTS: [usize; 3] = [2, 1001, 1 << 18];
-const TYPES: [(DataType, ncclDataType_t); 7] = [
+const TYPES: [(DataType, ncclDataType_t); 12] = [
+    (DataType::I8, ncclDataType_t::ncclInt8),
     (DataType::U8, ncclDataType_t::ncclUint8),
     (DataType::I32, ncclDataType_t::ncclInt32),
+    (DataType::U32, ncclDataType_t::ncclUint32),
     (DataType::I64, ncclDataType_t::ncclInt64),
+    (DataType::U64, ncclDataType_t::ncclUint64),
     (DataType::F16, ncclDataType_t::ncclFloat16),
     (DataType::Bf16, ncclDataType_t::ncclBfloat16),
     (DataType::F32, ncclDataType_t::ncclFloat32),
     (DataType::F64, ncclDataType_t::ncclFloat64),
+    (DataType::F8E4M3, ncclDataType_t::ncclFloat8e4m3),
+    (DataType::F8E5M2, ncclDataType_t::ncclFloat8e5m2),
 ];
+/// NCCL has no type for them: of bytes the largest says "any", and the smallest "all".
+const BOOL: (DataType, ncclDataType_t) = (DataType::Bool, ncclDataType_t::ncclUint8);
+const ANY_OR_ALL: [(ReduceOp, ncclRedOp_t); 4] = [
+    (ReduceOp::Sum, ncclRedOp_t::ncclMax),
+    (ReduceOp::Prod, ncclRedOp_t::ncclMin),
+    (ReduceOp::Max, ncclRedOp_t::ncclMax),
+    (ReduceOp::Min, ncclRedOp_t::ncclMin),
+];
+/// One and a half, in the types whose sums have factors.
+const FACTOR: f64 = 1.5;
+const FACTORS: [(DataType, ncclDataType_t, u64); 4] = [
+    (DataType::F16, ncclDataType_t::ncclFloat16, 0x3e00),
+    (DataType::Bf16, ncclDataType_t::ncclBfloat16, 0x3fc0),
+    (DataType::F32, ncclDataType_t::ncclFloat32, 0x3fc0_0000),
+    (DataType::F64, ncclDataType_t::ncclFloat64, 0x3ff8_0000_0000_0000),
+];
+/// The first devices that reduce 8-bit floats.
+const REDUCES_F8: (u32, u32) = (9, 0);
 const REDUCTIONS: [(ReduceOp, ncclRedOp_t); 5] = [
     (ReduceOp::Sum, ncclRedOp_t::ncclSum),
     (ReduceOp::Prod, ncclRedOp_t::ncclProd),
@@ -57,8 +80,19 @@ pub(crate) fn compare(rank: &Rank<'_>, calls: &Calls<'_>, tally: &Tally) -> Resu
     let receive = CONTENDERS.map(|contender| Ok((contender, DeviceMemory::new(rank.context, most)?)));
     let receive: Vec<_> = receive.into_iter().collect::<Result<_>>()?;
     let unwritten = vec![0xa5u8; most];
+    let (release, capability) = (rank.nccl().release(), rank.context.device().compute_capability()?);
+    let is_there = |(dtype, _): &(DataType, _)| {
+        let is_f8 = matches!(dtype, DataType::F8E4M3 | DataType::F8E5M2);
+        release >= dtype.since() && (!is_f8 || capability >= REDUCES_F8)
+    };
+    let plain = TYPES.into_iter().filter(is_there).flat_map(|dtype| REDUCTIONS.map(move |op| (dtype, op)));
+    let mut cases: Vec<_> = plain.chain(ANY_OR_ALL.map(|op| (BOOL, op))).collect();
+    for (dtype, raw, factor) in FACTORS {
+        let op = calls.premultiplied(raw, factor)?;
+        cases.push(((dtype, raw), (ReduceOp::PreMulSum(FACTOR), op)));
+    }
     for elements in COUNTS {
-        for (dtype, op) in TYPES.into_iter().flat_map(|dtype| REDUCTIONS.map(|op| (dtype, op))) {
+        for (dtype, op) in cases.iter().copied() {
             let reduction = Reduction { elements, dtype, op };
             let bytes = elements * dtype.0.size();
             let enqueue = || {
@@ -91,6 +125,9 @@ pub(crate) fn compare(rank: &Rank<'_>, calls: &Calls<'_>, tally: &Tally) -> Resu
                 }
             }
         }
+    }
+    for (_, (_, op)) in cases.iter().filter(|(_, (op, _))| matches!(op, ReduceOp::PreMulSum(_))) {
+        calls.forget(*op)?;
     }
     rank.barrier.wait();
     Ok(())

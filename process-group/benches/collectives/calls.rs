@@ -7,7 +7,7 @@ use cuda_driver::{
     graph::{CaptureMode, GraphExec},
     memory::DeviceMemory,
 };
-use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use nccl_sys::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 use process_group::{
     ProcessGroup,
     comm::{Communicator, DataType, ReduceOp},
@@ -164,6 +164,24 @@ impl<'a> Calls<'a> {
                 }
             }
         }
+    }
+
+    /// NCCL's operation for sums of what is multiplied by a factor, by its bits; to be [forgotten](Self::forget).
+    pub(crate) fn premultiplied(&self, dtype: ncclDataType_t, mut factor: u64) -> Result<ncclRedOp_t> {
+        let create = self.rank.nccl().api().ncclRedOpCreatePreMulSum()?;
+        let (mut op, scalar, comm) =
+            (ncclRedOp_t::ncclSum, (&raw mut factor).cast(), self.communicator.raw());
+        let on_host = ncclScalarResidence_t::ncclScalarHostImmediate;
+        // SAFETY: reads one element of a local, whose first bytes are the factor's, and writes one number, to a local;
+        // this thread alone uses the communicator.
+        check(unsafe { create(&mut op, scalar, dtype, on_host, comm) }, "ncclRedOpCreatePreMulSum")?;
+        Ok(op)
+    }
+
+    pub(crate) fn forget(&self, op: ncclRedOp_t) -> Result<()> {
+        let destroy = self.rank.nccl().api().ncclRedOpDestroy()?;
+        // SAFETY: made of this communicator, and destroyed once.
+        check(unsafe { destroy(op, self.communicator.raw()) }, "ncclRedOpDestroy")
     }
 
     /// `count` calls of 8 bytes.
