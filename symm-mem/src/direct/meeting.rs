@@ -8,7 +8,7 @@ use std::{
 use process_group::{
     ProcessGroup,
     local::{Door, Tag, exchange},
-    store::{Deadline, Store, StoreError, rendezvous},
+    store::{Deadline, StoreError, rendezvous},
 };
 
 use super::{
@@ -132,11 +132,11 @@ impl Own {
 }
 
 /// Makes this rank's board, has those of the others, and makes something of them all: all members have it, or none.
-/// Collective. Who fails before anything is opened says so then; nobody waits for it at a door.
+/// Collective; `attempt` is a name that only the members' attempt has. Who fails before anything is opened says so then; nobody waits for it at a door.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
-    deadline: Deadline,
+    (attempt, deadline): (&str, Deadline),
     make: impl FnOnce(Vec<Arc<Board>>) -> cuda_driver::Result<T>,
 ) -> Result<T, DirectError> {
     let (rank, world, store, name) = (group.rank(), group.size(), group.store(), group.name().to_owned());
@@ -146,10 +146,8 @@ pub(super) fn agreed<T>(
         rank: group.global_ranks()[place],
         problem,
     };
-    // Counted whatever follows, so that the members' next attempts meet.
-    let attempt = store.add(&format!("direct/attempts/{rank}"), 1).map_err(told)?;
     let meet = |what: &str, card: &[u8]| {
-        rendezvous(&store, &format!("direct/{attempt}/{what}"), rank, world, card, deadline).map_err(told)
+        rendezvous(&store, &format!("{attempt}/direct/{what}"), rank, world, card, deadline).map_err(told)
     };
     let layout = Layout { world, slots: options.ring().slots() };
     let own = Own::make(group, layout);

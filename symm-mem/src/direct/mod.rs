@@ -220,7 +220,6 @@ impl fmt::Display for DirectOptions {
 /// [`DirectError`]; no member has a path then, and all may try again.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), DirectError> {
     let (rank, world, context) = (group.rank(), group.size(), group.context());
-    let bytes = options.check(world)?;
     let report = group.p2p();
     let problem = match report {
         ref report if report.policy != P2pPolicy::Direct => {
@@ -244,7 +243,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     // All are on one host.
     let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
     let rendezvous = Rendezvous::of(group, meeting)?;
-    let memory = match rings(context, bytes) {
+    let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
         Err(error) => {
             // Whoever has none says so to the others.
@@ -253,8 +252,9 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
         }
     };
     let memory = rendezvous.rendezvous(&memory)?;
+    let attempt = rendezvous.prefix(&memory).unwrap_or_default();
     let make = |boards| Core::new(context, rank, options.ring(), boards, memory);
-    let core = Arc::new(meeting::agreed(group, &options, deadline, make)?);
+    let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
     Ok(group.install(Arc::new(DirectPath { core: Some(core) }))?)
 }
 

@@ -6,7 +6,7 @@
 //! that it does not count. That is done again until nothing of the plan is under way, as a peer may write meanwhile.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
@@ -190,26 +190,34 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
+/// What of a stream has to end first: of which plan, and what it waits for.
+type First = (Arc<Core>, Option<(usize, Awaited)>);
+
 /// Takes out what has ended, with its events; notes what is late.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
-    // What comes behind something that is under way, on its stream, is so too.
-    let mut busy = HashSet::new();
+    // What comes behind something that is under way, on its stream, is so too; the first of each stream is what the others
+    // wait for.
+    let mut busy: HashMap<usize, First> = HashMap::new();
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
         // What is late is asked in any case: two threads may have come here in another order than to the stream.
-        if (late || !busy.contains(&stream)) && watched.has_ended() {
+        if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
             continue;
         }
+        let wait = watched.wait.map(|own| match busy.get(&stream) {
+            Some((core, Some(first))) if Arc::ptr_eq(core, &watched.core) => *first,
+            _ => own,
+        });
         if !watched.stream.is_per_thread() {
-            busy.insert(stream);
+            busy.entry(stream).or_insert_with(|| (watched.core.clone(), watched.wait));
         }
-        let fault = match (&over, late, watched.wait) {
+        let fault = match (&over, late, wait) {
             (Some(error), ..) => Some(Fault::GroupOver { cause: error.to_string() }),
             (None, true, Some((transfer, awaited))) => {
                 let peer = watched.core.wires.get(transfer).map_or(u32::MAX, |wire| wire.peer);

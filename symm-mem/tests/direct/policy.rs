@@ -83,15 +83,16 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
         assert!(refused.to_string().contains("agreed on messages by per-pair"), "{refused}");
         other.destroy(far()).unwrap();
 
-        let group = rank.group(small());
-        let refused = direct::install(&group, small()).unwrap_err();
-        assert!(matches!(refused, DirectError::Group(GroupError::PathRefused { .. })), "{refused}");
+        let group = rank.builder().build().unwrap();
         for options in
             [small().slot_bytes(0), small().slot_bytes(40), small().slots(0), small().slots(usize::MAX)]
         {
             let refused = direct::install(&group, options).unwrap_err();
             assert!(matches!(refused, DirectError::Options { .. }), "{refused}");
         }
+        direct::install(&group, small()).unwrap();
+        let refused = direct::install(&group, small()).unwrap_err();
+        assert!(matches!(refused, DirectError::Group(GroupError::PathRefused { .. })), "{refused}");
         // A subgroup has its own, or none.
         let pair = group.split("pair", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank * 3, 1000)));
@@ -127,6 +128,11 @@ fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
             let named = matches!(&error, DirectError::Different { rank: other, .. } if (*other == 2) == (rank.rank != 2));
             assert!(named || matches!(error, DirectError::Rendezvous(_)), "{error}");
         }
+        // Refused by one rank alone, which tells the others.
+        let error = direct::install(&group, told(small().slot_bytes(1000))).unwrap_err();
+        let [is_own, is_told] =
+            [matches!(error, DirectError::Options { .. }), matches!(error, DirectError::Rendezvous(_))];
+        assert!(if rank.rank == 2 { is_own } else { is_told }, "{error}");
         direct::install(&group, small()).unwrap();
         group.destroy(far()).unwrap();
     });

@@ -236,6 +236,36 @@ fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     });
 }
 
+/// Though the one behind it has the shorter deadline, and a peer that has done its part.
+#[test]
+fn who_holds_up_a_stream_is_named() {
+    on_ranks(3, options(), |rank| {
+        let memory = [rank.mapped(64), rank.mapped(64)];
+        let transfers: Vec<_> = match rank.rank {
+            0 => [1, 2].map(|peer| rank.transfer(peer, Part::PutTo, &memory[peer - 1])).into(),
+            _ => vec![rank.transfer(0, Part::PutFrom, &memory[0])],
+        };
+        let plan = rank.exchange.exchange("plan", &transfers).unwrap();
+        if rank.rank == 2 {
+            rank.enqueue_round(&plan, &[Part::PutFrom], LONG);
+        }
+        (rank.meet)();
+        if rank.rank == 0 {
+            // SAFETY: nobody else uses the buffers.
+            let enqueued = unsafe {
+                [(0, LONG), (1, SHORT)].map(|(transfer, deadline)| plan.put(transfer, &rank.stream, deadline))
+            };
+            enqueued.into_iter().collect::<Result<(), _>>().unwrap();
+            rank.stream.synchronize().unwrap();
+            let found = fault(&plan);
+            assert!(matches!(found, Fault::Late { transfer: 0, peer: 1, .. }), "{found}");
+        }
+        (rank.meet)();
+        rank.stream.synchronize().unwrap();
+        (rank.meet)();
+    });
+}
+
 /// A meeting says what is open, and holds it so; whose memory that is keeps it, though the plan is over that it was lent to.
 #[test]
 fn what_a_meeting_holds_is_not_said_to_be_let_go() {
