@@ -338,8 +338,8 @@ impl ProcessGroup {
         // What is outstanding goes last: with the path goes what is not done.
         let Self { outstanding, communicator, messages, rank, counter, host, .. } = self;
         counter.vigil.check()?;
-        // NCCL waits for its own.
-        if messages.are_on_path() {
+        // NCCL waits for its own; of what was revoked there is nothing to wait for.
+        if messages.are_on_path() && counter.vigil.check_work().is_ok() {
             outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))?;
         }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);

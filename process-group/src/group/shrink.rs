@@ -162,11 +162,17 @@ impl ProcessGroup {
     /// [`GroupError::Lost`]; [`GroupError::Comm`] with those of [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
-        self.counter.vigil.check()?;
+        let vigil = &self.counter.vigil;
+        vigil.check()?;
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
+        // What is refused has given up nothing.
+        comm::refuse_inside_group("ncclCommRevoke")?;
+        vigil.explain(self.communicator.check().map_err(GroupError::from))?;
         // Before: what NCCL gives up looks done.
-        self.counter.vigil.revoke();
-        self.counter.vigil.explain(self.communicator.revoke(deadline).map_err(GroupError::from))
+        vigil.revoke(deadline);
+        let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
+        let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
+        vigil.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
     /// Who is left, by rank of this group.

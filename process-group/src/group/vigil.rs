@@ -243,9 +243,12 @@ impl Vigil {
         }
     }
 
-    /// What was enqueued may have been given up from now on.
-    pub(super) fn revoke(&self) {
+    /// What was enqueued may have been given up from now on, and is on the path.
+    pub(super) fn revoke(&self, deadline: Deadline) {
         self.revoked.store(true, Ordering::Release);
+        if let Some(path) = self.path() {
+            path.abort(deadline);
+        }
     }
 
     /// What was enqueued has not been given up.
@@ -368,8 +371,10 @@ impl Vigil {
         let _open = Open::new(self, wait);
         // Between the two: an end that came before finds no wait to end.
         self.check()?;
-        let waited = waiting();
-        if let Err(GroupError::Store(StoreError::GivenUp { .. })) = &waited {
+        let mut waited = waiting();
+        if let Err(GroupError::Store(StoreError::GivenUp { rank, .. })) = &mut waited {
+            // It was said by the place in the group, also at a meeting of some members.
+            *rank = self.ranks.get(*rank).copied().unwrap_or(*rank);
             self.hear_why();
         }
         self.explain(waited)

@@ -14,10 +14,10 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{
-        AbortHandle, ArgumentError, CommError, Communicator, DataType::F32, Origin, ReduceOp, ShrinkMode,
-        WindowRequest, wait_for_dropped,
+        AbortHandle, ArgumentError, CommError, Communicator, DataType::F32, Group, Origin, ReduceOp,
+        ShrinkMode, WindowRequest, wait_for_dropped,
     },
-    group::{Buffer, GroupError, Request, ShrinkError, Witnesses},
+    group::{Buffer, GroupError, P2pPolicy, Request, ShrinkError, Witnesses},
     store::{Deadline, Store, TcpStore},
 };
 use rustix::process::Signal;
@@ -483,6 +483,49 @@ rusty_fork_test! {
             let again = world.split("again", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
             assert_eq!(group_sum(&rank, &again), 3.0);
             again.destroy(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Also messages on communicators of their own.
+    #[test]
+    fn messages_of_a_revoked_group_are_errors() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().p2p(P2pPolicy::Lanes(1)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let receive = || unsafe { world.recv(buffer, 1 - rank.rank, &stream) };
+            let work = receive().unwrap();
+            world.revoke(far()).unwrap();
+            stream.synchronize().unwrap();
+            for error in [work.wait_timeout(far()).unwrap_err(), receive().unwrap_err()] {
+                assert!(matches!(error, GroupError::Comm(CommError::Revoked { .. })), "{error}");
+            }
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_revoked_goes_on() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.builder().lazy().build().unwrap();
+            let error = world.revoke(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Comm(CommError::Unmade { .. })), "{error}");
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            reduce().unwrap().wait_timeout(far()).unwrap();
+            {
+                let _inside = Group::begin(world.nccl()).unwrap();
+                let error = world.revoke(far()).unwrap_err();
+                assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
+            }
+            reduce().unwrap().wait_timeout(far()).unwrap();
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();

@@ -229,6 +229,17 @@ fn lengths_that_differ_are_named_and_nothing_is_taken_for_right() {
     }
 }
 
+#[test]
+fn a_revoked_group_has_received_nothing() {
+    let connected = |rank: &Rank| {
+        let group = rank.group(small());
+        group.connect(far()).unwrap();
+        group
+    };
+    let is_it = |error: &GroupError| matches!(error, GroupError::Comm(CommError::Revoked { .. }));
+    ends(connected, |group| group.revoke(far()).unwrap(), is_it);
+}
+
 /// A group that is dropped with messages that nobody answers, or that cannot be destroyed for them.
 #[test]
 fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {

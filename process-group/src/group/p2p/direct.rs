@@ -154,6 +154,8 @@ impl ProcessGroup {
         recording: &mut Recording<'_>,
     ) -> Result<()> {
         let Some((first, others)) = tasks.split_first() else { return Ok(()) };
+        // A path that was given up takes nothing more, and is not what is wrong.
+        self.counter.vigil.check_work()?;
         if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
             self.first_message();
         }

@@ -220,6 +220,16 @@ impl Messages {
         let _ = self.lanes.set(lanes);
     }
 
+    /// What is made now beyond the group's own, in any order.
+    pub(super) fn communicators(&self) -> impl Iterator<Item = &Communicator> {
+        let routes = self.peers.iter().filter_map(|peer| peer.route.get());
+        let pairs = routes.filter_map(|route| match route {
+            Route::Pair(communicator, _) => Some(communicator),
+            _ => None,
+        });
+        pairs.chain(self.lanes.get().into_iter().flatten())
+    }
+
     /// What is made now, for the group's end: pairs in the one order that all members have, then lanes.
     pub(super) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
