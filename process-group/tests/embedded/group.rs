@@ -1,11 +1,12 @@
 //! Process groups: joining, identity, splits, work, and what members are told when they do not fit.
 
 use std::{
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, mpsc},
+    thread,
     time::Duration,
 };
 
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp},
@@ -18,6 +19,15 @@ use super::{
     super::store_support::ports::reserved_port,
     common::{far, machine, machine_with, soon, values},
 };
+
+/// Tells when it is dropped.
+struct Told(mpsc::Sender<()>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
 
 rusty_fork_test! {
     #[test]
@@ -158,6 +168,42 @@ rusty_fork_test! {
                 drop(capture());
             }
             world.quiesce(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// By a thread that nobody else waits for; a graph keeps nothing.
+    #[test]
+    fn an_owner_is_kept_until_the_work_is_done() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, (open, gate)) = (rank.stream(), mpsc::channel::<()>());
+            let reduce = |memory: &DeviceMemory| {
+                let buffer = Buffer::new(memory.ptr(), 1, F32);
+                unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap()
+            };
+            let (told, dropped) = mpsc::channel();
+            let owned = || (rank.memory(&[1.0]), Told(told.clone()));
+            stream.launch_host_fn(move || gate.recv().unwrap_or_default()).unwrap();
+            for _ in 0..3 {
+                let owned = owned();
+                let work = reduce(&owned.0);
+                work.keep(owned).unwrap();
+            }
+            thread::sleep(Duration::from_millis(20));
+            assert!(dropped.try_recv().is_err(), "the device uses it");
+            drop(open);
+            (0..3).for_each(|_| dropped.recv_timeout(Duration::from_secs(60)).unwrap());
+            stream.synchronize().unwrap();
+
+            let (memory, other) = (rank.memory(&[1.0]), owned());
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            let error = reduce(&memory).keep(other).unwrap_err();
+            assert!(matches!(error, GroupError::Captured { .. }), "{error}");
+            dropped.try_recv().unwrap();
+            drop(capture.end().unwrap());
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();

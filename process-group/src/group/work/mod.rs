@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `mark` | the places before and after an operation on its stream, which are used again |
 //! | `outstanding` | the latest works of every stream |
+//! | `keep` | owners of memory that are kept until operations are done |
 
+mod keep;
 mod mark;
 mod outstanding;
 
@@ -22,8 +24,8 @@ use crate::{profile, record::ticks, store::Deadline};
 
 /// An operation that was enqueued.
 ///
-/// It holds no memory: buffers stay good until it is done because their owners keep them so. Dropping it changes
-/// nothing.
+/// It holds no memory: buffers stay good until it is done because their owners keep them so, or because it was told to
+/// [keep](Self::keep) these. Dropping it changes nothing.
 #[derive(Clone)]
 pub struct Work {
     mark: Arc<Mark>,
@@ -128,11 +130,7 @@ impl Work {
     /// Whether nothing of it runs any more.
     fn is_done(&self) -> Result<bool> {
         if self.mark.captured {
-            return Err(GroupError::Captured {
-                operation: self.mark.operation,
-                sequence: self.mark.sequence,
-                group: self.mark.counter.name.to_string(),
-            });
+            return Err(self.captured());
         }
         let done = self.passed(&self.mark.done)?;
         if done {
