@@ -69,6 +69,20 @@ pub enum BufferError {
         /// How many bytes there are.
         found: u64,
     },
+    /// The memory consists of several, and a graph is being captured: there NCCL registers buffers by itself, and below 2.29
+    /// it takes a buffer for part of one.
+    #[error(
+        "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found}, and NCCL \
+         below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
+    )]
+    SpansHandles {
+        /// Where the buffer starts.
+        address: u64,
+        /// Its length in bytes.
+        bytes: u64,
+        /// How many of them the first piece has.
+        found: u64,
+    },
     /// The driver did not say.
     #[error("the driver was asked for the memory")]
     Driver(#[source] Box<cuda_driver::Error>),

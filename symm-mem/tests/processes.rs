@@ -24,8 +24,11 @@ pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(120))
 }
 
-/// Which of a test's hosts this process is on, if there are several.
-pub(crate) static HOST: AtomicU64 = AtomicU64::new(0);
+/// Puts this process on one of a test's hosts.
+pub(crate) fn on_host(number: usize) {
+    // SAFETY: nothing else of the process uses the environment now.
+    unsafe { env::set_var("NCCL_HOSTID", format!("host {number}")) };
+}
 
 /// A store that something happens to before one of its calls: its process is killed, if nothing else is said.
 pub(crate) struct Fatal {

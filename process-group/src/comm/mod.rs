@@ -62,7 +62,6 @@ pub use making::{Making, Origin};
 pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
 pub(crate) use reaper::Beside;
-#[cfg(feature = "registration")]
 pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
 pub use register::Registration;

@@ -66,7 +66,7 @@ impl ProcessGroup {
     #[inline(always)]
     pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> Slim<(), GroupError> {
         self.communicator.check_task(task, stream, true)?;
-        self.sight.look(&self.name, &self.communicator, task)
+        self.sight.look(&self.name, &self.communicator, task, stream)
     }
 
     /// Tells the members that compare their calls of an error in this rank's.

@@ -141,7 +141,7 @@ impl Seat {
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
-        let sight = Sight::new(context, terms.looks);
+        let sight = Sight::new(context, communicator.nccl(), terms.looks);
         ProcessGroup {
             name,
             rank,

@@ -15,12 +15,13 @@ use std::{
     },
 };
 
-use cuda_driver::Context;
+use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
+use nccl_sys::Version;
 
 use super::{BufferError, GroupError, places::Places, registration::Registered, report::Lying};
 use crate::{
     Slim,
-    comm::{Communicator, Operation, Task},
+    comm::{Communicator, Nccl, Operation, Task},
     memory::{self, CommonPlace, Place},
     rare,
 };
@@ -88,6 +89,8 @@ pub(super) struct Sight {
     context: Context,
     /// Whether buffers are looked at.
     pub(super) looks: bool,
+    /// Whether NCCL takes what a graph captures for one piece of memory, and registers it.
+    captures_whole: bool,
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
@@ -105,11 +108,14 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    pub(super) fn new(context: &Context, looks: bool) -> Self {
+    pub(super) fn new(context: &Context, nccl: &Nccl, looks: bool) -> Self {
+        const PIECES: Version = Version::new(2, 29, 0);
+        let registers = std::env::var("NCCL_GRAPH_REGISTER").map_or(true, |value| value.trim() != "0");
         let slots = || Box::new(std::array::from_fn(|_| Slot::default()));
         Self {
             context: context.clone(),
             looks,
+            captures_whole: registers && nccl.release() < PIECES,
             large: slots(),
             small: slots(),
             writing: Mutex::default(),
@@ -142,7 +148,7 @@ impl Sight {
     /// Remembers a buffer that is counted as not agreed to, while nothing has been agreed.
     #[cold]
     fn remember(&self, operation: Operation, address: u64, bytes: u64) {
-        let place = memory::look(&self.context, cuda_driver::DevicePtr(address), bytes);
+        let place = memory::look(&self.context, DevicePtr(address), bytes);
         if let Ok(Place { segment: Some((registrar, None)), .. }) = place {
             let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.has_agreed.load(Ordering::Acquire) {
@@ -163,6 +169,7 @@ impl Sight {
         group: &str,
         communicator: &Communicator,
         task: &mut Task,
+        stream: &Stream,
     ) -> Slim<(), GroupError> {
         if !self.looks {
             self.places.note(communicator, task);
@@ -172,10 +179,10 @@ impl Sight {
         let mut places = [CommonPlace::default(); 2];
         if let Some(buffer) = first {
             // In place, one stands for both.
-            places = [self.look_at(group, task, buffer)?; 2];
+            places = [self.look_at(group, task, buffer, stream)?; 2];
         }
         if let Some(buffer) = second {
-            places[1] = self.look_at(group, task, buffer)?;
+            places[1] = self.look_at(group, task, buffer, stream)?;
         }
         let [sends, receives] = task.operation.symmetric();
         task.places = [places[0].only(sends), places[1].only(receives)];
@@ -189,22 +196,18 @@ impl Sight {
         group: &str,
         task: &Task,
         (side, address, bytes): (&'static str, u64, u64),
+        stream: &Stream,
     ) -> Slim<CommonPlace, GroupError> {
         if bytes == 0 {
             return Ok(CommonPlace::default());
         }
         let (lying, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
-            None => {
-                let (operation, buffer) = (task.call, side);
-                self.find(address, bytes).map_err(|source| {
-                    rare(move || {
-                        let group = group.to_owned();
-                        GroupError::Buffer { operation, group, buffer, source: *source }
-                    })
-                })?
-            }
+            None => self.find(address, bytes).map_err(|source| wrong(group, task, side, source))?,
         };
+        if lying == Lying::Remappable && self.captures_whole {
+            self.in_one(address, bytes, stream).map_err(|source| wrong(group, task, side, source))?;
+        }
         if lying == Lying::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
             self.remember(task.operation, address, bytes);
         }
@@ -212,6 +215,21 @@ impl Sight {
         // Not one step: of what two threads count at once, one may be lost, which costs less than a locked addition.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Ok(place)
+    }
+
+    /// Memory whose pieces come and go is one where a graph captures it.
+    #[cold]
+    fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> Slim<(), BufferError> {
+        if stream.capture_status().map_err(BufferError::from)? == CaptureStatus::None {
+            return Ok(());
+        }
+        let piece = self.context.address_range(DevicePtr(address)).map_err(BufferError::from)?;
+        let found = (piece.start.0 + piece.bytes as u64).saturating_sub(address);
+        if found < bytes {
+            Err(Box::new(BufferError::SpansHandles { address, bytes, found }))
+        } else {
+            Ok(())
+        }
     }
 
     /// What was seen of a range before.
@@ -229,8 +247,7 @@ impl Sight {
     fn find(&self, address: u64, bytes: u64) -> Slim<(Lying, CommonPlace), BufferError> {
         // Before the look: what changes meanwhile is looked up again.
         let generation = memory::generation();
-        let Place { mut start, mut end, segment } =
-            memory::look(&self.context, cuda_driver::DevicePtr(address), bytes)?;
+        let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
         let lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
         let (mut place, last) = (CommonPlace::default(), address.saturating_add(bytes));
         match self.places.window(address) {
@@ -252,6 +269,13 @@ impl Sight {
         slots[(address >> shift) as usize % SLOTS].set(generation, (start, end), lying, place);
         Ok((lying, place.behind(address - start)))
     }
+}
+
+/// The error of a buffer that cannot be used.
+#[cold]
+fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
+    let (operation, group) = (task.call, group.to_owned());
+    rare(move || GroupError::Buffer { operation, group, buffer, source: *source })
 }
 
 impl fmt::Debug for Sight {

@@ -465,7 +465,9 @@ impl Vigil {
         aside(move || {
             // It ends when nothing of the communicators is held here any more.
             let (_beside, communicators) = (beside, communicators);
-            let _ = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
+            // Who aborts later finds it done, whatever came of it.
+            let aborted = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
+            aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
         });
     }
 

@@ -44,7 +44,7 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, fs, io, path::PathBuf, time::Duration};
+use std::{env, fmt, fs, io, path::PathBuf, time::Duration};
 
 use rustix::{
     event::{PollFd, Timespec, poll},
@@ -122,9 +122,13 @@ impl From<rustix::io::Errno> for LocalError {
 }
 
 /// A number for this host: for two processes to share memory they must run under one kernel, and NCCL passes file
-/// descriptors over abstract sockets, which belong to the network namespace.
+/// descriptors over abstract sockets, which belong to the network namespace. `NCCL_HOSTID`, if it is set, names the host
+/// instead, as it does to NCCL.
 #[must_use]
 pub fn host() -> u64 {
+    if let Some(name) = env::var_os("NCCL_HOSTID").filter(|name| !name.is_empty()) {
+        return crate::hash::fnv64(name.as_encoded_bytes());
+    }
     let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let name = fs::read("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -200,7 +200,7 @@ impl Rendezvous {
         let known = device(context);
         let (device, unreachable) =
             known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
-        let identity = Identity { host: host(), process: process(), device, unreachable, life };
+        let identity = Identity { host: local::host(), process: process(), device, unreachable, life };
         let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
@@ -385,16 +385,6 @@ fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
         .add(&key, 1)
         .map_err(|source| RendezvousError::Store { group: info.name().to_owned(), source })?;
     Ok(life.unsigned_abs())
-}
-
-/// The host that this rank is on.
-fn host() -> u64 {
-    // Processes of a test say themselves which of its hosts they are on.
-    #[cfg(test)]
-    let apart = crate::end_to_end::processes::HOST.load(std::sync::atomic::Ordering::Relaxed);
-    #[cfg(not(test))]
-    let apart = 0;
-    local::host() ^ apart
 }
 
 /// The device of `context`, and those that it cannot reach.

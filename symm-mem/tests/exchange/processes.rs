@@ -24,7 +24,7 @@ use symm_mem::{
 
 use super::{LONG, Rank, enqueue, flows::all_pairs, options, pattern};
 use crate::end_to_end::processes::{
-    End, Fatal, HOST, Told, descriptors, far, kill_each, kill_until_it_survives, run, run_disturbed,
+    End, Fatal, Told, descriptors, far, kill_each, kill_until_it_survives, on_host, run, run_disturbed,
 };
 
 const RANKS: usize = 3;
@@ -61,7 +61,7 @@ fn one_rank() {
         (what @ ("fabric" | "hosts"), _) => {
             // With nothing said, also where each is on a host of its own.
             let allocator = if what == "hosts" {
-                HOST.store(told.rank as u64, Ordering::Relaxed);
+                on_host(told.rank);
                 CudaAllocator::new(&context).unwrap()
             } else {
                 CudaAllocator::with_handles(&context, HandleTypes::FABRIC)

@@ -23,7 +23,7 @@ use symm_mem::{
 };
 
 use super::each_reads_each;
-use crate::end_to_end::processes::{End, HOST, Told, far, run};
+use crate::end_to_end::processes::{End, Told, far, on_host, run};
 
 const RANKS: usize = 3;
 
@@ -42,7 +42,7 @@ fn one_rank() {
     }
     let (granted, hosts) = told.what();
     // Of two hosts one has two ranks: those have each other's memory by descriptor.
-    HOST.store(if told.rank + 1 == RANKS { hosts - 1 } else { 0 }, Ordering::Relaxed);
+    on_host(if told.rank + 1 == RANKS { hosts as usize - 1 } else { 0 });
     let world = World::builder().devices(RANKS).capacity(256 << 20);
     let world = if granted == "nothing" { world } else { world.fabric() }.start().unwrap();
     let is_refused = (granted, told.rank) == ("most", REFUSED);

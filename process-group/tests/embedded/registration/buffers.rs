@@ -1,6 +1,6 @@
 //! Buffers that are not memory of the group's device: refused before anything is launched.
 
-use cuda_driver::{DevicePtr, memory::DeviceMemory};
+use cuda_driver::{DevicePtr, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
@@ -10,7 +10,7 @@ use process_group::{
 use rusty_fork::rusty_fork_test;
 
 use super::{
-    super::common::{far, machine, values},
+    super::common::{far, machine, machine_with, values},
     LARGE, Memory, allocator_of,
 };
 
@@ -130,5 +130,43 @@ rusty_fork_test! {
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
+    }
+
+    /// Below 2.29 NCCL registers what a graph captures by itself, and as one piece.
+    #[test]
+    fn memory_in_pieces_is_captured_where_the_library_knows_of_pieces() {
+        for release in [22809, 22907] {
+            let machine = machine_with(1, release);
+            machine.ranks(1, |rank| {
+                let (allocator, id, stream) = allocator_of(&rank, Memory::Remappable);
+                let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+                let world = rank.builder().build().unwrap();
+                let block = allocator.allocate(LARGE, id).unwrap();
+                let reduce = |bytes: u64| {
+                    let buffer = Buffer::new(DevicePtr(block.address()), bytes as usize / 4, F32);
+                    unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+                };
+                reduce(LARGE).unwrap().wait_timeout(far()).unwrap();
+                let piece = rank.context.address_range(DevicePtr(block.address())).unwrap().bytes as u64;
+                assert!(piece < LARGE, "{piece}");
+                let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+                reduce(piece).unwrap();
+                match reduce(LARGE) {
+                    Ok(_) => assert_eq!(release, 22907),
+                    Err(error) => {
+                        let GroupError::Buffer { source: BufferError::SpansHandles { bytes, found, .. }, .. } = error else {
+                            panic!("{error}")
+                        };
+                        assert_eq!((release, bytes, found), (22809, LARGE, piece));
+                    }
+                }
+                drop(capture.end().unwrap());
+                stream.synchronize().unwrap();
+                drop(block);
+                world.destroy(far()).unwrap();
+                drop((registrar, allocator));
+            });
+            machine.world.finish().unwrap();
+        }
     }
 }
