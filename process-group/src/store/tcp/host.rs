@@ -212,8 +212,6 @@ impl Serving {
             }
             if self.paused_until.is_some_and(|until| until <= self.now) {
                 self.paused_until = None;
-                // Another thread may have taken its place while it was given up.
-                self.spare = self.spare.take().or_else(spare);
                 self.listen(epoll::EventFlags::IN);
             }
             self.step(Input::Tick);
@@ -247,6 +245,11 @@ impl Serving {
 
     fn accept(&mut self) {
         loop {
+            // It comes before any client: without it nobody can be turned away.
+            self.spare = self.spare.take().or_else(spare);
+            if self.spare.is_none() {
+                return self.pause();
+            }
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => match error.kind() {
@@ -261,11 +264,7 @@ impl Serving {
                         self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
                         continue;
                     }
-                    _ => {
-                        self.paused_until = Some(self.now + PAUSE);
-                        self.listen(epoll::EventFlags::empty());
-                        return;
-                    }
+                    _ => return self.pause(),
                 },
             };
             let id = self.next;
@@ -279,6 +278,12 @@ impl Serving {
                 self.step(Input::Accepted(id));
             }
         }
+    }
+
+    /// Accepts nobody for a while.
+    fn pause(&mut self) {
+        self.paused_until = Some(self.now + PAUSE);
+        self.listen(epoll::EventFlags::empty());
     }
 
     /// One read for each time that a client is ready: none can keep the others waiting.
