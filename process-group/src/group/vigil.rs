@@ -449,11 +449,10 @@ impl Vigil {
     fn abort(&self) {
         // Side by side: either may hold up a stream, or a thread, that the other waits for.
         if let Some(path) = self.path() {
-            let beside = Arc::new(Beside::begin());
+            let held = Held::new(path);
             aside(move || {
-                // It ends when nothing of the path is held here any more.
-                let (_beside, path) = (beside, path);
-                path.abort(Deadline::after(PATIENCE));
+                let held = held;
+                held.what.abort(Deadline::after(PATIENCE));
             });
         }
         let mut communicators = self.communicators();
@@ -461,12 +460,11 @@ impl Vigil {
         if communicators.is_empty() {
             return;
         }
-        let beside = Arc::new(Beside::begin());
+        let held = Held::new(communicators);
         aside(move || {
-            // It ends when nothing of the communicators is held here any more.
-            let (_beside, communicators) = (beside, communicators);
+            let held = held;
             // Who aborts later finds it done, whatever came of it.
-            let aborted = AbortHandle::abort_together(&communicators, Deadline::after(PATIENCE));
+            let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
             aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
         });
     }
@@ -479,6 +477,19 @@ impl Vigil {
         }
         // What is done may have been given up by another: later there is no path to see it by.
         self.given_up();
+    }
+}
+
+/// What is aborted beside its owner, who may wait until nothing of it is held here any more: it goes before that is told.
+#[derive(Clone)]
+struct Held<T> {
+    what: T,
+    _beside: Arc<Beside>,
+}
+
+impl<T> Held<T> {
+    fn new(what: T) -> Self {
+        Self { what, _beside: Arc::new(Beside::begin()) }
     }
 }
 
