@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use cuda_driver::{Context, Driver, sys::Api};
 use gpu_sim::{Action, Injection, World};
 use process_group::store::{Deadline, Result, Store, TcpStore};
 use rustix::process::{Signal, getpid, kill_process};
@@ -162,6 +163,13 @@ impl Told {
     /// The job's store.
     pub(crate) fn store(&self) -> TcpStore {
         TcpStore::connect(&self.store, far()).unwrap()
+    }
+
+    /// This rank's device of an embedded machine, whose context it retains.
+    pub(crate) fn context(&self, machine: &World) -> Context {
+        // SAFETY: the functions are those of the living machine, and nothing of it outlives the machine.
+        let driver = Driver::new(unsafe { Api::from_parts(machine.cuda()) }.unwrap()).unwrap();
+        driver.device(self.rank as u32).unwrap().retain_primary().unwrap()
     }
 
     /// The case's first word, and the number behind it.

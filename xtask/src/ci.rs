@@ -2,10 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::child::Owned;
 use crate::interleave;
 use crate::run_tests;
 use crate::shell::{self, CRATES};
@@ -140,15 +141,6 @@ const CONVERSATION: [(&str, Option<&str>); 21] = [
 
 /// The store's example: a server, and its clients, with a secret and without.
 fn store_example(root: &Path) -> Result<()> {
-    /// Ended whatever its clients come to.
-    struct Server(Child);
-    impl Drop for Server {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
     let package = shell::package("process-group");
     let build = ["build", "--quiet", "--package", &package, "--example", "tcp_store"];
     shell::run(&mut shell::cargo(root, &build))?;
@@ -158,9 +150,9 @@ fn store_example(root: &Path) -> Result<()> {
             secret.map(|secret| program.env("PROCESS_GROUP_STORE_SECRET", secret));
             program
         };
-        let mut server = Server(program().args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?);
+        let mut server = Owned(program().args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?);
         let mut port = String::new();
-        BufReader::new(server.0.stdout.take().context("a server without output")?).read_line(&mut port)?;
+        BufReader::new(server.stdout.take().context("a server without output")?).read_line(&mut port)?;
         let address = format!("127.0.0.1:{}", port.trim());
         for (question, expected) in CONVERSATION {
             // What is to fail waits for what never comes.

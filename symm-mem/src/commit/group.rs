@@ -38,8 +38,8 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Takes note of where the group's buffers have to lie alike, if it compares that. Asked to after
-    /// every commit, with the same value for the same pool.
+    /// Takes note of where the group's buffers have to lie alike, if it compares that. Asked to after every commit, with the
+    /// same value for the same pool.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }

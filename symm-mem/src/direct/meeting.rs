@@ -132,7 +132,8 @@ impl Own {
 }
 
 /// Makes this rank's board, has those of the others, and makes something of them all: all members have it, or none.
-/// Collective; `attempt` is a name that only the members' attempt has. Who fails before anything is opened says so then; nobody waits for it at a door.
+/// Collective; `attempt` is a name that only the members' attempt has. Who fails before anything is opened says so then;
+/// nobody waits for it at a door.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Context, Driver, Stream, StreamFlags, sys::Api, vmm::HandleTypes};
+use cuda_driver::{Context, Stream, StreamFlags, vmm::HandleTypes};
 use gpu_sim::World;
 use process_group::{
     local,
@@ -48,9 +48,7 @@ fn one_rank() {
     let world = World::builder().devices(RANKS).capacity(512 << 20);
     let has_fabric = ["fabric", "hosts"].contains(&told.what().0);
     let world = if has_fabric { world.fabric() } else { world }.start().unwrap();
-    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
-    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
-    let context = driver.device(told.rank as u32).unwrap().retain_primary().unwrap();
+    let context = told.context(&world);
     let store = Arc::new(Fatal::new(told.store()));
     let round = AtomicU64::new(0);
     let meet = || {
@@ -81,7 +79,6 @@ fn one_rank() {
         }
         (what, nth) => killed(&told, &world, context, &store, &meet, (what, nth)),
     }
-    drop(driver);
     world.finish().unwrap_or_else(|left| panic!("{}: {left}", told.case));
 }
 

@@ -6,11 +6,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use cuda_driver::{
-    Context, Driver,
-    sys::{Api, CUresult},
-    vmm::HandleTypes,
-};
+use cuda_driver::{Context, sys::CUresult, vmm::HandleTypes};
 use gpu_sim::{Action, Injection, World};
 use process_group::{
     local,
@@ -51,9 +47,7 @@ fn one_rank() {
         let refusal = Action::Fail(CUresult::CUDA_ERROR_NOT_PERMITTED.0);
         world.faults().inject(Injection::new("cuMemCreate", refusal));
     }
-    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
-    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
-    let context = driver.device(told.rank as u32).unwrap().retain_primary().unwrap();
+    let context = told.context(&world);
     let store = Arc::new(told.store());
     let info = GroupInfo::new("hosts", told.rank, 0..RANKS as u32, store.clone()).unwrap();
     let rendezvous = Rendezvous::new(info, &context, RendezvousOptions::default());
@@ -69,7 +63,7 @@ fn one_rank() {
             check(granted, refused.refusal().unwrap());
         }
     }
-    drop((context, driver));
+    drop(context);
     world.finish().unwrap();
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Driver, sys::Api, vmm::HandleTypes};
+use cuda_driver::vmm::HandleTypes;
 use gpu_sim::World;
 use process_group::{
     local,
@@ -43,9 +43,7 @@ fn one_rank() {
     let world = World::builder().devices(RANKS).capacity(256 << 20);
     let by_fabric = case.starts_with("fabric");
     let world = if by_fabric { world.fabric() } else { world }.start().unwrap();
-    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
-    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
-    let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
+    let context = told.context(&world);
     let store = Arc::new(Fatal::new(told.store()));
     let meet = |name: &str, ranks| barrier(&store.inner, name, rank, ranks, far()).unwrap();
     let info = GroupInfo::new("processes", rank, 0..RANKS as u32, store.clone()).unwrap();
@@ -72,7 +70,7 @@ fn one_rank() {
         }
         meet("end", RANKS);
         drop((first, allocator, info));
-        drop((context, driver));
+        drop(context);
         world.finish().unwrap();
         return;
     }
@@ -112,7 +110,7 @@ fn one_rank() {
     drop((result, memory));
     assert_eq!(descriptors(), before, "{case}: descriptors are left");
     drop((first, second, allocator, info));
-    drop((context, driver));
+    drop(context);
     world.finish().unwrap_or_else(|left| panic!("{case}: {left}"));
 }
 
