@@ -27,9 +27,26 @@ use loom::{
 const FIRST_STREAK: u32 = 64;
 const LONGEST_STREAK: u32 = 1 << 14;
 
+/// A value that one thread uses mostly.
+///
+/// ```
+/// use caching_alloc::biased::BiasedMutex;
+///
+/// let sum = BiasedMutex::new(0);
+/// (1..=1000).for_each(|number| *sum.lock() += number);
+/// std::thread::scope(|scope| scope.spawn(|| *sum.lock() += 1).join().unwrap());
+/// assert_eq!(*sum.lock(), 500_501);
+/// ```
+#[cfg(not(all(test, loom)))]
+pub type BiasedMutex<T> = lock_api::Mutex<Biased, T>;
+
+/// What is held of a [`BiasedMutex`].
+#[cfg(not(all(test, loom)))]
+pub type BiasedGuard<'a, T> = lock_api::MutexGuard<'a, Biased, T>;
+
 /// The lock without what it guards.
 #[derive(Debug)]
-pub(crate) struct Biased {
+pub struct Biased {
     /// The thread that may go in by saying so, by its token; 0: none.
     owner: AtomicUsize,
     /// The owner is inside, or about to look whether it may be.

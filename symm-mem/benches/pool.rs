@@ -20,7 +20,7 @@ use cuda_driver::{Context, DevicePtr};
 use process_group::{
     ProcessGroup,
     group::Request,
-    store::{HashStore, Store},
+    store::{HashStore, Store, barrier},
 };
 use support::{Machine, Result, far, timed};
 use symm_mem::{CommitOptions, Domain, Geometry, SymmetricBlock, SymmetricGroup, SymmetricPool, commit_all};
@@ -58,6 +58,8 @@ fn main() -> Result<()> {
             entries(&say)?;
             lookups(&alone, &say)?;
         }
+        // Nothing is taken apart beside what is timed.
+        barrier(&*store, "timed", rank, ranks, far())?;
         for group in [alone, tp, dp, world] {
             group.destroy(far())?;
         }

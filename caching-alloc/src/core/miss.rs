@@ -53,7 +53,7 @@ impl Shard {
         if outcome.is_err()
             && let Some(journal) = &mut self.state.lock().symmetric
         {
-            journal.log(OperationKind::Refuse, request.bytes, None, None, request.site);
+            journal.log(OperationKind::Refuse, request.bytes, None, request.site);
         }
         outcome
     }

@@ -64,10 +64,7 @@ mod statics {
 /// The lock that a hit takes.
 #[cfg(not(all(test, any(loom, shuttle))))]
 mod quick {
-    use crate::biased::Biased;
-
-    pub(in crate::core) type QuickMutex<T> = lock_api::Mutex<Biased, T>;
-    pub(in crate::core) type QuickGuard<'a, T> = lock_api::MutexGuard<'a, Biased, T>;
+    pub(in crate::core) use crate::biased::{BiasedGuard as QuickGuard, BiasedMutex as QuickMutex};
 }
 
 /// To a checker a lock is a lock; this one has models of its own.

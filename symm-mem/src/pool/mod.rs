@@ -163,15 +163,20 @@ impl SymmetricPool {
         Ok(self.hand_out(&arena, placed, bytes))
     }
 
-    /// Publishes the segment that was made for a block, if one was, before the block is handed out.
+    /// A segment that was made for a block is published before the block is handed out.
+    #[inline]
     fn hand_out(&self, arena: &SymmetricArena, placed: Placed, bytes: u64) -> SymmetricBlock {
-        if placed.grown
-            && let Some(segment) = arena.segments().last()
-        {
-            let SymmetricSegment { ordinal, bytes, memory, .. } = *segment;
-            self.table.store(Arc::new(self.table.load().with_segment(ordinal, memory.address, bytes)));
+        if placed.grown {
+            self.publish_last(arena);
         }
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
+    }
+
+    #[cold]
+    fn publish_last(&self, arena: &SymmetricArena) {
+        if let Some(SymmetricSegment { ordinal, bytes, memory, .. }) = arena.segments().last() {
+            self.table.store(Arc::new(self.table.load().with_segment(*ordinal, memory.address, *bytes)));
+        }
     }
 
     /// Where the `bytes` at `ptr` lie, and what their segment is to `group`; `None` if not in this pool. A search

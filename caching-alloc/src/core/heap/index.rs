@@ -62,6 +62,23 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
+    /// Whether what is left of a block that was [found](Self::find), so many units, belongs where that is, so that nothing
+    /// else need be moved: in its bin, of which it is the first. One that is not was found because the first is too short;
+    /// so more than a bin's width is taken of it.
+    #[inline]
+    pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
+        bin_of(records[found as usize].units) == bin_of(left)
+    }
+
+    /// Puts what is left of a block, and has its neighbours, in the place of that, where it [stays](Self::stays).
+    #[inline]
+    pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
+        let Record { units, less, greater, .. } = records[id as usize];
+        debug_assert_eq!(less, NONE, "the first of its bin");
+        records[greater as usize].less = id;
+        self.heads[bin_of(units)] = id;
+    }
+
     /// The least block of at least `units`.
     #[inline]
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {

@@ -172,12 +172,19 @@ impl Heap {
         if whole > most {
             return None;
         }
-        index.remove(&mut self.records, id);
-        self.records[id as usize].state = State::Used;
         if split && whole > units {
-            let rest = self.split(id, units);
-            self.put_in_index(rest);
+            if FreeIndex::stays(&self.records, id, whole - units) {
+                let rest = self.split(id, units);
+                self.free[list as usize].put_in_place(&mut self.records, rest);
+            } else {
+                index.remove(&mut self.records, id);
+                let rest = self.split(id, units);
+                self.put_in_index(rest);
+            }
+        } else {
+            index.remove(&mut self.records, id);
         }
+        self.records[id as usize].state = State::Used;
         Some(id)
     }
 
@@ -260,7 +267,8 @@ impl Heap {
         self.free[list].remove(&mut self.records, id);
     }
 
-    /// Shortens a block that is not free to `units`; what it loses is a block of the same kind, in no index.
+    /// Shortens a block to `units`; what it loses is a block of the same kind, in no index. One that is in an index leaves it
+    /// before, or to what it loses.
     #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
         let whole = self.records[id as usize];

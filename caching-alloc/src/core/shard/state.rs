@@ -307,7 +307,7 @@ impl ShardState {
         let Some(journal) = &mut self.symmetric else { return };
         let lease = &self.leases[id];
         let placement = self.fixed.placement(id);
-        journal.log(kind, lease.requested, Some(placement), None, self.leases.site(id));
+        journal.log(kind, lease.requested, Some(placement), self.leases.site(id));
     }
 
     /// Where a leased block is in its pool.

@@ -122,8 +122,9 @@ impl SymmetricArena {
     /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`]. After
     /// any of them the arena is as it was, but for the last two its log says so.
     #[track_caller]
+    #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
-        self.place(bytes, None, Location::caller())
+        self.place(bytes, Location::caller())
     }
 
     /// Places a block of `bytes` and logs it with the program's own word for it, which error texts then show. Tags
@@ -137,7 +138,12 @@ impl SymmetricArena {
         bytes: u64,
         tag: impl Into<Cow<'static, str>>,
     ) -> Result<Placed, SymmetricError> {
-        self.place(bytes, Some(tag.into()), Location::caller())
+        let placed = self.place(bytes, Location::caller());
+        // A size that no block can have is not logged.
+        if !matches!(placed, Err(SymmetricError::Size(_))) {
+            self.journal.tag(tag.into());
+        }
+        placed
     }
 
     /// Takes a block back. Its memory is reused from the next request on: the caller has ordered its uses before
@@ -156,7 +162,7 @@ impl SymmetricArena {
             .ok_or(SymmetricError::NotAllocated { placement })?;
         let bytes = self.requested[block as usize];
         self.heap.free(block);
-        self.journal.log(OperationKind::Free, bytes, Some(placement), None, Location::caller());
+        self.journal.log(OperationKind::Free, bytes, Some(placement), Location::caller());
         Ok(())
     }
 
@@ -189,7 +195,7 @@ impl SymmetricArena {
             return Err(SymmetricError::SegmentInUse { ordinal, blocks: self.blocks_in(ordinal) });
         }
         let begin = Placement { ordinal, offset: 0 };
-        self.journal.log(OperationKind::Retire, segment.bytes, Some(begin), None, Location::caller());
+        self.journal.log(OperationKind::Retire, segment.bytes, Some(begin), Location::caller());
         self.journal.retire(ordinal);
         self.withheld.push(segment.memory);
         Ok(())
@@ -280,12 +286,7 @@ impl SymmetricArena {
         self.give_back()
     }
 
-    fn place(
-        &mut self,
-        bytes: u64,
-        tag: Option<Cow<'static, str>>,
-        site: &'static Location<'static>,
-    ) -> Result<Placed, SymmetricError> {
+    fn place(&mut self, bytes: u64, site: &'static Location<'static>) -> Result<Placed, SymmetricError> {
         let units = units_for(bytes)?;
         let placed = self.heap.allocate(units, LIST, true);
         let (block, grown) = match placed {
@@ -294,7 +295,7 @@ impl SymmetricArena {
                 let memory = match self.grow(bytes) {
                     Ok(grown) => grown,
                     Err(error) => {
-                        self.journal.log(OperationKind::Refuse, bytes, None, tag, site);
+                        self.journal.log(OperationKind::Refuse, bytes, None, site);
                         return Err(error);
                     }
                 };
@@ -309,7 +310,7 @@ impl SymmetricArena {
         self.requested[block as usize] = bytes;
         let record = self.heap.block(block);
         let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
-        self.journal.log(OperationKind::Allocate, bytes, Some(placement), tag, site);
+        self.journal.log(OperationKind::Allocate, bytes, Some(placement), site);
         if let Some(memory) = grown {
             self.journal.enter(memory);
         }

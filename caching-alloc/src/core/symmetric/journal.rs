@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::panic::Location;
 
-use super::log::{Log, LogState, NewOperation, OperationKind};
+use super::log::{Log, LogState, OperationKind};
 use super::{Geometry, Placement};
 use crate::core::size::UNIT;
 use crate::core::source::SegmentMemory;
@@ -62,12 +62,12 @@ impl Journal {
     }
 
     /// Logs an operation.
+    #[inline(always)]
     pub(in crate::core) fn log(
         &mut self,
         kind: OperationKind,
         bytes: u64,
         placement: Option<Placement>,
-        tag: Option<Cow<'static, str>>,
         site: &'static Location<'static>,
     ) {
         match kind {
@@ -75,7 +75,12 @@ impl Journal {
             OperationKind::Free => self.in_use = self.in_use.saturating_sub(bytes.next_multiple_of(UNIT)),
             OperationKind::Refuse | OperationKind::Retire => {}
         }
-        self.log.push(NewOperation { kind, bytes, placement, tag, site });
+        self.log.push(kind, bytes, placement, site);
+    }
+
+    /// Gives the operation that was logged last the program's word for it.
+    pub(super) fn tag(&mut self, tag: Cow<'static, str>) {
+        self.log.tag(tag);
     }
 
     /// Enters a segment, after the request that made it was logged.

@@ -70,16 +70,6 @@ impl std::fmt::Display for Operation {
     }
 }
 
-/// An operation before it is in the log.
-#[derive(Debug, Clone)]
-pub(crate) struct NewOperation {
-    pub(crate) kind: OperationKind,
-    pub(crate) bytes: u64,
-    pub(crate) placement: Option<Placement>,
-    pub(crate) tag: Option<Cow<'static, str>>,
-    pub(crate) site: &'static Location<'static>,
-}
-
 /// A rolling hash of every operation, the hashes at lengths 1, 2, 4, 8…, and the last operations in full.
 #[derive(Debug, Clone)]
 pub struct Log {
@@ -202,8 +192,15 @@ impl Log {
         })
     }
 
-    pub(crate) fn push(&mut self, new: NewOperation) {
-        let NewOperation { kind, bytes, placement, tag, site } = new;
+    /// Takes an operation in. Every allocation does: of what is known where it is called nothing is asked.
+    #[inline(always)]
+    pub(crate) fn push(
+        &mut self,
+        kind: OperationKind,
+        bytes: u64,
+        placement: Option<Placement>,
+        site: &'static Location<'static>,
+    ) {
         let (what, place) = (What::new(kind, bytes), PackedPlacement::new(placement));
         let given_up = matches!(kind, OperationKind::Free | OperationKind::Retire);
         let hash = mix(self.state.hash, what.0);
@@ -215,19 +212,34 @@ impl Log {
             Some(oldest) => {
                 self.before = LogState { length: self.before.length + 1, hash: oldest.hash };
                 *oldest = record;
-                if self.tags.front().is_some_and(|(tagged, _)| *tagged < self.before.length) {
-                    self.tags.pop_front();
+                if !self.tags.is_empty() {
+                    self.forget_tags();
                 }
             }
             None => self.recent.push(record),
         }
-        if let Some(tag) = tag {
-            self.tags.push_back((seq, tag));
-        }
         self.state = LogState { length: seq + 1, hash };
         if self.state.length.is_power_of_two() {
-            self.powers.push(self.state);
+            self.keep_power();
         }
+    }
+
+    #[cold]
+    fn keep_power(&mut self) {
+        self.powers.push(self.state);
+    }
+
+    /// Forgets the tag of an operation that is no longer kept.
+    #[cold]
+    fn forget_tags(&mut self) {
+        if self.tags.front().is_some_and(|(tagged, _)| *tagged < self.before.length) {
+            self.tags.pop_front();
+        }
+    }
+
+    /// Gives the last operation the program's word for it.
+    pub(crate) fn tag(&mut self, tag: Cow<'static, str>) {
+        self.tags.push_back((self.state.length - 1, tag));
     }
 
     fn record(&self, seq: u64) -> Option<&Record> {
@@ -261,13 +273,8 @@ mod tests {
     fn log_of(sizes: &[u64]) -> Log {
         let mut log = Log::new(GEOMETRY, 8);
         for bytes in sizes {
-            log.push(NewOperation {
-                kind: OperationKind::Allocate,
-                bytes: *bytes,
-                placement: Some(Placement { ordinal: 0, offset: 0 }),
-                tag: None,
-                site: Location::caller(),
-            });
+            let begin = Some(Placement { ordinal: 0, offset: 0 });
+            log.push(OperationKind::Allocate, *bytes, begin, Location::caller());
         }
         log
     }
@@ -278,13 +285,9 @@ mod tests {
         let mut log = log_of(&[1, 512, 1 << 30]);
         assert_eq!(Log::new(GEOMETRY, 8).state().hash, 294_558_605_038_270_209);
         assert_eq!(log.state().hash, 15_452_243_419_694_803_540);
-        log.push(NewOperation {
-            kind: OperationKind::Free,
-            bytes: 512,
-            placement: Some(Placement { ordinal: 3, offset: 1024 }),
-            tag: Some("tags are not hashed".into()),
-            site: Location::caller(),
-        });
+        let place = Some(Placement { ordinal: 3, offset: 1024 });
+        log.push(OperationKind::Free, 512, place, Location::caller());
+        log.tag("tags are not hashed".into());
         assert_eq!(log.state(), LogState { length: 4, hash: 11_485_877_147_619_512_347 });
     }
 
@@ -322,9 +325,12 @@ mod tests {
             for (kind, bytes, ordinal, units, tag) in operations {
                 let kind = [Allocate, Free, Refuse, Retire][kind];
                 let place = Placement { ordinal, offset: u64::from(units) * UNIT };
-                let (placement, tag) = ((kind != Refuse).then_some(place), tag.map(Cow::Owned));
+                let (placement, tag) = ((kind != Refuse).then_some(place), tag.map(Cow::<str>::Owned));
                 let site = Location::caller();
-                log.push(NewOperation { kind, bytes, placement, tag: tag.clone(), site });
+                log.push(kind, bytes, placement, site);
+                if let Some(tag) = &tag {
+                    log.tag(tag.clone());
+                }
                 let (seq, hash) = (all.len() as u64, log.state().hash);
                 all.push(Operation { seq, kind, bytes, placement, tag, file: site.file().into(), line: site.line(), hash });
             }
