@@ -1,14 +1,19 @@
-//! What NCCL leaves behind by itself: the same cases with nothing but its own functions, on real GPUs.
+//! What NCCL leaves behind by itself, and how long its aborts take: the same cases with nothing but its own functions, on
+//! real GPUs.
 //!
 //! A call that an abort ends inside NCCL leaves some of what it had begun, whoever aborts it (2.28.9: memory of a
 //! connection that was being made, descriptors of a registration and of an initialisation). No caller can give that
 //! back; so what a case leaves is held against what NCCL leaves alone.
+//!
+//! A communicator's own threads wait for messages for half a second at a time, and look only between two waits whether
+//! they are to end; one that no message comes to ends after the second (2.28.9, `src/proxy.cc`). So NCCL may need a second
+//! for what it does alone, and a case that is late is held beside that.
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cuda_driver::memory::DeviceMemory;
@@ -61,14 +66,15 @@ impl Cell {
 }
 
 /// One round: the first rank is aborted by another thread while it is inside the case's call, then the others, then a
-/// child, which NCCL gives also where it could not be made.
+/// child, which NCCL gives also where it could not be made. Returns how long the first abort took, with the call that it
+/// ended.
 pub(super) fn round(
     case: Case,
     contexts: &[Context],
     api: &Api,
     id: &UniqueId,
     pause: Duration,
-) -> Result<()> {
+) -> Result<Duration> {
     let id = ncclUniqueId { internal: id.as_bytes().map(u8::cast_signed) };
     let (init, abort) = (api.ncclCommInitRank()?, api.ncclCommAbort()?);
     let size = i32::try_from(contexts.len())?;
@@ -95,7 +101,7 @@ pub(super) fn round(
     let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
     let memory = DeviceMemory::new(context, 4096)?;
     let segment = if case == Case::Window { Some(segment(context)?) } else { None };
-    thread::scope(|scope| {
+    let took = thread::scope(|scope| {
         let inside = scope.spawn(|| -> Result<()> {
             let _current = context.enter()?;
             let (comm, at, stream) = (cells[0].get(), memory.ptr().0 as *mut c_void, stream.raw().cast());
@@ -136,6 +142,7 @@ pub(super) fn round(
                 unsafe { abort(cell.get()) };
             }
         };
+        let begun = Instant::now();
         abort_one(&cells[0]);
         let deadline = Deadline::after(HUNG);
         while !inside.is_finished() {
@@ -144,13 +151,14 @@ pub(super) fn round(
             }
             thread::sleep(Duration::from_millis(1).min(deadline.remaining()));
         }
+        let took = begun.elapsed();
         inside.join().ok().context("the call panicked")??;
         // The last of a process frees all of it: nobody is inside any more.
         cells[1..].iter().for_each(abort_one);
         // After its parent, whose abort raises the flag of a child that failed.
         abort_one(child);
-        Ok::<_, anyhow::Error>(())
+        Ok::<_, anyhow::Error>(took)
     })?;
     let _ = stream.synchronize();
-    Ok(())
+    Ok(took)
 }

@@ -45,7 +45,7 @@ const SLACK: u64 = 64 << 20;
 /// How long what was told to end may take to be gone; and once something was left, which is an error already.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_millis(200)];
 
-/// Rounds that a case begins with on real GPUs. The embedded device keeps nothing that a first round does not show.
+/// Rounds that a case begins with.
 const FIRST: u32 = 6;
 
 /// How often a line says how far it is, where nobody sees a bar.
@@ -102,8 +102,10 @@ struct Soaked {
     grew: Vec<Grew>,
     /// Rounds of the case itself, of which `left` is.
     times: u32,
-    /// What as many rounds leave that make nothing but NCCL's own calls.
+    /// Of a case that left something or was late: what as many rounds leave that make nothing but NCCL's own calls.
     nccl_alone: Option<Growth>,
+    /// The longest that an abort took there, in ms.
+    nccl_alone_most: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -122,8 +124,10 @@ impl Soaked {
     /// What it left.
     fn leavings(&self) -> String {
         let Self { kept, left, times, .. } = self;
-        let alone = self.nccl_alone.as_ref();
-        let alone = alone.map(|alone| format!(" (by NCCL's own calls alone: {alone})")).unwrap_or_default();
+        let alone = self.nccl_alone.as_ref().zip(self.nccl_alone_most);
+        let alone = alone
+            .map(|(left, most)| format!(" (by NCCL's own calls alone: {left}, and {most:.2} ms at most)"));
+        let alone = alone.unwrap_or_default();
         format!("kept once: {kept}; left by {times} rounds: {left}{alone}")
     }
 
@@ -151,7 +155,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     let plan = backend::plan(options.backend, Some(options.ranks.unwrap_or(2)))?;
     let ranks = options.ranks.unwrap_or(if plan.backend == Backend::Cuda { 2 } else { 3 });
-    let report = soak(plan.backend, ranks, options.times, &options.only)?;
+    let limit = Duration::from_secs(options.limit);
+    let report = soak(plan.backend, ranks, options.times, &options.only, limit)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -163,7 +168,6 @@ pub(super) fn run(options: &Options) -> Result<()> {
         }
         report.skipped.iter().for_each(|why| println!("skipped: {why}"));
     }
-    let limit = Duration::from_secs(options.limit);
     let wrong: Vec<_> = report.cases.iter().filter_map(|soaked| soaked.wrong(limit)).collect();
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     Ok(())
@@ -190,7 +194,7 @@ fn run_sanitized(options: &Options) -> Result<()> {
 }
 
 /// Runs every case, or those that are wanted, so many times.
-fn soak(backend: Backend, ranks: u32, times: u32, only: &[Case]) -> Result<Report> {
+fn soak(backend: Backend, ranks: u32, times: u32, only: &[Case], limit: Duration) -> Result<Report> {
     let dropped = Dropped::listen();
     let devices = backend::open(backend, ranks)?;
     let contexts = (0..ranks)
@@ -213,7 +217,7 @@ fn soak(backend: Backend, ranks: u32, times: u32, only: &[Case]) -> Result<Repor
         match case.missing(&devices.nccl) {
             Some(why) => skipped.push(format!("{}: {why}", case.name())),
             None => {
-                let soaked = soak.case(case, times)?;
+                let soaked = soak.case(case, times, limit)?;
                 soak.progress.tell(&soaked.describe());
                 cases.push(soaked);
             }
@@ -241,12 +245,12 @@ struct Soak<'a> {
 }
 
 impl Soak<'_> {
-    fn case(&mut self, case: Case, times: u32) -> Result<Soaked> {
-        let (first, slack) = if self.backend == Backend::Cuda { (FIRST, SLACK) } else { (1, 0) };
+    fn case(&mut self, case: Case, times: u32, limit: Duration) -> Result<Soaked> {
+        let slack = if self.backend == Backend::Cuda { SLACK } else { 0 };
         let longest = case.longest_pause(self.backend);
         let before = Footprint::settled(self.contexts)?;
-        for number in 0..first {
-            let pause = longest * number / first.saturating_sub(1).max(1);
+        for number in 0..FIRST {
+            let pause = longest * number / (FIRST - 1);
             self.round(case, &format!("first round {number}"), pause)?;
         }
         let begin = Footprint::settled(self.contexts)?;
@@ -262,27 +266,30 @@ impl Soak<'_> {
                 grew.push(Grew { round: number, more });
             }
         }
-        let ms = taken.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        let took = Percentiles::of(taken.iter().map(|time| time.as_secs_f64() * 1e3).collect());
         let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
-        let nccl_alone = match self.backend {
-            Backend::Cuda if !grew.is_empty() && alone::knows(case) => Some(self.alone(case, times)?),
-            _ => None,
-        };
+        let late = took.most > limit.as_secs_f64() * 1e3;
+        let asked = self.backend == Backend::Cuda && (late || !grew.is_empty()) && alone::knows(case);
+        let alone = if asked { Some(self.alone(case, times)?) } else { None };
+        let (nccl_alone, nccl_alone_most) = alone.unzip();
         Ok(Soaked {
             case: case.name(),
             rounds: taken.len(),
-            took: Percentiles::of(ms),
+            took,
             kept: before.growth(&begin, 0),
             left,
             grew,
             times,
             nccl_alone,
+            nccl_alone_most,
         })
     }
 
-    /// What so many rounds of NCCL's own calls leave, told from a few, or from more, after some for what it keeps once.
-    fn alone(&mut self, case: Case, times: u32) -> Result<Growth> {
+    /// What so many rounds of NCCL's own calls leave, told from a few, or from more, after some for what it keeps once; and
+    /// the longest abort, in ms.
+    fn alone(&mut self, case: Case, times: u32) -> Result<(Growth, f64)> {
         let rounds = alone::rounds(case, times);
+        let mut most = Duration::ZERO;
         let mut begin = Footprint::settled(self.contexts)?;
         for number in 0..FIRST + rounds {
             if number == FIRST {
@@ -290,11 +297,12 @@ impl Soak<'_> {
             }
             self.progress.next(&format!("{}, NCCL alone, round {number}", case.name()));
             let id = if case == Case::Init { self.ids.next()? } else { self.nccl.unique_id()? };
-            alone::round(case, self.contexts, self.nccl.api(), &id, alone::pause(case, number))?;
+            let pause = alone::pause(case, number);
+            most = most.max(alone::round(case, self.contexts, self.nccl.api(), &id, pause)?);
         }
         let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
         // Of what is left now and then, more rounds are no measure of fewer.
-        Ok(left.of_rounds(rounds, times.max(rounds)))
+        Ok((left.of_rounds(rounds, times.max(rounds)), most.as_secs_f64() * 1e3))
     }
 
     /// How long the aborts of a round took, once nothing is under way any more.
