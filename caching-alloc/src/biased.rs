@@ -27,7 +27,7 @@ use loom::{
 const FIRST_STREAK: u32 = 64;
 const LONGEST_STREAK: u32 = 1 << 14;
 
-/// A value that one thread uses mostly.
+/// A value that one thread uses mostly. Who waits for it spins, so it is held briefly; a panic does not poison it.
 ///
 /// ```
 /// use caching_alloc::biased::BiasedMutex;

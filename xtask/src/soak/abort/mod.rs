@@ -102,10 +102,17 @@ struct Soaked {
     grew: Vec<Grew>,
     /// Rounds of the case itself, of which `left` is.
     times: u32,
-    /// Of a case that left something or was late: what as many rounds leave that make nothing but NCCL's own calls.
-    nccl_alone: Option<Growth>,
-    /// The longest that an abort took there, in ms.
-    nccl_alone_most: Option<f64>,
+    /// What came of rounds that make nothing but NCCL's own calls; of a case that left something or was late.
+    nccl_alone: Option<Alone>,
+}
+
+#[derive(Debug, Serialize)]
+struct Alone {
+    /// What as many rounds leave as the case had.
+    #[serde(flatten)]
+    left: Growth,
+    /// The longest that an abort took, in ms.
+    most: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -124,18 +131,23 @@ impl Soaked {
     /// What it left.
     fn leavings(&self) -> String {
         let Self { kept, left, times, .. } = self;
-        let alone = self.nccl_alone.as_ref().zip(self.nccl_alone_most);
-        let alone = alone
-            .map(|(left, most)| format!(" (by NCCL's own calls alone: {left}, and {most:.2} ms at most)"));
-        let alone = alone.unwrap_or_default();
+        let describe = |Alone { left, most }: &Alone| {
+            format!(" (by NCCL's own calls alone: {left}, and {most:.2} ms at most)")
+        };
+        let alone = self.nccl_alone.as_ref().map(describe).unwrap_or_default();
         format!("kept once: {kept}; left by {times} rounds: {left}{alone}")
+    }
+
+    fn is_late(&self, limit: Duration) -> bool {
+        self.took.most > limit.as_secs_f64() * 1e3
     }
 
     /// What is wrong with it, if something is.
     fn wrong(&self, limit: Duration) -> Option<String> {
-        let late = self.took.most > limit.as_secs_f64() * 1e3;
-        let late = late.then(|| format!("took {:.0} ms, {} s is the limit", self.took.most, limit.as_secs()));
-        let alone = self.nccl_alone.as_ref().is_some_and(|alone| self.left.is_within(alone, SLACK));
+        let late = self
+            .is_late(limit)
+            .then(|| format!("took {:.0} ms, {} s is the limit", self.took.most, limit.as_secs()));
+        let alone = self.nccl_alone.as_ref().is_some_and(|alone| self.left.is_within(&alone.left, SLACK));
         let ends = self.grew.first().zip(self.grew.last()).filter(|_| !alone);
         let grew = ends.map(|(first, last)| {
             let times = self.grew.len();
@@ -266,28 +278,28 @@ impl Soak<'_> {
                 grew.push(Grew { round: number, more });
             }
         }
-        let took = Percentiles::of(taken.iter().map(|time| time.as_secs_f64() * 1e3).collect());
+        let ms = taken.iter().map(|time| time.as_secs_f64() * 1e3).collect();
         let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
-        let late = took.most > limit.as_secs_f64() * 1e3;
-        let asked = self.backend == Backend::Cuda && (late || !grew.is_empty()) && alone::knows(case);
-        let alone = if asked { Some(self.alone(case, times)?) } else { None };
-        let (nccl_alone, nccl_alone_most) = alone.unzip();
-        Ok(Soaked {
+        let mut soaked = Soaked {
             case: case.name(),
             rounds: taken.len(),
-            took,
+            took: Percentiles::of(ms),
             kept: before.growth(&begin, 0),
             left,
             grew,
             times,
-            nccl_alone,
-            nccl_alone_most,
-        })
+            nccl_alone: None,
+        };
+        let asked = soaked.is_late(limit) || !soaked.grew.is_empty();
+        if self.backend == Backend::Cuda && asked && alone::knows(case) {
+            soaked.nccl_alone = Some(self.alone(case, times)?);
+        }
+        Ok(soaked)
     }
 
     /// What so many rounds of NCCL's own calls leave, told from a few, or from more, after some for what it keeps once; and
     /// the longest abort, in ms.
-    fn alone(&mut self, case: Case, times: u32) -> Result<(Growth, f64)> {
+    fn alone(&mut self, case: Case, times: u32) -> Result<Alone> {
         let rounds = alone::rounds(case, times);
         let mut most = Duration::ZERO;
         let mut begin = Footprint::settled(self.contexts)?;
@@ -302,7 +314,7 @@ impl Soak<'_> {
         }
         let left = begin.growth(&Footprint::settled(self.contexts)?, 0);
         // Of what is left now and then, more rounds are no measure of fewer.
-        Ok((left.of_rounds(rounds, times.max(rounds)), most.as_secs_f64() * 1e3))
+        Ok(Alone { left: left.of_rounds(rounds, times.max(rounds)), most: most.as_secs_f64() * 1e3 })
     }
 
     /// How long the aborts of a round took, once nothing is under way any more.
