@@ -32,6 +32,7 @@ mod record;
 mod registration;
 mod shrink;
 mod streams;
+mod survivors;
 mod torch;
 mod watch;
 mod window;

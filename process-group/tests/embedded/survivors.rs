@@ -1,0 +1,309 @@
+//! Groups that go on without some of their ranks: shrink, revoke; and ranks that are killed.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use process_group::{
+    ProcessGroup,
+    comm::{CommError, DataType::F32, Group, Origin, ReduceOp, ShrinkMode},
+    group::{Buffer, GroupError, P2pPolicy, Request, ShrinkError, Witnesses},
+    store::{Deadline, Store, TcpStore},
+};
+use rustix::process::Signal;
+use rusty_fork::rusty_fork_test;
+
+use super::common::{Rank, faithful, far, machine, machine_with, values};
+use super::hooked::Hooked;
+use super::processes::{all_succeed, spawn};
+
+/// A sum over the group, of each rank's number in the job and 1.
+fn group_sum(rank: &Rank, group: &ProcessGroup) -> f32 {
+    let stream = rank.stream();
+    let memory = rank.memory(&[group.global_rank() as f32 + 1.0; 4]);
+    let buffer = Buffer::new(memory.ptr(), 4, F32);
+    let work = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
+    work.wait_timeout(far()).unwrap();
+    values(&memory)[0]
+}
+
+rusty_fork_test! {
+    #[test]
+    fn a_group_shrinks_by_nccl_where_that_can_and_over_the_store_where_not() {
+        for (release, origin) in
+            [(22809, Origin::Shrink(ShrinkMode::Orderly)), (22602, Origin::UniqueId), (21602, Origin::UniqueId)]
+        {
+            let machine = machine_with(4, release);
+            machine.ranks(4, |rank| {
+                let world = rank.world();
+                assert_eq!(world.startup().making.unwrap().origin, Origin::UniqueId);
+                if rank.rank == 1 {
+                    rank.store.wait(&["over"], far()).unwrap();
+                    return world.abort(far()).unwrap();
+                }
+                let rest = world.shrink(&[1], ShrinkMode::Orderly).unwrap();
+                assert_eq!(rest.global_ranks(), [0, 2, 3]);
+                assert_eq!(rest.name(), "world without 1");
+                assert!(rest.id() > world.id() && rest.id().epoch == world.id().epoch);
+                assert_eq!(group_sum(&rank, &rest), 8.0);
+                let startup = rest.startup();
+                let making = startup.making.unwrap();
+                assert_eq!(making.origin, origin);
+                assert!(startup.rendezvous_us > 0.0 && startup.exchange_us > 0.0 && making.nccl_us > 0.0);
+                assert!(making.free_memory_difference.unwrap() != 0, "{startup}");
+                // And once more.
+                if rank.rank != 2 {
+                    let two = rest.shrink(&[1], ShrinkMode::Orderly).unwrap();
+                    assert_eq!(group_sum(&rank, &two), 5.0);
+                    two.destroy(far()).unwrap();
+                }
+                rest.barrier(far()).unwrap();
+                rest.abort(far()).unwrap();
+                rank.store.set("over", b"").unwrap();
+                world.abort(far()).unwrap();
+            });
+            machine.world.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn survivors_who_leave_out_others_are_told_and_may_try_again() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.world();
+            // Nobody can go on alone, so none of them is done before another comes.
+            let wrong = [(rank.rank + 1) % 3];
+            let error = world.shrink(&wrong, ShrinkMode::AfterFailure).unwrap_err();
+            let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+            else {
+                panic!("{error}")
+            };
+            assert!(excluded != other_excluded);
+            if rank.rank == 1 {
+                rank.store.wait(&["over"], far()).unwrap();
+                return world.abort(far()).unwrap();
+            }
+            let rest = world.shrink(&[1], ShrinkMode::AfterFailure).unwrap();
+            assert_eq!(rest.startup().making.unwrap().origin, Origin::Shrink(ShrinkMode::AfterFailure));
+            assert_eq!(group_sum(&rank, &rest), 4.0);
+            rest.destroy(far()).unwrap();
+            rank.store.set("over", b"").unwrap();
+            world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Whoever looked at all cards before any other stood there is not the one who says that all agree.
+    #[test]
+    fn survivors_who_come_while_another_looks_are_compared_too() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let (store, has_looked) = (rank.store.clone(), AtomicBool::new(false));
+            let look = move |call: &'static str, key: &str| {
+                // The last card of its first look.
+                if let Some(cards) = key.strip_suffix("card/2")
+                    && call == "check"
+                    && !has_looked.swap(true, Ordering::Relaxed)
+                {
+                    store.set("looked", b"")?;
+                    store.wait(&[&format!("{cards}card/0"), &format!("{cards}card/1")], far())?;
+                }
+                Ok(())
+            };
+            let builder = rank.builder();
+            let builder = if rank.rank == 2 { builder.store(Arc::new(Hooked::new(&rank.store, look))) } else { builder };
+            let world = builder.build().unwrap();
+            if rank.rank != 2 {
+                rank.store.wait(&["looked"], far()).unwrap();
+            }
+            let error = world.shrink(&[(rank.rank + 1) % 3], ShrinkMode::AfterFailure).unwrap_err();
+            assert!(matches!(error, GroupError::Shrink { source: ShrinkError::Differ { .. }, .. }), "{error}");
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_survivor_that_does_not_come_is_named() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.world();
+            if rank.rank == 0 {
+                let deadline = Deadline::after(Duration::from_millis(300));
+                let config = world.communicator().config().clone();
+                let late = world.shrink_with(&[1], ShrinkMode::AfterFailure, config, deadline).unwrap_err();
+                assert!(matches!(&late, GroupError::Absent { ranks, .. } if *ranks == [2]), "{late}");
+                let myself = world.shrink(&[0], ShrinkMode::Orderly).unwrap_err();
+                assert!(matches!(myself, GroupError::Comm(CommError::Argument(_))), "{myself}");
+            }
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn work_of_a_revoked_group_is_an_error_and_its_members_go_on() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            let is_revoked =
+                |error: &GroupError| matches!(error, GroupError::Comm(CommError::Revoked { .. }));
+            let given_up = (rank.rank == 0).then(|| reduce().unwrap());
+            world.revoke(far()).unwrap();
+            if let Some(work) = given_up {
+                let error = work.wait_timeout(far()).unwrap_err();
+                assert!(is_revoked(&error), "{error}");
+            }
+            let error = reduce().unwrap_err();
+            assert!(is_revoked(&error), "{error}");
+            let again = world.split("again", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
+            assert_eq!(group_sum(&rank, &again), 3.0);
+            again.destroy(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Also messages on communicators of their own.
+    #[test]
+    fn messages_of_a_revoked_group_are_errors() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().p2p(P2pPolicy::Lanes(1)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let receive = || unsafe { world.recv(buffer, 1 - rank.rank, &stream) };
+            let work = receive().unwrap();
+            world.revoke(far()).unwrap();
+            stream.synchronize().unwrap();
+            for error in [work.wait_timeout(far()).unwrap_err(), receive().unwrap_err()] {
+                assert!(matches!(error, GroupError::Comm(CommError::Revoked { .. })), "{error}");
+            }
+            world.barrier(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_revoked_goes_on() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.builder().lazy().build().unwrap();
+            let error = world.revoke(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Comm(CommError::Unmade { .. })), "{error}");
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let reduce = || unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            reduce().unwrap().wait_timeout(far()).unwrap();
+            {
+                let _inside = Group::begin(world.nccl()).unwrap();
+                let error = world.revoke(far()).unwrap_err();
+                assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
+            }
+            reduce().unwrap().wait_timeout(far()).unwrap();
+            world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_group_without_revoking_says_so_and_goes_on() {
+        let machine = machine_with(1, 22803);
+        let world = machine.ranks(1, |rank| rank.world()).pop().unwrap();
+        let error = world.revoke(far()).unwrap_err();
+        assert!(matches!(error, GroupError::Comm(CommError::Missing(_))), "{error}");
+        world.check().unwrap();
+        world.destroy(far()).unwrap();
+        machine.world.finish().unwrap();
+    }
+}
+
+const RANKS: usize = 8;
+const VICTIMS: [usize; 2] = [2, 5];
+
+/// The body of a rank, when it is started by the test below.
+#[test]
+fn one_rank() {
+    let Ok(witnesses) = env::var("PROCESS_GROUP_TEST_SHRINK") else { return };
+    let is_apart = witnesses == "store";
+    let machine = faithful(RANKS, 22809);
+    let me: usize = env::var("RANK").unwrap().parse().unwrap();
+    let rank = Rank {
+        rank: me,
+        size: RANKS,
+        context: machine.context(me),
+        nccl: machine.nccl.clone(),
+        store: machine.store.clone(),
+        id: process_group::comm::UniqueId::from_bytes([0; 128]),
+    };
+    let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
+    let witnesses = if is_apart { Witnesses::Store } else { Witnesses::Kernel };
+    let world = builder.witnesses(witnesses).timeout(Duration::from_secs(60)).build().unwrap();
+    assert_eq!(group_sum(&rank, &world), 36.0);
+    world.barrier(far()).unwrap();
+    if VICTIMS.contains(&me) {
+        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    }
+    let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+    let buffer = Buffer::new(memory.ptr(), 4, F32);
+    let lost = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
+        .and_then(|work| work.wait_timeout(far()));
+    let GroupError::Lost { rank: first, .. } = lost.unwrap_err() else { panic!("nobody is lost") };
+    let mut gone = BTreeSet::from([first]);
+    if is_apart {
+        // Until both losses were told: a group that begins later hears of them all the same.
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    // One at a time, or whom another survivor knows of.
+    let rest = loop {
+        let excluded: Vec<_> = gone.iter().copied().collect();
+        match world.shrink(&excluded, ShrinkMode::AfterFailure) {
+            Ok(rest) => break rest,
+            Err(GroupError::Lost { rank, .. }) => drop(gone.insert(rank)),
+            Err(GroupError::Shrink {
+                source: ShrinkError::Differ { excluded, other_excluded, .. }, ..
+            }) => {
+                gone.extend(excluded.into_iter().chain(other_excluded));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(gone, BTreeSet::from(VICTIMS));
+    assert_eq!(rest.size(), RANKS - VICTIMS.len());
+    assert_eq!(group_sum(&rank, &rest), (36 - VICTIMS[0] - VICTIMS[1] - 2) as f32);
+    world.abort(far()).unwrap();
+    rest.destroy(far()).unwrap();
+}
+
+#[test]
+fn survivors_of_eight_of_whom_two_are_killed_have_right_sums() {
+    ["kernel", "store"].into_iter().for_each(survive);
+}
+
+/// Losses are known by these witnesses.
+fn survive(witnesses: &str) {
+    let store = TcpStore::host(0).unwrap();
+    let start = |rank| {
+        let test = concat!(module_path!(), "::one_rank");
+        spawn(test, ("PROCESS_GROUP_TEST_SHRINK", witnesses), rank, RANKS, &store.address())
+    };
+    let mut victims = Vec::new();
+    let mut survivors = Vec::new();
+    for rank in 0..RANKS {
+        if VICTIMS.contains(&rank) { &mut victims } else { &mut survivors }.push(start(rank));
+    }
+    all_succeed(survivors);
+    assert!(victims.into_iter().all(|mut victim| !victim.wait().unwrap().success()));
+}
