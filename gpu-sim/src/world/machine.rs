@@ -4,6 +4,8 @@ use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub(crate) use super::builder::Mode;
 use super::{Builder, Leak, Part, Report, WorldError};
@@ -13,6 +15,9 @@ use crate::kernel::Kernels;
 use crate::memory::Memory;
 use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
+
+/// How long what is left at the end of a strict world may take to go.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The world's shared state; reached through [`machine()`].
 #[derive(Debug)]
@@ -132,19 +137,37 @@ impl Machine {
         noted.misuse.iter().chain(&noted.notes).cloned().collect()
     }
 
+    fn parts(&self) -> Vec<Arc<dyn PartOf>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// What was made and not unmade so far.
+    fn leaks(&self) -> Vec<Leak> {
+        let mut leaks: Vec<Leak> = self.parts().iter().flat_map(|p| p.leaks()).collect();
+        leaks.extend(self.contexts.leaks());
+        leaks.extend(self.streams.leaks());
+        leaks.extend(self.kernels.leaks());
+        leaks.extend(self.memory.leaks());
+        leaks
+    }
+
+    /// Gives threads for which the program does not wait the time to let go of what they still hold. A seeded world has
+    /// none.
+    pub(super) fn settle(&self) {
+        let late = Instant::now() + PATIENCE;
+        let is_free = matches!(self.sched, Scheduler::Free(_));
+        while is_free && Instant::now() < late && !self.leaks().is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Ends the world: counts what is left, ends every wait, joins every thread.
     pub(super) fn end(self: &Arc<Self>) -> Report {
         if self.ended.swap(true, SeqCst) {
             return Report::default();
         }
-        let parts: Vec<_> =
-            self.parts.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        let mut leaks: Vec<Leak> = parts.iter().flat_map(|p| p.leaks()).collect();
-        leaks.extend(self.contexts.leaks());
-        leaks.extend(self.streams.leaks());
-        leaks.extend(self.kernels.leaks());
-        leaks.extend(self.memory.leaks());
-        for part in &parts {
+        let leaks = self.leaks();
+        for part in self.parts() {
             part.stop();
         }
         self.sched.stop(self);

@@ -141,14 +141,19 @@ impl World {
             .collect()
     }
 
-    /// Ends the world and says what was left in it.
+    /// Ends the world and says what was left in it. In strict mode, what is left has two seconds to go: a thread that
+    /// the program does not wait for may hold the last of something for a moment.
     ///
     /// # Errors
     /// In strict mode, [`WorldError::Unclean`] when something leaked or was misused.
     pub fn finish(mut self) -> Result<Report, WorldError> {
         let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
+        let is_strict = machine.mode == Mode::Strict;
+        if is_strict {
+            machine.settle();
+        }
         let report = machine.end();
-        if machine.mode == Mode::Strict && !report.is_clean() {
+        if is_strict && !report.is_clean() {
             return Err(WorldError::Unclean(Box::new(report)));
         }
         Ok(report)

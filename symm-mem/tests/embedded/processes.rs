@@ -96,11 +96,6 @@ impl Member {
             group.abort(soon()).unwrap();
         }
         process_group::comm::wait_for_dropped(soon());
-        // A thread that looks after groups may hold the last of them for a moment.
-        let late = soon();
-        while machine.calls("cuDevicePrimaryCtxRelease_v2") == 0 && !late.expired() {
-            thread::sleep(Duration::from_millis(1));
-        }
         machine.finish().unwrap();
     }
 }
