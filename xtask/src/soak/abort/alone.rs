@@ -66,8 +66,8 @@ impl Cell {
 }
 
 /// One round: the first rank is aborted by another thread while it is inside the case's call, then the others, then a
-/// child, which NCCL gives also where it could not be made. Returns how long the first abort took, with the call that it
-/// ended.
+/// child, which NCCL gives also where it could not be made. Returns how long all of that took: the last of a process frees
+/// what the others had.
 pub(super) fn round(
     case: Case,
     contexts: &[Context],
@@ -151,13 +151,12 @@ pub(super) fn round(
             }
             thread::sleep(Duration::from_millis(1).min(deadline.remaining()));
         }
-        let took = begun.elapsed();
         inside.join().ok().context("the call panicked")??;
-        // The last of a process frees all of it: nobody is inside any more.
+        // The last frees all of it: nobody is inside any more.
         cells[1..].iter().for_each(abort_one);
         // After its parent, whose abort raises the flag of a child that failed.
         abort_one(child);
-        Ok::<_, anyhow::Error>(took)
+        Ok::<_, anyhow::Error>(begun.elapsed())
     })?;
     let _ = stream.synchronize();
     Ok(took)

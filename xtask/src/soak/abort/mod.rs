@@ -111,7 +111,7 @@ struct Alone {
     /// What as many rounds leave as the case had.
     #[serde(flatten)]
     left: Growth,
-    /// The longest that an abort took, in ms.
+    /// The longest that the aborts of a round took together, in ms.
     most: f64,
 }
 
@@ -298,7 +298,7 @@ impl Soak<'_> {
     }
 
     /// What so many rounds of NCCL's own calls leave, told from a few, or from more, after some for what it keeps once; and
-    /// the longest abort, in ms.
+    /// the longest that a round's aborts took, in ms.
     fn alone(&mut self, case: Case, times: u32) -> Result<Alone> {
         let rounds = alone::rounds(case, times);
         let mut most = Duration::ZERO;
