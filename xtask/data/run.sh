@@ -85,8 +85,9 @@ print(next(path for path in open("/proc/self/maps").read().split() if "/libnccl.
     done
 }
 
-# What uses NCCL, with a library that compares where the ranks' buffers lie in their windows and says where they differ.
 complaint='symmetric registration check failed'
+
+# What uses NCCL, with a library that compares where the ranks' buffers lie in their windows and says where they differ.
 newer() {
     local test output
     for test in tests/symm-mem tests/process-group; do

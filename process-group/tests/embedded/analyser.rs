@@ -11,7 +11,7 @@ use process_group::{
 
 use super::{
     super::python::{python, torch_is_there},
-    common::{Rank, faithful, far, soon},
+    common::{faithful, far, soon},
     processes::{all_succeed, spawn},
 };
 
@@ -46,14 +46,10 @@ fn one_rank() {
     let Ok(case) = env::var("PROCESS_GROUP_TEST_ANALYSER") else { return };
     let (case, folder) = case.split_once(' ').unwrap();
     let machine = faithful(RANKS, 22809);
-    let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
-    let context = machine.context(device);
-    let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl).dump_folder(folder);
+    let rank = machine.this_rank();
+    let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl).dump_folder(folder);
     let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
     let me = world.rank();
-    let (store, id) = (machine.store.clone(), process_group::comm::UniqueId::from_bytes([0; 128]));
-    let rank =
-        Rank { rank: me, size: RANKS, context: context.clone(), nccl: machine.nccl.clone(), store, id };
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 64]));
     let part = |at: usize, elements| Buffer::new(memory.ptr() + 4 * at, elements, F32);
     let all =

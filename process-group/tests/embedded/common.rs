@@ -1,6 +1,7 @@
 //! A machine, its ranks, and memory that can be looked at.
 
 use std::{
+    env,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
@@ -79,6 +80,24 @@ impl Machine {
         self.driver.device(device as u32).unwrap().retain_primary().unwrap()
     }
 
+    /// A rank on the device of its number, without an id for a communicator.
+    fn rank(&self, rank: usize, size: usize) -> Rank {
+        Rank {
+            rank,
+            size,
+            context: self.context(rank),
+            nccl: self.nccl.clone(),
+            store: self.store.clone(),
+            id: UniqueId::from_bytes([0; 128]),
+        }
+    }
+
+    /// The rank that this process is, as who started it says. Its store is not the others'.
+    pub(crate) fn this_rank(&self) -> Rank {
+        let told = |name| env::var(name).unwrap().parse().unwrap();
+        self.rank(told("RANK"), told("WORLD_SIZE"))
+    }
+
     /// Runs `body` on `size` ranks, a thread and a device each; their results in order.
     pub(crate) fn ranks<T: Send>(&self, size: usize, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
         let all: Vec<_> = (0..size).collect();
@@ -93,20 +112,12 @@ impl Machine {
         body: impl Fn(Rank) -> T + Sync,
     ) -> Vec<T> {
         let id = self.nccl.unique_id().unwrap();
-        let rank = |rank| Rank {
-            rank,
-            size,
-            context: self.context(rank),
-            nccl: self.nccl.clone(),
-            store: self.store.clone(),
-            id,
-        };
         thread::scope(|scope| {
             let body = &body;
             let threads: Vec<_> = present
                 .iter()
                 .map(|number| {
-                    let rank = rank(*number);
+                    let rank = Rank { id, ..self.rank(*number, size) };
                     scope.spawn(move || body(rank))
                 })
                 .collect();

@@ -86,15 +86,8 @@ fn one_rank() {
     let Fate { function, victim, release, dies } = FATES[fate.parse::<usize>().unwrap()];
     process_group::comm::set_drop_error_hook(|_| ());
     let machine = faithful(RANKS, release);
-    let me: usize = env::var("RANK").unwrap().parse().unwrap();
-    let rank = Rank {
-        rank: me,
-        size: RANKS,
-        context: machine.context(me),
-        nccl: machine.nccl.clone(),
-        store: machine.store.clone(),
-        id: process_group::comm::UniqueId::from_bytes([0; 128]),
-    };
+    let rank = machine.this_rank();
+    let me = rank.rank;
     if me == victim {
         let action = if dies { Action::Kill } else { Action::Stop };
         machine.world.faults().inject(Injection::new(function, action));

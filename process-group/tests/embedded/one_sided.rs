@@ -12,7 +12,7 @@ use process_group::{
 use rusty_fork::rusty_fork_test;
 
 use super::{
-    common::{Rank, far, machine_with, soon},
+    common::{far, machine_with, soon},
     processes::{all_succeed, spawn},
     window::segment,
 };
@@ -130,13 +130,9 @@ fn one_rank() {
         return;
     }
     let machine = machine_with(RANKS, RELEASE);
-    let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
-    let context = machine.context(device);
-    let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
+    let rank = machine.this_rank();
+    let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
     let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
-    let (store, id) = (machine.store.clone(), process_group::comm::UniqueId::from_bytes([0; 128]));
-    let nccl = machine.nccl.clone();
-    let rank = Rank { rank: device, size: RANKS, context, nccl, store, id };
     let (stream, segment) = (rank.stream(), segment(&rank));
     windowed(&world, &segment);
     every_one_sided(&world, segment.ptr(), segment.bytes(), &stream);

@@ -78,14 +78,14 @@ fn every_gate(world: &ProcessGroup) {
 fn one_rank() {
     let Ok(case) = env::var("PROCESS_GROUP_TEST_RANK") else { return };
     let machine = machine_with(RANKS, if case == "old" { 21602 } else { 22809 });
-    let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
-    let context = machine.context(device);
-    let builder = ProcessGroup::builder().context(&context).nccl(&machine.nccl);
+    let rank = machine.this_rank();
+    let me = rank.rank;
+    let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
     if case == "absent" {
         // Those who come are there before the deadline runs: processes start when they may.
         let port = env::var("MASTER_PORT").unwrap();
         let store = TcpStore::connect(&format!("127.0.0.1:{port}"), far()).unwrap();
-        store.set(&format!("up/{device}"), b"").unwrap();
+        store.set(&format!("up/{me}"), b"").unwrap();
         let up: Vec<_> = (0..RANKS - 1).map(|rank| format!("up/{rank}")).collect();
         store.wait(&up.iter().map(String::as_str).collect::<Vec<_>>(), far()).unwrap();
         let error = builder.timeout(Duration::from_secs(4)).build().unwrap_err();
@@ -93,7 +93,7 @@ fn one_rank() {
         return;
     }
     let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
-    let me = world.rank();
+    assert_eq!(world.rank(), me);
     let processes: std::collections::HashSet<_> =
         world.members().iter().map(|member| member.process).collect();
     assert_eq!(processes.len(), RANKS);
@@ -101,14 +101,6 @@ fn one_rank() {
         every_gate(&world);
     }
     let pair = world.split("tp", &Request::Color { color: Some(me as u32 / 2), key: 0 }).unwrap().unwrap();
-    let rank = super::common::Rank {
-        rank: me,
-        size: RANKS,
-        context,
-        nccl: machine.nccl.clone(),
-        store: machine.store.clone(),
-        id: process_group::comm::UniqueId::from_bytes([0; 128]),
-    };
     let segment = super::window::segment(&rank);
     let stream = rank.stream();
     for group in [&world, &pair] {

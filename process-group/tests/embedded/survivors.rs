@@ -239,15 +239,8 @@ fn one_rank() {
     let Ok(witnesses) = env::var("PROCESS_GROUP_TEST_SHRINK") else { return };
     let is_apart = witnesses == "store";
     let machine = faithful(RANKS, 22809);
-    let me: usize = env::var("RANK").unwrap().parse().unwrap();
-    let rank = Rank {
-        rank: me,
-        size: RANKS,
-        context: machine.context(me),
-        nccl: machine.nccl.clone(),
-        store: machine.store.clone(),
-        id: process_group::comm::UniqueId::from_bytes([0; 128]),
-    };
+    let rank = machine.this_rank();
+    let me = rank.rank;
     let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
     let witnesses = if is_apart { Witnesses::Store } else { Witnesses::Kernel };
     let world = builder.witnesses(witnesses).timeout(Duration::from_secs(60)).build().unwrap();

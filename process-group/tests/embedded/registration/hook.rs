@@ -9,13 +9,13 @@ use process_group::{
     group::{GroupError, NotRegistered, Request},
     peers::Loss,
     registration::SegmentRegistrar,
-    store::{HashStore, TcpStore},
+    store::TcpStore,
 };
 use rustix::process::Signal;
 
 use super::{
     super::{
-        common::{Rank, far, machine_with},
+        common::{far, machine_with},
         processes::{all_succeed, spawn_with},
     },
     LARGE, Memory, allocator_of, gather, numbers,
@@ -35,17 +35,10 @@ fn start(rank: usize, address: &str, release: &str, variables: &[(&str, &str)]) 
 #[test]
 fn one_rank() {
     let Ok(release) = env::var(CASE) else { return };
-    let told = |name| env::var(name).unwrap_or_default();
-    let (device, fate) = (told("LOCAL_RANK").parse().unwrap(), told("PROCESS_GROUP_TEST_FATE"));
+    let fate = env::var("PROCESS_GROUP_TEST_FATE").unwrap_or_default();
     let machine = machine_with(RANKS, release.parse().unwrap());
-    let rank = Rank {
-        rank: device,
-        size: RANKS,
-        context: machine.context(device),
-        nccl: machine.nccl.clone(),
-        store: HashStore::new().into(),
-        id: process_group::comm::UniqueId::from_bytes([0; 128]),
-    };
+    let rank = machine.this_rank();
+    let device = rank.rank;
     let is_victim = device == VICTIM;
     let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
     let registrar = SegmentRegistrar::attach(&allocator).unwrap();
