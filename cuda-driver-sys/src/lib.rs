@@ -37,8 +37,8 @@ mod version;
 
 pub use binding::{NAMES, VARIABLE};
 pub use dynamic::{
-    Api, Candidate, Function, Item, KnownBad, LoadError, Missing, Origin, Release, VersionFault, Why,
-    candidates, releases,
+    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, Missing, Origin, Release, Target,
+    VersionFault, Why, candidates, releases,
 };
 pub use feature::Feature;
 pub use generated::*;

@@ -1,7 +1,8 @@
 //! What is NCCL's own in finding and asking the library.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, c_void};
 
+use crate::dynamic::library::by_name;
 use crate::{Table, Version, VersionFault, ncclResult_t};
 
 /// What the library is called in messages.
@@ -46,12 +47,8 @@ pub(crate) const SAMPLE: i32 = 22105;
 /// # Safety
 /// Every address that `symbol` answers must be that of the C function asked for.
 pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Table {
-    let find = |function: &crate::Function| match CString::new(function.name) {
-        Ok(name) => symbol(&name),
-        Err(_) => std::ptr::null(),
-    };
     // SAFETY: the caller's contract.
-    unsafe { Table::resolve(find) }
+    unsafe { Table::resolve(|function| by_name(symbol, function.name)) }
 }
 
 /// The release, as the library says.

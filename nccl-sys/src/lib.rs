@@ -51,8 +51,8 @@ pub use binding::{NAMES, VARIABLE};
 pub use config::*;
 pub use config_builder::{Config, ConfigBuilder, ConfigError, CtaPolicy, GraphUsage};
 pub use dynamic::{
-    Api, Candidate, Function, Item, KnownBad, LoadError, Missing, Origin, Release, VersionFault, Why,
-    candidates, releases,
+    Api, Candidate, FileFault, Function, Item, KnownBad, LoadError, Missing, Origin, Release, Target,
+    VersionFault, Why, candidates, releases,
 };
 pub use environment::{Override, overrides};
 pub use feature::Feature;

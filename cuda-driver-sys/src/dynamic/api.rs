@@ -38,10 +38,18 @@ impl Api {
 
     /// Loads the library from `path`.
     ///
+    /// The file is checked before it is mapped ([`FileFault`](crate::FileFault)): a regular ELF file, a shared object
+    /// for this machine, and as long as its headers say.
+    ///
     /// # Errors
     /// [`LoadError`], also if this process has another copy loaded already: two copies do not know of each
     /// other's communicators, contexts and memory.
-    pub fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+    ///
+    /// # Safety
+    /// Loading runs the file's initialisers and calls its functions under the signatures of this crate's headers. The
+    /// file must be the library, or one that keeps the same C contracts, and must not be changed or cut off while the
+    /// process runs.
+    pub unsafe fn load_from(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         Self::from_library(library::open(path.as_ref(), None)?)
     }
 
@@ -53,12 +61,12 @@ impl Api {
     /// # Safety
     /// Every address must be that of the C function asked for, and stay valid for the rest of the process.
     pub unsafe fn from_loader(mut symbol: impl FnMut(&CStr) -> *const c_void) -> Result<Self, LoadError> {
+        library::demand(&mut symbol, None, None)?;
         // SAFETY: the caller's contract.
         let table = unsafe { binding::resolve(&mut symbol) };
         let path = maps::file_of(&table);
-        library::demand(&table, path.as_deref())?;
         // SAFETY: the caller's contract.
-        unsafe { Self::new(table, path) }
+        unsafe { Self::new(table, path, None) }
     }
 
     /// Takes the table as it is, for example that of an embedded device.
@@ -70,21 +78,28 @@ impl Api {
     /// Every function must do what its C declaration promises, for the rest of the process.
     pub unsafe fn from_parts(table: Table) -> Result<Self, LoadError> {
         // SAFETY: the caller's contract.
-        unsafe { Self::new(table, None) }
+        unsafe { Self::new(table, None, None) }
     }
 
     pub(crate) fn from_library(loaded: Loaded) -> Result<Self, LoadError> {
-        let Loaded { table, path } = loaded;
+        let Loaded { table, path, variable } = loaded;
         // SAFETY: the functions are the library's own, resolved by name, and it is never unloaded.
-        unsafe { Self::new(table, Some(path)) }
+        unsafe { Self::new(table, Some(path), variable) }
     }
 
     /// # Safety
     /// As [`Self::from_parts`].
-    unsafe fn new(table: Table, path: Option<PathBuf>) -> Result<Self, LoadError> {
+    unsafe fn new(
+        table: Table,
+        path: Option<PathBuf>,
+        variable: Option<&'static str>,
+    ) -> Result<Self, LoadError> {
         // SAFETY: the caller's contract.
-        let version = unsafe { binding::ask_version(&table) }
-            .map_err(|fault| LoadError::Version { path: path.clone(), fault })?;
+        let version = unsafe { binding::ask_version(&table) }.map_err(|fault| LoadError::Version {
+            path: path.clone(),
+            variable,
+            fault,
+        })?;
         let features = requirement::available(&table, version);
         Ok(Self(Arc::new(Inner { table, version, features, path })))
     }

@@ -2,12 +2,11 @@
 
 use std::env;
 use std::ffi::CStr;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::maps;
+use super::{file, maps};
 use crate::binding;
 
 /// A copy of the library on this host, for this machine's kind of processor.
@@ -90,18 +89,13 @@ impl Found {
                 if !known.origins.contains(&origin) {
                     known.origins.push(origin);
                 }
-            } else if kind(&path).is_some_and(|found| Some(found) == kind(Path::new("/proc/self/exe"))) {
+            } else if file::target(&path)
+                .is_some_and(|found| Some(found) == file::target(Path::new("/proc/self/exe")))
+            {
                 self.0.push(Candidate { path, origins: vec![origin] });
             }
         }
     }
-}
-
-/// Word size, byte order and processor of an ELF file.
-fn kind(path: &Path) -> Option<[u8; 4]> {
-    let mut header = [0; 20];
-    File::open(path).ok()?.read_exact(&mut header).ok()?;
-    header.starts_with(b"\x7fELF").then(|| [header[4], header[5], header[18], header[19]])
 }
 
 /// The files that the loader's cache has for `name`: an array of flags, key and value (the latter two being where

@@ -1,6 +1,6 @@
 //! Finding and opening the library.
 
-use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, c_int, c_void};
 use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
+use super::file::{self, FileFault, Unfit};
 use super::maps;
 use crate::{Table, binding};
 
@@ -21,6 +22,8 @@ static LOADING: Mutex<()> = Mutex::new(());
 pub(crate) struct Loaded {
     pub(crate) table: Table,
     pub(crate) path: PathBuf,
+    /// The environment variable that named it.
+    pub(crate) variable: Option<&'static str>,
 }
 
 /// The library could not be loaded.
@@ -37,6 +40,16 @@ pub enum LoadError {
         /// Why it cannot be read.
         source: io::Error,
     },
+    /// The file cannot be the library; it was not loaded.
+    #[error("{}{} cannot be the {} library: {fault}", .path.display(), told(.variable), binding::LIBRARY)]
+    InvalidFile {
+        /// The path.
+        path: PathBuf,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
+        /// What is wrong with it.
+        fault: FileFault,
+    },
     /// The loader does not take the file for a library.
     #[error("{}{} cannot be loaded as a library", .path.display(), told(.variable))]
     NotALibrary {
@@ -48,10 +61,15 @@ pub enum LoadError {
         source: libloading::Error,
     },
     /// The file is a library, but not this one.
-    #[error("{} is not the {} library: it has no symbol `{symbol}`", place(.path), binding::LIBRARY)]
+    #[error(
+        "{}{} is not the {} library: it has no symbol `{symbol}`",
+        place(.path), told(.variable), binding::LIBRARY
+    )]
     MissingSymbol {
         /// The library's file; `None` for functions that were handed over.
         path: Option<PathBuf>,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
         /// The symbol that every release has.
         symbol: &'static str,
     },
@@ -70,10 +88,12 @@ pub enum LoadError {
         loaded: PathBuf,
     },
     /// The library does not say which release it is.
-    #[error("{} does not say which release it is: {fault}", place(.path))]
+    #[error("{}{} does not say which release it is: {fault}", place(.path), told(.variable))]
     Version {
         /// The library's file; `None` for a table that was handed over.
         path: Option<PathBuf>,
+        /// The environment variable that gave it.
+        variable: Option<&'static str>,
         /// What happened instead.
         fault: VersionFault,
     },
@@ -155,12 +175,12 @@ pub(crate) fn find(packaged: impl FnOnce() -> Vec<PathBuf>) -> Result<Loaded, Lo
     }
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(library) = adopt()? {
-        return resolve(library, None);
+        return resolve(library, None, None);
     }
     let mut tried = Vec::new();
     for name in packaged().into_iter().chain(binding::NAMES.iter().map(PathBuf::from)) {
         match dlopen(name.as_os_str(), 0) {
-            Ok(library) => return resolve(library, None),
+            Ok(library) => return resolve(library, None, None),
             Err(error) => tried.push((name, error)),
         }
     }
@@ -186,10 +206,14 @@ fn adopt() -> Result<Option<Library>, LoadError> {
 
 /// Opens the library at `path`, which `variable` gave.
 pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded, LoadError> {
-    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Absolute, since the loader would search its folders for a bare name.
     let unreadable = |source| LoadError::NoFile { path: path.to_path_buf(), variable, source };
+    // Absolute, since the loader would search its folders for a bare name.
     let file = path.canonicalize().map_err(unreadable)?;
+    file::check(&file).map_err(|unfit| match unfit {
+        Unfit::Unreadable(source) => unreadable(source),
+        Unfit::Fault(fault) => LoadError::InvalidFile { path: file.clone(), variable, fault },
+    })?;
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
     let other = maps::copies().into_iter().find(|copy| !copy.is(&file));
     if let Some(copy) = other {
         return Err(LoadError::OtherCopyLoaded { wanted: file, variable, loaded: copy.path });
@@ -199,35 +223,49 @@ pub(crate) fn open(path: &Path, variable: Option<&'static str>) -> Result<Loaded
         variable,
         source,
     })?;
-    resolve(library, Some(file))
+    resolve(library, Some(file), variable)
 }
 
 fn dlopen(name: &OsStr, flags: c_int) -> Result<Library, libloading::Error> {
-    // SAFETY: the libraries' initialisers are fit to run at any time, as any program linked to them does; another
-    // file is the word of whoever named it, as with any plugin.
+    // SAFETY: the libraries' initialisers are fit to run at any time, as any program linked to them does. That the
+    // file is such a library is the promise of `Api::load_from`'s caller, else of whoever set up the process: its
+    // environment variable, the loader's path and what is installed there are trusted.
     unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL | flags) }
 }
 
 /// Binds the functions. The library is closed again only if it is not the right one.
-fn resolve(library: Library, path: Option<PathBuf>) -> Result<Loaded, LoadError> {
+fn resolve(
+    library: Library,
+    path: Option<PathBuf>,
+    variable: Option<&'static str>,
+) -> Result<Loaded, LoadError> {
     let mut symbol = |name: &CStr| -> *const c_void {
         // SAFETY: only the address is taken.
         unsafe { library.get_singlethreaded::<*const c_void>(name.to_bytes_with_nul()) }
             .map_or(std::ptr::null(), |symbol| symbol.into_raw().cast_const())
     };
+    demand(&mut symbol, path.as_deref(), variable)?;
     // SAFETY: addresses of the library's own symbols, which stay valid: it is not closed below.
     let table = unsafe { binding::resolve(&mut symbol) };
-    demand(&table, path.as_deref())?;
     // The file that the loader took, also where it searched by name.
     let path = maps::file_of(&table).or(path).unwrap_or_default();
     std::mem::forget(library);
-    Ok(Loaded { table, path })
+    Ok(Loaded { table, path, variable })
 }
 
-/// Fails unless the table has what every release has.
-pub(crate) fn demand(table: &Table, path: Option<&Path>) -> Result<(), LoadError> {
-    match binding::REQUIRED.iter().find(|symbol| table.address(symbol).is_none()) {
-        Some(symbol) => Err(LoadError::MissingSymbol { path: path.map(Path::to_path_buf), symbol }),
+/// Fails unless there is what every release has. Comes before anything is called.
+pub(crate) fn demand(
+    symbol: &mut dyn FnMut(&CStr) -> *const c_void,
+    path: Option<&Path>,
+    variable: Option<&'static str>,
+) -> Result<(), LoadError> {
+    match binding::REQUIRED.iter().find(|name| by_name(symbol, name).is_null()) {
+        Some(symbol) => Err(LoadError::MissingSymbol { path: path.map(Path::to_path_buf), variable, symbol }),
         None => Ok(()),
     }
+}
+
+/// The address of a symbol; null where there is none.
+pub(crate) fn by_name(symbol: &mut dyn FnMut(&CStr) -> *const c_void, name: &str) -> *const c_void {
+    CString::new(name).map_or(std::ptr::null(), |name| symbol(&name))
 }

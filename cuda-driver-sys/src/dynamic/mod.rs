@@ -13,6 +13,7 @@ mod functions;
 mod zeroed;
 mod api;
 mod candidates;
+mod file;
 pub(crate) mod library;
 mod maps;
 mod missing;
@@ -23,6 +24,7 @@ pub(crate) mod tests;
 
 pub use api::Api;
 pub use candidates::{Candidate, Origin, candidates};
+pub use file::{FileFault, Target};
 pub use functions::Function;
 pub use library::{LoadError, VersionFault};
 pub use missing::{Item, Missing, Why};

@@ -75,7 +75,9 @@ fn library(macros: &[&str]) -> Option<Nccl> {
         .arg(&source)
         .args(macros.iter().map(|text| format!("-D{text}")));
     let made = cc.status();
-    let api = made.as_ref().is_ok_and(|status| status.success()).then(|| Api::load_from(&file).unwrap());
+    // SAFETY: its functions have NCCL's signatures, and no initialisers.
+    let load = || unsafe { Api::load_from(&file) }.unwrap();
+    let api = made.as_ref().is_ok_and(|status| status.success()).then(load);
     std::fs::remove_dir_all(&folder).unwrap();
     if let Err(error) = made {
         println!("skipped: no C compiler ({error})");

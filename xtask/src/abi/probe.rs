@@ -93,7 +93,9 @@ pub(super) fn print(kind: Kind, library: Option<&Path>) -> Result<()> {
     macro_rules! probe {
         ($sys:ident) => {{
             let api = match library {
-                Some(path) => $sys::Api::load_from(path)?,
+                // SAFETY: the file is the library of a release, or what the user of this command says is one; this
+                // process does nothing but look at it.
+                Some(path) => unsafe { $sys::Api::load_from(path) }?,
                 None => $sys::Api::load()?,
             };
             let path = api.path().context("a loaded library has a path")?.to_path_buf();

@@ -1,8 +1,10 @@
 //! Shared libraries made on the spot.
 
+use std::ffi::CString;
 use std::fmt::Write;
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -80,6 +82,13 @@ impl Workshop {
         fs::write(&path, content).expect("the file is written");
         path.canonicalize().expect("the file is there")
     }
+}
+
+/// Makes a pipe with a name.
+pub(crate) fn make_pipe(path: &Path) {
+    let path = CString::new(path.as_os_str().as_bytes()).expect("a path without a NUL");
+    // SAFETY: reads a C string.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0, "the pipe is made");
 }
 
 /// What [`other_release`] says.

@@ -12,7 +12,8 @@ use libloading::os::unix::Library;
 use rusty_fork::rusty_fork_test;
 
 use crate::{
-    Api, Candidate, Item, LoadError, Origin, Table, Version, VersionFault, Why, binding, candidates,
+    Api, Candidate, FileFault, Item, LoadError, Origin, Table, Version, VersionFault, Why, binding,
+    candidates,
 };
 
 /// Names the library for [`Api::load`], or names none.
@@ -24,6 +25,11 @@ fn set_variable(path: Option<&Path>) {
             None => std::env::remove_var(binding::VARIABLE),
         }
     }
+}
+
+fn load_from(path: &Path) -> Result<Api, LoadError> {
+    // SAFETY: libraries of these tests keep the contracts of what is called, which is the version function alone.
+    unsafe { Api::load_from(path) }
 }
 
 /// What comes of the variable naming `path`.
@@ -70,7 +76,7 @@ rusty_fork_test! {
         assert_eq!(api.version(), sample());
         assert!(api.table().address(binding::REQUIRED[1]).is_some());
         // Loading again, by whatever way, is the same copy.
-        assert_eq!(Api::load_from(&path).unwrap().path(), Some(&*path));
+        assert_eq!(load_from(&path).unwrap().path(), Some(&*path));
         set_variable(None);
         assert_eq!(Api::load().unwrap().path(), Some(&*path));
     }
@@ -94,17 +100,65 @@ rusty_fork_test! {
     }
 
     #[test]
-    fn a_file_that_is_no_library() {
+    fn a_file_that_is_no_library_is_not_loaded() {
         let Some(workshop) = Workshop::open() else { return };
-        for (name, content) in [("text.so", &b"not a library at all, whatever its name says"[..]), ("empty.so", b"")] {
-            let path = workshop.write(name, content);
+        let library = std::fs::read(workshop.make(&Recipe::default())).unwrap();
+        let changed = |at: usize, to: u8| {
+            let mut library = library.clone();
+            library[at] = to;
+            library
+        };
+        let pipe = workshop.path().join("pipe.so");
+        fake::make_pipe(&pipe);
+        let cases = [
+            (workshop.path().to_path_buf(), "not a regular file"),
+            (pipe, "not a regular file"),
+            (workshop.write("text.so", b"not a library, whatever its name says"), "not an ELF file"),
+            (workshop.write("empty.so", b""), "not an ELF file: it starts with []"),
+            (workshop.write("class.so", &changed(4, 1)), "built for another machine: ELF class 1"),
+            (workshop.write("machine.so", &changed(18, 8)), "expected"),
+            (workshop.write("object.so", &changed(16, 1)), "ELF type 1; expected 3"),
+            (workshop.write("program.so", &changed(16, 2)), "ELF type 2; expected 3"),
+        ];
+        for (path, words) in cases {
             let error = load_named(&path).unwrap_err();
-            assert!(matches!(error, LoadError::NotALibrary { .. }), "{error:?}");
-            let text = text_with(&error, &[&path, &binding::VARIABLE]);
-            assert!(text.contains("ELF") || text.contains("too short"), "the loader's words: {text}");
+            assert!(matches!(error, LoadError::InvalidFile { .. }), "{error:?}");
+            text_with(&error, &[&path, &binding::VARIABLE, &words]);
+            let error = load_from(&path).unwrap_err();
+            assert!(matches!(error, LoadError::InvalidFile { variable: None, .. }), "{error:?}");
         }
-        let error = load_named(workshop.path()).unwrap_err();
-        assert!(matches!(error, LoadError::NotALibrary { .. }), "a folder: {error:?}");
+    }
+
+    #[test]
+    fn a_library_that_is_cut_off_is_not_loaded() {
+        let Some(workshop) = Workshop::open() else { return };
+        // Large enough for segments beyond the first page, on which the loader faults if they are not there.
+        let array = "static char data[1 << 20] = {1}; char *get(void) { return data; }";
+        let library = std::fs::read(workshop.compile("whole.so", "whole.so", array)).unwrap();
+        for parts in 1..32 {
+            let length = library.len() * parts / 32;
+            let path = workshop.write("cut.so", &library[..length]);
+            match load_from(&path) {
+                Err(LoadError::InvalidFile { fault: FileFault::Truncated { expected, found }, .. }) => {
+                    assert_eq!(found, length as u64);
+                    assert!(expected > found && expected <= library.len() as u64, "{expected}");
+                }
+                // Only what the loader does not read is cut off.
+                Err(LoadError::MissingSymbol { .. }) if parts > 16 => {}
+                other => panic!("{length} of {} bytes: {other:?}", library.len()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_that_is_cut_off_is_no_library() {
+        let Some(workshop) = Workshop::open() else { return };
+        let library = std::fs::read(workshop.make(&Recipe::default())).unwrap();
+        for length in 4..64 {
+            let error = load_from(&workshop.write("cut.so", &library[..length])).unwrap_err();
+            let expected = FileFault::Truncated { expected: 64, found: length as u64 };
+            assert!(matches!(&error, LoadError::InvalidFile { fault, .. } if *fault == expected), "{error:?}");
+        }
     }
 
     #[test]
@@ -114,7 +168,7 @@ rusty_fork_test! {
         let path = workshop.make(&Recipe { symbols: rest.to_vec(), ..Recipe::default() });
         let error = load_named(&path).unwrap_err();
         assert!(matches!(&error, LoadError::MissingSymbol { symbol, .. } if symbol == missing), "{error:?}");
-        text_with(&error, &[&path, &missing]);
+        text_with(&error, &[&path, &missing, &binding::VARIABLE]);
         // It was closed: another one can be loaded.
         let Some(good) = Workshop::open() else { return };
         assert!(load_named(&good.make(&Recipe::default())).is_ok());
@@ -154,7 +208,7 @@ rusty_fork_test! {
         let error = load_named(&wanted).unwrap_err();
         assert!(matches!(error, LoadError::OtherCopyLoaded { .. }), "{error:?}");
         text_with(&error, &[&loaded, &wanted, &binding::VARIABLE]);
-        let error = Api::load_from(&wanted).unwrap_err();
+        let error = load_from(&wanted).unwrap_err();
         assert!(matches!(error, LoadError::OtherCopyLoaded { variable: None, .. }), "{error:?}");
         // The same file by another name is the same copy.
         let link = two.path().join("link.so");
@@ -169,7 +223,7 @@ rusty_fork_test! {
         let (Some(one), Some(two)) = (Workshop::open(), Workshop::open()) else { return };
         let (read, wanted) = (one.make(&Recipe::default()), two.make(&Recipe::default()));
         let mapping = fake::map_to_read(&read);
-        assert_eq!(Api::load_from(&wanted).unwrap().copies(), [wanted]);
+        assert_eq!(load_from(&wanted).unwrap().copies(), [wanted]);
         drop(mapping);
     }
 
@@ -181,7 +235,7 @@ rusty_fork_test! {
         preload(&path);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(workshop.make(&recipe), path);
-        let error = Api::load_from(&path).unwrap_err();
+        let error = load_from(&path).unwrap_err();
         assert!(matches!(&error, LoadError::OtherCopyLoaded { loaded, .. } if *loaded == path), "{error:?}");
     }
 
@@ -257,7 +311,7 @@ rusty_fork_test! {
             });
             let error = load_named(&path).unwrap_err();
             assert!(matches!(error, LoadError::Version { .. }), "{error:?}");
-            text_with(&error, &[&path, &words, &binding::REQUIRED[0]]);
+            text_with(&error, &[&path, &words, &binding::REQUIRED[0], &binding::VARIABLE]);
         }
     }
 
@@ -295,7 +349,7 @@ rusty_fork_test! {
         let loaded: Vec<_> = std::thread::scope(|scope| {
             let load = |thread: usize| {
                 barrier.wait();
-                (thread, Api::load_from(&wanted[thread % 2]))
+                (thread, load_from(&wanted[thread % 2]))
             };
             let threads: Vec<_> = (0..16).map(|thread| scope.spawn(move || load(thread))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -363,7 +417,7 @@ fn an_empty_table_does_not_say_its_release() {
     // SAFETY: an empty table holds nothing that could be called.
     let error = unsafe { Api::from_parts(Table::default()) }.unwrap_err();
     let absent = VersionFault::Absent(binding::REQUIRED[0]);
-    assert!(matches!(&error, LoadError::Version { path: None, fault } if *fault == absent), "{error:?}");
+    assert!(matches!(&error, LoadError::Version { path: None, fault, .. } if *fault == absent), "{error:?}");
 }
 
 #[test]

@@ -1,0 +1,174 @@
+//! Checks of a library's file before the system's loader maps it.
+//!
+//! The loader trusts the file: it faults on one that is cut off, and blocks on a pipe. What the code inside does
+//! cannot be checked.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// Why a file is refused before it is loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileFault {
+    /// A folder, a pipe or a device.
+    #[error("not a regular file")]
+    NotRegular,
+    /// The file does not start as an ELF file does.
+    #[error("not an ELF file: it starts with {start:02x?}")]
+    NotElf {
+        /// The first bytes, at most four.
+        start: Vec<u8>,
+    },
+    /// The file is for another kind of processor.
+    #[error(
+        "built for another machine: ELF class {}, byte order {}, machine {}; expected {}, {}, {}",
+        found.class, found.byte_order, found.machine, expected.class, expected.byte_order, expected.machine
+    )]
+    OtherMachine {
+        /// What the file is for.
+        found: Target,
+        /// What this process is.
+        expected: Target,
+    },
+    /// An ELF file that is no shared object: an executable, an object file, a core dump.
+    #[error("ELF type {found}; expected 3, a shared object")]
+    NotShared {
+        /// The file's type (`e_type`).
+        found: u16,
+    },
+    /// The file ends before what its headers place in it.
+    #[error("cut off: {found} bytes; its headers place data up to byte {expected}")]
+    Truncated {
+        /// How long the file must be, in bytes.
+        expected: u64,
+        /// How long it is, in bytes.
+        found: u64,
+    },
+}
+
+/// The kind of machine that an ELF file is for, in the numbers of the ELF header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Target {
+    /// Word size: 1 for 32 bits, 2 for 64.
+    pub class: u8,
+    /// Byte order: 1 for little-endian, 2 for big-endian.
+    pub byte_order: u8,
+    /// Processor: 62 for x86-64, 183 for AArch64.
+    pub machine: u16,
+}
+
+/// A file that was looked at: it could not be read, or is refused.
+pub(crate) enum Unfit {
+    Unreadable(io::Error),
+    Fault(FileFault),
+}
+
+impl From<io::Error> for Unfit {
+    fn from(error: io::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+impl From<FileFault> for Unfit {
+    fn from(fault: FileFault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+const MAGIC: &[u8] = b"\x7fELF";
+/// Bytes of a header of 64 bits.
+const HEADER: usize = 64;
+/// Bytes of a program header of 64 bits.
+const SEGMENT: u64 = 56;
+/// `ET_DYN`.
+const SHARED_OBJECT: u16 = 3;
+
+/// Checks that the loader can map `path`: a regular file, ELF, for this machine, a shared object, and as long as its
+/// headers say.
+pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
+    // Asked before it is opened: opening a pipe blocks until somebody writes.
+    let metadata = path.metadata()?;
+    if !metadata.is_file() {
+        return Err(FileFault::NotRegular.into());
+    }
+    let (file, size) = (File::open(path)?, metadata.len());
+    let header = Header::read(&file, size)?;
+    let found = header.target();
+    // Without /proc, whatever this process is passes; the loader looks too.
+    let expected = target(Path::new("/proc/self/exe")).unwrap_or(found);
+    if found != expected {
+        return Err(FileFault::OtherMachine { found, expected }.into());
+    }
+    match header.number::<2>(16) as u16 {
+        SHARED_OBJECT => {}
+        found => return Err(FileFault::NotShared { found }.into()),
+    }
+    match header.end(&file, size)? {
+        expected if expected > size => Err(FileFault::Truncated { expected, found: size }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The machine that the ELF file at `path` is for; `None` for any other file.
+pub(crate) fn target(path: &Path) -> Option<Target> {
+    let metadata = path.metadata().ok().filter(|metadata| metadata.is_file())?;
+    Some(Header::read(&File::open(path).ok()?, metadata.len()).ok()?.target())
+}
+
+struct Header([u8; HEADER]);
+
+impl Header {
+    fn read(file: &File, size: u64) -> Result<Self, Unfit> {
+        let mut bytes = Vec::new();
+        file.take(HEADER as u64).read_to_end(&mut bytes)?;
+        if !bytes.starts_with(MAGIC) {
+            bytes.truncate(MAGIC.len());
+            return Err(FileFault::NotElf { start: bytes }.into());
+        }
+        let header = bytes.try_into();
+        Ok(Self(header.map_err(|_| FileFault::Truncated { expected: HEADER as u64, found: size })?))
+    }
+
+    fn target(&self) -> Target {
+        Target { class: self.0[4], byte_order: self.0[5], machine: self.number::<2>(18) as u16 }
+    }
+
+    /// The number of `N` bytes at `at`.
+    fn number<const N: usize>(&self, at: usize) -> u64 {
+        number(&self.0[at..at + N], self.0[5])
+    }
+
+    /// Where the last of what the loader reads ends: the table of segments, and each segment. Of a class that this
+    /// does not know, nothing is said.
+    fn end(&self, file: &File, size: u64) -> io::Result<u64> {
+        const CLASS_64: u8 = 2;
+        if self.0[4] != CLASS_64 {
+            return Ok(0);
+        }
+        let (table, each, count) = (self.number::<8>(32), self.number::<2>(54), self.number::<2>(56));
+        let mut end = table.saturating_add(each * count);
+        for index in 0..count {
+            let mut segment = [0; SEGMENT as usize];
+            match file.read_exact_at(&mut segment, table.saturating_add(index * each)) {
+                Ok(()) => {}
+                // The table itself is cut off.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                    return Ok(end.max(size.saturating_add(1)));
+                }
+                Err(error) => return Err(error),
+            }
+            let (offset, bytes) = (number(&segment[8..16], self.0[5]), number(&segment[32..40], self.0[5]));
+            end = end.max(offset.saturating_add(bytes));
+        }
+        Ok(end)
+    }
+}
+
+/// A number in the file's byte order, of which 2 is big-endian.
+fn number(bytes: &[u8], byte_order: u8) -> u64 {
+    let join = |number: u64, byte: &u8| number << 8 | u64::from(*byte);
+    if byte_order == 2 { bytes.iter().fold(0, join) } else { bytes.iter().rev().fold(0, join) }
+}
