@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
 use std::{fs, ptr};
 
+use crate::dynamic::library::by_name;
 use crate::{CUresult, Function, Table, Version, VersionFault};
 
 /// What the library is called in messages.
@@ -44,26 +45,29 @@ pub(crate) const SAMPLE: i32 = 12040;
 /// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
 /// signature, and by its symbol where that does not know it.
 ///
+/// A revision that is newer than the driver is taken by symbol only. Asked for it, `cuGetProcAddress` answers the newest
+/// revision that the driver has, which is an older one with another signature; a symbol names its revision.
+///
 /// # Safety
 /// Every address that `symbol` answers must be that of the C function asked for.
 pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> Table {
-    let mut exported = |function: &Function| match CString::new(function.name) {
-        Ok(name) => symbol(&name),
-        Err(_) => ptr::null(),
-    };
-    // SAFETY: the caller's contract; only these two are asked for.
-    let doors = unsafe {
+    // SAFETY: the caller's contract; only these three are asked for.
+    let entry_points = unsafe {
         Table::resolve(|function| match function.base {
-            "cuGetProcAddress" => exported(function),
+            "cuGetProcAddress" | "cuDriverGetVersion" => by_name(symbol, function.name),
             _ => ptr::null(),
         })
     };
+    // A driver that does not tell its release is refused later, with the reason.
+    // SAFETY: the version function is the driver's, by the caller's contract.
+    let release = unsafe { ask_version(&entry_points) }.unwrap_or_default();
     // SAFETY: what either way answers is the driver's function in this revision, or null.
     unsafe {
         Table::resolve(|function| {
-            // The doors themselves are taken by symbol: a driver may answer its newest for either revision.
-            let asked = if function.base == "cuGetProcAddress" { None } else { ask(&doors, function) };
-            asked.unwrap_or_else(|| exported(function))
+            // `cuGetProcAddress` itself is taken by symbol: a driver may answer its newest for either revision.
+            let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
+            let answer = if is_asked { ask(&entry_points, function) } else { None };
+            answer.unwrap_or_else(|| by_name(symbol, function.name))
         })
     }
 }
@@ -71,17 +75,17 @@ pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> 
 /// The address by `cuGetProcAddress`, with its default flags: functions that take the legacy default stream.
 ///
 /// # Safety
-/// The table's doors must be the driver's.
-unsafe fn ask(doors: &Table, function: &Function) -> Option<*const c_void> {
+/// The table's `cuGetProcAddress` must be the driver's.
+unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void> {
     let base = CString::new(function.base).ok()?;
     let mut address = ptr::null_mut();
-    let status = if let Some(door) = doors.cuGetProcAddress_v2 {
+    let status = if let Some(get) = entry_points.cuGetProcAddress_v2 {
         // SAFETY: a C string, and room for one address; the state of the query is not asked for.
-        unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0, ptr::null_mut()) }
+        unsafe { get(base.as_ptr(), &mut address, function.since.code(), 0, ptr::null_mut()) }
     } else {
-        let door = doors.cuGetProcAddress?;
+        let get = entry_points.cuGetProcAddress?;
         // SAFETY: a C string, and room for one address.
-        unsafe { door(base.as_ptr(), &mut address, function.since.code(), 0) }
+        unsafe { get(base.as_ptr(), &mut address, function.since.code(), 0) }
     };
     (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
 }

@@ -54,10 +54,15 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         let exported = symbol.ok().map(|symbol| symbol.into_raw().cast_const());
         // The door is taken by symbol: a driver may answer its newest for either revision of itself.
         let door = function.base == "cuGetProcAddress";
-        let answered = if door { exported } else { answered(&api, function) };
+        let due = *since <= api.version();
+        // A newer revision than the driver's is not asked for: an older one is answered.
+        let answered = match (door, due) {
+            (true, _) => exported,
+            (false, true) => answered(&api, function),
+            (false, false) => None,
+        };
         let resolved = api.table().address(name);
         there += usize::from(resolved.is_some());
-        let due = *since <= api.version();
         // What a header names only later may be missing without harm to anybody who goes by headers.
         let due_by_header = due && declared.is_none_or(|declared| declared <= api.version());
         match (answered, exported) {

@@ -15,9 +15,12 @@ thread_local! {
     static ASKED: RefCell<Vec<(String, c_int, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The release that the fake driver says it is.
+const RELEASE: Version = Version::new(12, 2);
+
 unsafe extern "C" fn version(version: *mut c_int) -> CUresult {
     // SAFETY: the crate passes room for one integer.
-    unsafe { *version = 12_020 };
+    unsafe { *version = RELEASE.code() };
     CUresult::CUDA_SUCCESS
 }
 
@@ -77,13 +80,64 @@ fn the_door_is_asked_for_the_tables_revision() {
     assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(2));
     // What the door does not know comes by symbol.
     assert!(api.cuMemCreate().is_ok());
-    assert_eq!(api.version(), Version::new(12, 2));
+    assert_eq!(api.version(), RELEASE);
 
     let asked: HashSet<_> = ASKED.take().into_iter().collect();
-    for function in FUNCTIONS.iter().filter(|function| function.base != "cuGetProcAddress") {
-        assert!(asked.contains(&(function.base.to_owned(), function.since.code(), 0)), "{function:?}");
+    for function in FUNCTIONS {
+        let is_asked = function.base != "cuGetProcAddress" && function.since <= api.version();
+        let query = (function.base.to_owned(), function.since.code(), 0);
+        assert_eq!(asked.contains(&query), is_asked, "{function:?}");
     }
-    assert!(!asked.iter().any(|(base, ..)| base == "cuGetProcAddress"));
+}
+
+unsafe extern "C" fn older_revision() -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+/// A driver's `cuGetProcAddress_v2` that, asked for a newer revision than the driver has, answers the newest that it
+/// has.
+unsafe extern "C" fn newest_door(
+    symbol: *const c_char,
+    address: *mut *mut c_void,
+    _: c_int,
+    _: u64,
+    _: *mut CUdriverProcAddressQueryResult,
+) -> CUresult {
+    // SAFETY: the crate passes a C string.
+    let symbol = unsafe { CStr::from_ptr(symbol) }.to_str().unwrap();
+    let known = symbol != "cuDriverGetVersion"
+        && FUNCTIONS.iter().any(|function| function.base == symbol && function.since <= RELEASE);
+    // SAFETY: the crate passes room for one address.
+    unsafe { *address = if known { older_revision as *mut c_void } else { ptr::null_mut() } };
+    if known { CUresult::CUDA_SUCCESS } else { CUresult::CUDA_ERROR_NOT_FOUND }
+}
+
+#[test]
+fn a_revision_newer_than_the_driver_is_never_an_older_one() {
+    let loader = |name: &CStr| match name.to_str().unwrap() {
+        "cuGetProcAddress_v2" => newest_door as *const c_void,
+        // Ahead of its release, and by its own name.
+        "cuCtxSynchronize_v2" => exported as *const c_void,
+        _ => symbol(name),
+    };
+    // SAFETY: only functions with their own signature are called.
+    let api = unsafe { Api::from_loader(loader) }.unwrap();
+    assert_eq!(api.version(), RELEASE);
+    let newer = FUNCTIONS.iter().filter(|function| function.since > RELEASE);
+    let with_older = newer
+        .filter(|newer| FUNCTIONS.iter().any(|older| older.base == newer.base && older.since <= RELEASE));
+    let mut count = 0;
+    for function in with_older {
+        let found = api.table().address(function.name);
+        let expected = (function.name == "cuCtxSynchronize_v2").then_some(exported as *const c_void);
+        assert_eq!(found, expected, "{function:?}");
+        count += 1;
+    }
+    assert!(count > 10, "{count} functions have a revision newer than {RELEASE}");
+    let missing = api.cuCtxCreate_v4().unwrap_err();
+    assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5)));
+    // The driver's own are what it answers.
+    assert_eq!(api.table().address("cuCtxCreate_v3"), Some(older_revision as *const c_void));
 }
 
 #[test]
