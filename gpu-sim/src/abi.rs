@@ -106,7 +106,9 @@ impl From<&Fault> for Refusal {
             Fault::Wait(WaitError::Stopped { .. }) => CUresult::CUDA_ERROR_DEINITIALIZED,
             Fault::Wait(_) => CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
             Fault::Trap(_) => CUresult::CUDA_ERROR_ASSERT,
-            Fault::Panic(_) | Fault::Host { .. } => CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            Fault::Unloaded { .. } | Fault::Panic(_) | Fault::Host { .. } => {
+                CUresult::CUDA_ERROR_LAUNCH_FAILED
+            }
         };
         Self::new(code, fault.to_string())
     }

@@ -101,6 +101,23 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_graph_that_outlives_its_kernels_module_fails() {
+        let world = World::builder().start().unwrap();
+        let cuda = Cuda::of(&world);
+        let (module, function) = load(&world, &cuda);
+        let (stream, memory) = (cuda.stream(), cuda.alloc(16));
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        ok!(cuda, cuStreamBeginCapture_v2(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
+        launch(&cuda, function, stream, memory, 2, 10);
+        ok!(cuda, cuStreamEndCapture(stream, &mut graph));
+        ok!(cuda, cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+        ok!(cuda, cuModuleUnload(module));
+        ok!(cuda, cuGraphLaunch(exec, stream));
+        assert_eq!(cu!(cuda, cuStreamSynchronize(stream)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
+        assert!(world.notes().iter().any(|n| n.contains("its module was unloaded")), "{:?}", world.notes());
+    }
+
+    #[test]
     fn a_kernel_past_the_end_is_an_illegal_address() {
         let world = World::builder().start().unwrap();
         let cuda = Cuda::of(&world);

@@ -130,6 +130,6 @@ fn launch(
         .map(|(cell, &size)| list!(cell.cast::<u8>().cast_const(), size))
         .collect::<Answer<Vec<_>>>()?;
     let &Shape { grid, block, shared, .. } = shape;
-    let work = Invocation { kernel, grid, block, shared, parameters: Arc::new(parameters) };
+    let work = Invocation { function, kernel, grid, block, shared, parameters: Arc::new(parameters) };
     stream.enqueue(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL, Arc::new(work))
 }

@@ -54,6 +54,13 @@ pub enum Fault {
         /// What it must be a multiple of.
         alignment: u64,
     },
+    /// A kernel began whose module was unloaded after the launch, or the capture. What a device makes of it is neither
+    /// documented nor measured.
+    #[error("kernel {kernel} runs although its module was unloaded")]
+    Unloaded {
+        /// The kernel.
+        kernel: String,
+    },
     /// A wait inside the work ended without its condition.
     #[error(transparent)]
     Wait(#[from] WaitError),

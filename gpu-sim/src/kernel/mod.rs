@@ -93,6 +93,7 @@ impl std::fmt::Debug for Kernel {
 
 /// A kernel with the parameters of a launch.
 pub(crate) struct Invocation {
+    pub(crate) function: Arc<Function>,
     pub(crate) kernel: Arc<Kernel>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -106,8 +107,14 @@ impl Work for Invocation {
     }
 
     fn launch(&self) -> Launched {
-        let (kernel, parameters) = (self.kernel.clone(), self.parameters.clone());
+        let (function, kernel) = (self.function.clone(), self.kernel.clone());
+        let parameters = self.parameters.clone();
         let Self { grid, block, shared, .. } = *self;
-        Box::new(move |exec| (kernel.body)(&Launch { exec, grid, block, shared, parameters: &parameters }))
+        Box::new(move |exec| {
+            if !function.is_loaded() {
+                return Err(Fault::Unloaded { kernel: kernel.name.clone() });
+            }
+            (kernel.body)(&Launch { exec, grid, block, shared, parameters: &parameters })
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Body, Kernel};
@@ -19,12 +19,19 @@ pub(crate) struct Function {
     /// The architecture that its PTX is for: 70 for `sm_70`.
     pub(crate) target: u32,
     max_shared: AtomicU32,
+    /// Until its module is unloaded.
+    loaded: AtomicBool,
 }
 
 impl Function {
     /// The most dynamic shared memory of a block in bytes.
     pub(crate) fn max_shared(&self) -> u32 {
         self.max_shared.load(Ordering::Relaxed)
+    }
+
+    /// Whether its code is there.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_max_shared(&self, bytes: u32) {
@@ -85,7 +92,8 @@ impl Kernels {
             // A name of a C string holds no zero byte.
             let name = CString::new(name).unwrap_or_default();
             let handle = 0x4000_0000 + tables.next;
-            functions.push(Arc::new(Function { handle, name, target, max_shared: AtomicU32::new(SHARED) }));
+            let (max_shared, loaded) = (AtomicU32::new(SHARED), AtomicBool::new(true));
+            functions.push(Arc::new(Function { handle, name, target, max_shared, loaded }));
         }
         tables.modules.insert(module, Arc::new(Module { functions, variables }));
         module
@@ -93,7 +101,9 @@ impl Kernels {
 
     /// Nothing if there is no such module.
     pub(crate) fn unload(&self, module: u64) -> Option<Arc<Module>> {
-        self.tables().modules.remove(&module)
+        let module = self.tables().modules.remove(&module)?;
+        module.functions.iter().for_each(|function| function.loaded.store(false, Ordering::SeqCst));
+        Some(module)
     }
 
     pub(crate) fn module(&self, module: u64) -> Option<Arc<Module>> {
