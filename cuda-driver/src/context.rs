@@ -54,26 +54,27 @@ impl Context {
         self.inner.raw
     }
 
-    /// Makes the context current on this thread until the guard is dropped, then the former one again.
+    /// Runs `body` with the context current on this thread, then makes the former one current again.
     ///
     /// The methods of this crate do this themselves; it is for calls of other libraries that look at the current
-    /// context (NCCL, cuBLAS, one's own use of the table). Where the context is current already, the guard does
-    /// nothing: one look at the driver's thread state. Drop nested guards in reverse order, as scopes do.
-    ///
-    /// The guard belongs to the thread:
-    /// ```compile_fail,E0277
-    /// fn elsewhere(context: &cuda_driver::Context) {
-    ///     let current = context.enter().unwrap();
-    ///     std::thread::scope(|scope| { scope.spawn(move || drop(current)); });
-    /// }
-    /// ```
+    /// context (NCCL, cuBLAS, direct calls of the table). Where the context is current already, this is one look at the
+    /// driver's thread state. Calls nest, so contexts are always restored in reverse order; a panic of `body` restores
+    /// too.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`; `body` has not run then.
     #[doc(alias = "cuCtxSetCurrent")]
     #[doc(alias = "cuCtxPushCurrent")]
     #[inline(always)]
-    pub fn enter(&self) -> Result<Current<'_>> {
+    pub fn with_current<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        let _current = self.enter()?;
+        Ok(body())
+    }
+
+    /// As [`with_current`](Self::with_current), for a scope of this crate. Guards that are dropped in another order than
+    /// scopes do would restore the wrong context, so no guard leaves the crate.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.
         unsafe { call!(self.api(), cuCtxGetCurrent(&mut current)) }?;
@@ -240,7 +241,7 @@ impl fmt::Debug for Context {
 /// Keeps a context current on this thread; made by [`Context::enter`].
 #[derive(Debug)]
 #[must_use = "the context is current only while the guard lives"]
-pub struct Current<'a> {
+pub(crate) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
     /// Which context is current is a property of the thread.

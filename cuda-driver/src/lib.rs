@@ -61,7 +61,7 @@ mod stream;
 mod teardown;
 pub mod vmm;
 
-pub use context::{Context, Current};
+pub use context::Context;
 pub use cuda_driver_sys as sys;
 pub use device::{Capabilities, ContextFlags, Device, PeerLink, PrimaryState};
 pub use driver::Driver;

@@ -13,7 +13,8 @@ use cuda_driver_sys::{Api, CUstream};
 
 pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
-use crate::{Context, Current, Error, Event, Result, teardown};
+use crate::context::Current;
+use crate::{Context, Error, Event, Result, teardown};
 
 bitflags! {
     /// How a stream is made.

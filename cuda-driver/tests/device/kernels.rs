@@ -6,7 +6,9 @@ use std::ffi::c_void;
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, Element};
 use cuda_driver::module::{Argument, CacheMode, JitOptions, LaunchConfig, Module, ModuleError};
-use cuda_driver::sys::{CUdevice_attribute, CUfunction_attribute, CUjit_target, CUjitInputType, CUresult};
+use cuda_driver::sys::{
+    Api, CUdevice_attribute, CUfunction_attribute, CUjit_target, CUjitInputType, CUresult,
+};
 use cuda_driver::{Context, Driver, Error, Result, Stream, StreamFlags};
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
@@ -268,8 +270,10 @@ pub(super) fn cubin(context: &Context) -> Result<()> {
 }
 
 fn link(context: &Context) -> Result<Vec<u8>> {
-    let _current = context.enter()?;
-    let api = context.driver().api();
+    context.with_current(|| link_in_current(context.driver().api()))?
+}
+
+fn link_in_current(api: &Api) -> Result<Vec<u8>> {
     let none = std::ptr::null_mut::<c_void>();
     let (mut state, mut image, mut bytes) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
     let mut text = [PTX.as_bytes(), b"\0"].concat();

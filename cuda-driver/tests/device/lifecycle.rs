@@ -1,5 +1,7 @@
 //! Drivers, devices, contexts; what is current; what a driver lacks.
 
+use std::panic::AssertUnwindSafe;
+
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::sys::{Api, CUdevice_attribute, CUresult, Item, Table};
 use cuda_driver::{DevicePtr, Driver, Error, Event, EventFlags, Stream, StreamFlags};
@@ -41,20 +43,24 @@ fn entering_restores_what_was_current() {
             raw
         };
         assert!(current().is_null());
-        {
-            let _first = first.enter().unwrap();
+        let in_second = || {
+            assert_eq!(current(), second.raw());
+            let pushes = world.calls("cuCtxPushCurrent_v2");
+            second.with_current(|| assert_eq!(current(), second.raw())).unwrap();
+            assert_eq!(world.calls("cuCtxPushCurrent_v2"), pushes, "it is current already");
+            assert_eq!(current(), second.raw());
+        };
+        let in_first = || {
             assert_eq!(current(), first.raw());
-            {
-                let _second = second.enter().unwrap();
-                assert_eq!(current(), second.raw());
-                let pushes = world.calls("cuCtxPushCurrent_v2");
-                let _again = second.enter().unwrap();
-                assert_eq!(world.calls("cuCtxPushCurrent_v2"), pushes, "it is current already");
-            }
+            second.with_current(in_second).unwrap();
             assert_eq!(current(), first.raw());
             drop(DeviceMemory::new(&second, 4096).unwrap());
             assert_eq!(current(), first.raw(), "methods leave the current context as it was");
-        }
+            let panics = || second.with_current(|| panic!("on purpose"));
+            assert!(std::panic::catch_unwind(AssertUnwindSafe(panics)).is_err());
+            assert_eq!(current(), first.raw(), "a panic restores it too");
+        };
+        first.with_current(in_first).unwrap();
         assert!(current().is_null());
     });
 }

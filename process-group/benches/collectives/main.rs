@@ -98,8 +98,12 @@ impl Rank<'_> {
     fn calls(&self, tally: &Tally, in_turn: bool) -> Result<()> {
         let world = self.world("calls")?;
         // As programs have it: the device's context is current on the thread that enqueues.
-        let current = self.context.enter()?;
-        let calls = Calls::new(self, &world)?;
+        self.context.with_current(|| self.measure_calls(&world, tally, in_turn))??;
+        Ok(world.destroy(far())?)
+    }
+
+    fn measure_calls(&self, world: &ProcessGroup, tally: &Tally, in_turn: bool) -> Result<()> {
+        let calls = Calls::new(self, world)?;
 
         self.turn(in_turn)?;
         bits::compare(self, &calls, tally)?;
@@ -121,10 +125,9 @@ impl Rank<'_> {
             }
             self.say(|| println!());
         }
-        // NCCL waits for the graphs that use a communicator to be gone.
+        // NCCL waits for the graphs that use a communicator to be gone: they end here, before it does.
         drop((cases, calls));
-        drop(current);
-        Ok(world.destroy(far())?)
+        Ok(())
     }
 }
 

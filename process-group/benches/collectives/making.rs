@@ -45,7 +45,11 @@ impl Times {
 impl Rank<'_> {
     /// µs of ncclCommInitRank, and of ncclCommSplit into a communicator of the same ranks.
     fn raw(&self, name: &str) -> Result<(f64, f64)> {
-        let (api, _current) = (self.nccl().api(), self.context.enter()?);
+        self.context.with_current(|| self.raw_in_current(name))?
+    }
+
+    fn raw_in_current(&self, name: &str) -> Result<(f64, f64)> {
+        let api = self.nccl().api();
         let id = ncclUniqueId { internal: self.id(name)?.as_bytes().map(u8::cast_signed) };
         let (size, rank) = (self.size() as i32, self.rank as i32);
         let (mut parent, mut child): (ncclComm_t, ncclComm_t) = (ptr::null_mut(), ptr::null_mut());

@@ -249,10 +249,10 @@ fn raise(shared: &Shared, handle: ncclComm_t) -> Result<()> {
     if handle.is_null() {
         return Ok(());
     }
-    let _current = shared.context.enter()?;
     // SAFETY: the gate is closed, and closes for one abort or destruction only, so the handle is alive. That others
     // may be inside is what the function is for.
-    unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) }
+    let abort = || unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) };
+    shared.context.with_current(abort)?
 }
 
 /// What NCCL may still write to, and who looks for leaks is to know of.

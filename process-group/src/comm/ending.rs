@@ -82,12 +82,13 @@ impl Communicator {
                 let wait = Deadline::after(abort::PATIENCE);
                 shared.gate.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
                 let _entry = shared.gate.enter_closed(CALL);
-                let _current = shared.context.enter()?;
-                // What fails here, NCCL does itself with the next call.
-                let _ = shared.deregister_all().inspect_err(reaper::report);
-                let _turn = Turn::wait(wait);
-                // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
-                unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
+                shared.context.with_current(|| {
+                    // What fails here, NCCL does itself with the next call.
+                    let _ = shared.deregister_all().inspect_err(reaper::report);
+                    let _turn = Turn::wait(wait);
+                    // SAFETY: the gate is closed and nobody else is inside, so this is the last call.
+                    unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
+                })?
             };
             // After a failure nobody knows how much of it is left, and nothing may be called on it again.
             end().inspect_err(|_| abort::keep(&shared))?;

@@ -38,18 +38,19 @@ impl Communicator {
         self.nccl().api().require(Feature::MEMORY_STATISTICS)?;
         let shared = self.shared();
         let _entry = shared.gate.enter(CALL, Kind::Local, Some(deadline))?;
-        let _current = shared.context.enter()?;
         let ask = |what: ncclCommMemStat_t| -> Result<u64> {
             let mut value = 0;
             // SAFETY: the communicator is alive inside the gate; writes one number, to a local.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommMemStats(shared.raw(), what, &mut value)) }?;
             Ok(value)
         };
-        Ok(MemoryStatistics {
-            total: ask(ncclCommMemStat_t::ncclStatGpuMemTotal)?,
-            persistent: ask(ncclCommMemStat_t::ncclStatGpuMemPersist)?,
-            suspendable: ask(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,
-            suspended: ask(ncclCommMemStat_t::ncclStatGpuMemSuspended)? != 0,
-        })
+        shared.context.with_current(|| {
+            Ok(MemoryStatistics {
+                total: ask(ncclCommMemStat_t::ncclStatGpuMemTotal)?,
+                persistent: ask(ncclCommMemStat_t::ncclStatGpuMemPersist)?,
+                suspendable: ask(ncclCommMemStat_t::ncclStatGpuMemSuspend)?,
+                suspended: ask(ncclCommMemStat_t::ncclStatGpuMemSuspended)? != 0,
+            })
+        })?
     }
 }

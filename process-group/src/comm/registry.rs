@@ -338,7 +338,11 @@ impl Shared {
 
     /// Does what is to be done, all of it; the first failure. The caller is inside the gate.
     pub(crate) fn settle(&self) -> Result<(), Unsettled> {
-        let _current = self.context.enter().map_err(|error| nowhere(error.into()))?;
+        let settled = self.context.with_current(|| self.settle_in_current());
+        settled.map_err(|error| nowhere(error.into()))?
+    }
+
+    fn settle_in_current(&self) -> Result<(), Unsettled> {
         // What is registered is no part of what a stream captures meanwhile.
         let relaxed = RelaxedCapture::enter(self.context.driver());
         let _relaxed = relaxed.map_err(|error| nowhere(error.into()))?;
@@ -420,13 +424,14 @@ impl Shared {
         }
         self.nccl.api().require(Feature::REGISTER)?;
         let _entry = self.gate.enter(REGISTER, Kind::Local, Some(deadline))?;
-        let _current = self.context.enter()?;
-        let range = Range { bytes, phase: Phase::Moving, unwanted: false, keeper: None };
-        self.registry.insert(REGISTER, ptr.0, range)?;
-        // SAFETY: inside the gate; the caller's contract.
-        let result = unsafe { self.raw_register(ptr.0, bytes) };
-        self.registry.came(ptr.0, &result);
-        result.map(|handle| handle != Handle(0))
+        self.context.with_current(|| {
+            let range = Range { bytes, phase: Phase::Moving, unwanted: false, keeper: None };
+            self.registry.insert(REGISTER, ptr.0, range)?;
+            // SAFETY: inside the gate; the caller's contract.
+            let result = unsafe { self.raw_register(ptr.0, bytes) };
+            self.registry.came(ptr.0, &result);
+            result.map(|handle| handle != Handle(0))
+        })?
     }
 
     /// Deregisters what [`register`](Self::register) registered; may be tried again when the communicator was busy.
@@ -440,18 +445,20 @@ impl Shared {
             Err(_) if self.gate.check(DEREGISTER).is_err() => return Ok(()),
             Err(busy) => return Err(busy),
         };
-        let _current = self.context.enter()?;
-        let handle = match self.registry.lock().ranges.get_mut(&ptr.0) {
-            Some(range) => match std::mem::replace(&mut range.phase, Phase::Moving) {
-                Phase::Registered(handle) => handle,
-                _ => return Ok(()),
-            },
-            None => return Ok(()),
-        };
-        // SAFETY: inside the gate; the handle is the communicator's own, and given back once, whatever NCCL answers.
-        let result = unsafe { self.raw_deregister(handle) };
-        self.registry.went(ptr.0, &Ok(()));
-        result
+        self.context.with_current(|| {
+            let handle = match self.registry.lock().ranges.get_mut(&ptr.0) {
+                Some(range) => match std::mem::replace(&mut range.phase, Phase::Moving) {
+                    Phase::Registered(handle) => handle,
+                    _ => return Ok(()),
+                },
+                None => return Ok(()),
+            };
+            // SAFETY: inside the gate; the handle is the communicator's own, and given back once, whatever NCCL
+            // answers.
+            let result = unsafe { self.raw_deregister(handle) };
+            self.registry.went(ptr.0, &Ok(()));
+            result
+        })?
     }
 
     /// # Safety

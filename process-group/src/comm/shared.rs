@@ -214,8 +214,7 @@ impl<T: Send + 'static> Serving<T> {
         let ticket = service.submit(move || {
             let gate = own.gate.clone();
             let _entry = gate.enter(call, kind, None)?;
-            let entered = own.context.enter();
-            let result = entered.map_err(CommError::from).and_then(|_current| job(&own));
+            let result = own.context.with_current(|| job(&own)).unwrap_or_else(|error| Err(error.into()));
             let result = own.judge(result);
             // Before the gate is left: an abort that waits there for a call that came too late for its caller finds
             // nothing held any more.

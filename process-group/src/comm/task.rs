@@ -303,7 +303,6 @@ impl Communicator {
         if group::is_open() {
             group::enrol(shared);
         }
-        let _current = shared.context.enter()?;
         let launch = Launch {
             nccl: &shared.nccl,
             name: shared.name(),
@@ -314,7 +313,8 @@ impl Communicator {
             window,
         };
         // SAFETY: the caller's contract; the communicator is alive inside the gate.
-        unsafe { launch.task(task) }.map_err(|error| shared.condemned(error))
+        let launched = shared.context.with_current(|| unsafe { launch.task(task) })?;
+        launched.map_err(|error| shared.condemned(error))
     }
 }
 

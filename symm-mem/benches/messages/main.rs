@@ -124,7 +124,10 @@ impl Rank<'_> {
     }
 
     fn run(&self) -> Result<()> {
-        let _current = self.context.enter()?;
+        self.context.with_current(|| self.run_in_current())?
+    }
+
+    fn run_in_current(&self) -> Result<()> {
         // What the process takes once is not counted for the first policy.
         let first = self.group("first", P2pPolicy::Shared, DirectOptions::default())?;
         let messages = Messages::new(self.context, &first)?;

@@ -81,28 +81,31 @@ impl Rank<'_> {
     }
 
     fn run(self, machine: &str) -> Result<()> {
-        let current = self.context.enter()?;
-        self.turn()?;
-        self.say(|| format!("machine\t{machine}"));
-        let rendezvous = Rendezvous::of(&self.world, RendezvousOptions::default())?;
-        let commits = commits::Commits::new(&self)?;
-        let signals = signals::Signals::new(&self, &rendezvous)?;
-        let transfers = transfers::Transfers::new(&self, &rendezvous)?;
-        self.say(String::new);
-        for round in 0..ROUNDS {
-            self.turn()?;
-            commits.round(&self, round)?;
-            signals.round(&self, &rendezvous)?;
-            transfers.round(&self, round)?;
-            self.say(String::new);
-        }
-        transfers.close();
-        drop((commits, signals, rendezvous));
-        drop(current);
+        self.context.with_current(|| self.measure(machine))??;
         let Self { world, groups: [first, second], .. } = self;
         for group in [second, first, world] {
             group.destroy(far())?;
         }
+        Ok(())
+    }
+
+    fn measure(&self, machine: &str) -> Result<()> {
+        self.turn()?;
+        self.say(|| format!("machine\t{machine}"));
+        let rendezvous = Rendezvous::of(&self.world, RendezvousOptions::default())?;
+        let commits = commits::Commits::new(self)?;
+        let signals = signals::Signals::new(self, &rendezvous)?;
+        let transfers = transfers::Transfers::new(self, &rendezvous)?;
+        self.say(String::new);
+        for round in 0..ROUNDS {
+            self.turn()?;
+            commits.round(self, round)?;
+            signals.round(self, &rendezvous)?;
+            transfers.round(self, round)?;
+            self.say(String::new);
+        }
+        transfers.close();
+        drop((commits, signals, rendezvous));
         Ok(())
     }
 }

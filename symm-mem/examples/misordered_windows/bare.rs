@@ -85,12 +85,11 @@ impl<'a> Program<'a> {
         let nccl = self.world.nccl().api();
         let mut window = null_mut();
         let flags = NCCL_WIN_COLL_SYMMETRIC.cast_signed();
-        let _current = self.world.context().enter()?;
+        let call = nccl.ncclCommWindowRegister()?;
         // SAFETY: a live communicator, memory of NCCL that stays as long as the process, and a place for the handle that
         // outlives the call, which does not return before the handle is written.
-        let code = unsafe {
-            nccl.ncclCommWindowRegister()?(communicator.raw(), segment.ptr, segment.bytes, &mut window, flags)
-        };
+        let register = || unsafe { call(communicator.raw(), segment.ptr, segment.bytes, &mut window, flags) };
+        let code = self.world.context().with_current(register)?;
         check(self.world, "ncclCommWindowRegister", code)?;
         if window.is_null() { Err(NO_WINDOW.into()) } else { Ok(()) }
     }
@@ -141,9 +140,9 @@ fn communicator(world: &ProcessGroup, name: &str, members: &[usize; 2]) -> Resul
 
 fn segment(world: &ProcessGroup, bytes: usize) -> Result<Segment> {
     let mut ptr = null_mut();
-    let _current = world.context().enter()?;
+    let call = world.nccl().api().ncclMemAlloc()?;
     // SAFETY: a place for the pointer that outlives the call.
-    let code = unsafe { world.nccl().api().ncclMemAlloc()?(&mut ptr, bytes) };
+    let code = world.context().with_current(|| unsafe { call(&mut ptr, bytes) })?;
     check(world, "ncclMemAlloc", code)?;
     Ok(Segment { ptr, bytes })
 }

@@ -148,8 +148,8 @@ pub(super) struct Job {
 /// The rank's service actor: makes the calls that block in the library, so that the rank can keep its deadline.
 pub(super) fn serve(jobs: &Desk<Job>) {
     while let Some(Job { group, context, windows, answer }) = jobs.take("windows to register", None) {
-        let _current = context.enter().expect("the device is well");
-        answer.put(group.register(&windows));
+        let register = || answer.put(group.register(&windows));
+        context.with_current(register).expect("the device is well");
     }
 }
 

@@ -144,17 +144,19 @@ impl Rank {
         let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 8 * MIB };
         let arena = SymmetricArena::new(source.clone(), geometry).expect("its steps are small");
 
-        let current = context.enter().expect("the device is well");
-        let world = Group::join(&nccl, id, rank, scenario.size);
-        let pair = world.split(10, |rank| rank / 2, rank);
-        let stride = world.split(20, |rank| rank % 2, rank);
-        drop(current);
+        let join = || {
+            let world = Group::join(&nccl, id, rank, scenario.size);
+            let pair = world.split(10, |rank| rank / 2, rank);
+            let stride = world.split(20, |rank| rank % 2, rank);
+            [world, pair, stride]
+        };
+        let groups = context.with_current(join).expect("the device is well");
         let pool = PoolId { domain: 1, generation: 1, pool: 0 };
         let member = |group: Group| {
             let seat = Seat::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
             (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
         };
-        let members: BTreeMap<u64, Member> = [world, pair, stride].map(member).into();
+        let members: BTreeMap<u64, Member> = groups.map(member).into();
         let groups = members.values().map(|member| member.group.clone()).collect();
         *desks[rank as usize].groups() = groups;
         let store = Connection::open(network.clone());
@@ -262,14 +264,11 @@ impl Rank {
     fn leave(self) {
         let over: Vec<u64> = self.members.keys().copied().filter(|group| self.has_lost(*group)).collect();
         let Self { context, stream, taken, arena, members, .. } = self;
-        let current = context.enter().expect("the device is well");
-        for (uid, member) in members.into_iter().rev() {
-            match over.contains(&uid) {
-                true => member.group.abort(),
-                false => member.group.destroy(),
-            }
-        }
-        drop(current);
+        let end = |(uid, member): (u64, Member)| match over.contains(&uid) {
+            true => member.group.abort(),
+            false => member.group.destroy(),
+        };
+        context.with_current(|| members.into_iter().rev().for_each(end)).expect("the device is well");
         arena.release().expect("nobody holds the segments");
         drop((stream, taken));
     }
@@ -280,9 +279,8 @@ impl Rank {
         network.lose(rank);
         drop(store);
         offers.forget(rank);
-        let current = context.enter().expect("the device is well");
-        members.into_values().for_each(|member| member.group.abort());
-        drop(current);
+        let abort = || members.into_values().for_each(|member| member.group.abort());
+        context.with_current(abort).expect("the device is well");
         arena.release().expect("nobody holds the segments");
         drop((stream, taken));
         for other in (0..).zip(desks).filter(|(other, _)| *other != rank).map(|(_, desks)| desks) {
@@ -452,9 +450,8 @@ impl Rank {
         let expected: f32 = group.members.iter().map(|rank| (rank + 1) as f32).sum();
         // SAFETY: the block is alive until the rank leaves.
         unsafe { self.stream.fill_u32(at, own.to_bits(), COUNT) }.expect("the block can be filled");
-        let current = self.context.enter().expect("the device is well");
-        group.all_reduce(at, COUNT, &self.stream);
-        drop(current);
+        let reduce = || group.all_reduce(at, COUNT, &self.stream);
+        self.context.with_current(reduce).expect("the device is well");
         let made = self.stream.synchronize();
         // Freed, since a member was lost before it had come.
         if !group.is_alive() {

@@ -62,8 +62,8 @@ pub(super) fn contexts(driver: &Driver) -> Result<()> {
     assert_eq!(context.limit(CUlimit::CU_LIMIT_STACK_SIZE)?, stack);
     let (free, total) = context.memory_info()?;
     assert!(free <= total);
-    let current = context.enter()?;
-    drop((context.enter()?, current));
+    let nested = || context.with_current(|| 7);
+    assert_eq!(context.with_current(nested)??, 7);
     context.synchronize()
 }
 

@@ -83,9 +83,9 @@ pub(super) fn round(
     let (child, cells) = cells.split_last().context("no cells")?;
     let (child, cells): (&'static Cell, &'static [Cell]) = (child, cells);
     let join = |rank: usize| -> Result<ncclResult_t> {
-        let _current = contexts[rank].enter()?;
         // SAFETY: the cell is as large as a handle, and is never freed.
-        Ok(unsafe { init(cells[rank].0.as_ptr().cast(), size, id, rank as i32) })
+        let init = || unsafe { init(cells[rank].0.as_ptr().cast(), size, id, rank as i32) };
+        Ok(contexts[rank].with_current(init)?)
     };
     if case != Case::Init {
         thread::scope(|scope| {
@@ -102,8 +102,7 @@ pub(super) fn round(
     let memory = DeviceMemory::new(context, 4096)?;
     let segment = if case == Case::Window { Some(segment(context)?) } else { None };
     let took = thread::scope(|scope| {
-        let inside = scope.spawn(|| -> Result<()> {
-            let _current = context.enter()?;
+        let body = || -> Result<()> {
             let (comm, at, stream) = (cells[0].get(), memory.ptr().0 as *mut c_void, stream.raw().cast());
             let float = ncclDataType_t::ncclFloat32;
             // SAFETY: the communicator is there, memory and stream outlive the call, whose end is forced; the window is
@@ -134,7 +133,8 @@ pub(super) fn round(
                 }
             }
             Ok(())
-        });
+        };
+        let inside = scope.spawn(move || context.with_current(body)?);
         thread::sleep(pause);
         let abort_one = |cell: &Cell| {
             if !cell.get().is_null() {
