@@ -41,6 +41,13 @@ impl Driver {
         Ok(Self { api, granted: Arc::default() })
     }
 
+    /// A number that another driver in this process does not have: where its function `cuInit` lies. A driver that is
+    /// loaded twice is one library, and its objects are the same to both.
+    #[inline]
+    pub(crate) fn identity(&self) -> usize {
+        self.api.table().cuInit.map_or(0, |init| init as usize)
+    }
+
     /// The table under this driver, for calls that this crate has no method for.
     #[must_use]
     pub fn api(&self) -> &Api {

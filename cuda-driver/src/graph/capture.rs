@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use cuda_driver_sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
 use super::Graph;
+use super::kept::OpenCapture;
 use crate::call::call;
 use crate::{Driver, Result, Stream, teardown};
 
@@ -108,13 +109,15 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamBeginCapture_v2`, for example
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for the legacy default stream, `CUDA_ERROR_ILLEGAL_STATE` for a
-    /// stream that captures already.
+    /// stream that captures already; from `cuStreamGetCaptureInfo_v2`, and the stream does not capture then.
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
         // SAFETY: the stream is alive.
         unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) }?;
-        Ok(Capture { stream: self.clone(), ended: false, thread: PhantomData })
+        let mut capture = Capture { stream: self.clone(), ended: false, open: None, thread: PhantomData };
+        capture.open = OpenCapture::begin(self)?;
+        Ok(capture)
     }
 }
 
@@ -136,6 +139,7 @@ impl Stream {
 pub struct Capture {
     stream: Stream,
     ended: bool,
+    open: Option<OpenCapture>,
     thread: PhantomData<*const ()>,
 }
 
@@ -149,7 +153,9 @@ impl Capture {
     #[doc(alias = "cuStreamEndCapture")]
     pub fn end(mut self) -> Result<Graph> {
         self.ended = true;
-        end(&self.stream)
+        let mut graph = end(&self.stream)?;
+        graph.kept = self.open.take().map(OpenCapture::take).unwrap_or_default();
+        Ok(graph)
     }
 }
 

@@ -20,6 +20,7 @@
 //! ```
 
 mod capture;
+mod kept;
 
 use std::ffi::CString;
 use std::fmt;
@@ -31,6 +32,8 @@ use bitflags::bitflags;
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresult};
 
 pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture};
+use self::kept::Kept;
+pub(crate) use self::kept::{Owner, keep};
 use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};
 
@@ -47,9 +50,12 @@ bitflags! {
 }
 
 /// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
+///
+/// It keeps the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and so do its executables.
 pub struct Graph {
     context: Context,
     raw: CUgraph,
+    kept: Kept,
 }
 
 // SAFETY: a graph belongs to no thread; the driver only forbids using it from two at once, and `Graph` is not
@@ -61,10 +67,11 @@ impl Graph {
     ///
     /// # Safety
     /// `raw` must be a graph that nobody else destroys; the work in it must keep the contract of
-    /// [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) for every launch.
+    /// [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) for every launch, and the code of its
+    /// kernels must stay loaded until the last.
     #[must_use]
     pub unsafe fn from_raw(context: &Context, raw: CUgraph) -> Self {
-        Self { context: context.clone(), raw }
+        Self { context: context.clone(), raw, kept: Kept::default() }
     }
 
     /// The driver's handle, valid while this graph lives.
@@ -73,12 +80,13 @@ impl Graph {
         self.raw
     }
 
-    /// Gives the graph up: whoever takes the handle destroys it.
+    /// Gives the graph up: whoever takes the handle destroys it, and keeps the modules of its kernels, which it does not
+    /// keep any more.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
-        // SAFETY: read once, out of a graph that is never dropped.
-        drop(unsafe { std::ptr::read(&this.context) });
+        // SAFETY: each read once, out of a graph that is never dropped.
+        drop(unsafe { (std::ptr::read(&this.kept), std::ptr::read(&this.context)) });
         this.raw
     }
 
@@ -114,7 +122,7 @@ impl Graph {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the graph is alive; writes one handle, to a local that outlives the call.
         unsafe { call!(self.context.api(), cuGraphInstantiateWithFlags(&mut raw, self.raw, flags.bits())) }?;
-        Ok(GraphExec { context: self.context.clone(), raw })
+        Ok(GraphExec { context: self.context.clone(), raw, kept: self.kept.clone() })
     }
 
     /// Writes the graph to a file, as a drawing in the DOT language; with everything that is known of its nodes if
@@ -148,9 +156,12 @@ impl fmt::Debug for Graph {
 }
 
 /// A graph ready to be launched. Not `Sync`, since the driver does not lock graphs.
+///
+/// It keeps the modules of its kernels loaded. Drop it when its last launch has passed.
 pub struct GraphExec {
     context: Context,
     raw: CUgraphExec,
+    kept: Kept,
 }
 
 // SAFETY: as for `Graph`.
@@ -171,6 +182,8 @@ impl GraphExec {
     /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0.
     #[doc(alias = "cuGraphExecUpdate")]
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
+        // On top of what it kept: launches of the former graph may be under way.
+        self.kept.add(graph.kept.owners());
         let _current = self.context.enter()?;
         let mut info = CUgraphExecUpdateResultInfo::default();
         let api = self.context.api();
@@ -202,6 +215,7 @@ impl Stream {
     /// [`Error::Driver`] from `cuGraphLaunch`.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
+        keep(self, || exec.kept.owners())?;
         let _current = self.enter_if_implicit()?;
         // SAFETY: the executable and the stream are alive.
         unsafe { call!(self.api(), cuGraphLaunch(exec.raw, self.raw())) }

@@ -9,6 +9,7 @@ use cuda_driver_sys::{
 
 use super::{Arguments, Function, LaunchError};
 use crate::call::call;
+use crate::graph::keep;
 use crate::{Device, Error, Result, Stream};
 
 /// Extents along three axes; those not given are 1.
@@ -238,6 +239,7 @@ impl Stream {
             });
         }
         config.check(function, function.module().limits())?;
+            keep(self, || [function.module().owner()])?;
         arguments.pack(|values, sizes| {
             function.check_arguments(sizes)?;
             let _current = self.enter_if_implicit()?;

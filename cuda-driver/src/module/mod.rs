@@ -76,7 +76,8 @@
 //! - **Memory**: the contract of [asynchronous calls](crate::Stream#what-asynchronous-calls-ask-of-the-caller), for
 //!   everything that the kernel reaches.
 //! - **Code**: the [`Function`], another one of its module, or the [`Module`] lives until the stream has passed the
-//!   launch, and, if it was captured, until the last launch of the graph has passed.
+//!   launch. Of a launch that was captured, the graph and its executables keep the module, if the capture was begun by
+//!   [`Stream::begin_capture`](crate::Stream::begin_capture); an executable lives until its last launch has passed.
 //! - **Progress**: the kernel ends by itself. One that waits for other work of the device can wait for ever, for the
 //!   device may not have room for both; its own blocks may wait for each other in a [cooperative
 //!   launch](LaunchConfig::cooperative) only.
@@ -102,7 +103,7 @@ pub use self::function::{Function, FunctionAttributes, SuggestedLaunch};
 pub use self::jit::{CacheMode, JitOptions};
 pub use self::launch::{Dim, LaunchConfig};
 use crate::call::{call, check, code};
-use crate::graph::RelaxedCapture;
+use crate::graph::{Owner, RelaxedCapture};
 use crate::memory::AddressRange;
 use crate::{Context, DevicePtr, Driver, Error, Result, teardown};
 
@@ -208,6 +209,11 @@ impl Module {
     #[must_use]
     pub fn raw(&self) -> CUmodule {
         self.inner.raw
+    }
+
+    /// What keeps the module loaded.
+    fn owner(&self) -> Owner {
+        self.inner.clone()
     }
 
     fn limits(&self) -> &launch::Limits {

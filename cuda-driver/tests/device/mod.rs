@@ -5,6 +5,7 @@ mod complete;
 mod exercise;
 mod faults;
 mod hardware;
+mod kept;
 mod kernels;
 mod lifecycle;
 mod memory;

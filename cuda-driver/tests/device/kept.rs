@@ -1,0 +1,143 @@
+//! Modules live as long as graphs with their kernels.
+
+use cuda_driver::graph::{CaptureMode, Graph};
+use cuda_driver::memory::DeviceMemory;
+use cuda_driver::module::{JitOptions, LaunchConfig, Module};
+use cuda_driver::sys::CUresult;
+use cuda_driver::{Context, Event, EventFlags, Stream, StreamFlags};
+use gpu_sim::{Action, Injection, World};
+
+use super::kernels::{self, PTX};
+use super::{INJECTED, failed, on_stream};
+
+const WORDS: [u32; 4] = [1, 2, 3, 4];
+
+/// As [`on_stream`], with memory of [`WORDS`].
+fn on_memory(test: impl FnOnce(&World, &Context, &Stream, &DeviceMemory)) {
+    on_stream(|world, context, stream| {
+        kernels::register(world);
+        let memory = DeviceMemory::new(context, 16).unwrap();
+        memory.copy_from_host(0, &WORDS).unwrap();
+        test(world, context, stream, &memory);
+    });
+}
+
+/// Launches a kernel of a new module, of which nothing is kept here, that turns the words around.
+fn reverse(context: &Context, stream: &Stream, memory: &DeviceMemory) {
+    let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
+    let reverse = module.function("reverse").unwrap();
+    let config = LaunchConfig::new(1, 4).shared_bytes(16);
+    // SAFETY: the memory outlives every launch of the graph, which are waited for.
+    unsafe { stream.launch_kernel(&reverse, &config, (memory.ptr(), 4u32)).unwrap() };
+}
+
+fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    work();
+    capture.end().unwrap()
+}
+
+fn read(memory: &DeviceMemory) -> [u32; 4] {
+    let mut words = [0; 4];
+    memory.copy_to_host(0, &mut words).unwrap();
+    words
+}
+
+#[test]
+fn an_executable_keeps_the_modules_of_its_kernels() {
+    on_memory(|world, context, stream, memory| {
+        let graph = capture(stream, || reverse(context, stream, memory));
+        let exec = graph.instantiate().unwrap();
+        drop(graph);
+        for expected in [[4, 3, 2, 1], WORDS] {
+            stream.launch(&exec).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(read(memory), expected);
+        }
+        assert_eq!(world.calls("cuModuleUnload"), 0);
+        drop(exec);
+        assert_eq!(world.calls("cuModuleUnload"), 1);
+    });
+}
+
+#[test]
+fn a_stream_that_is_drawn_in_keeps_modules_for_the_graph() {
+    on_memory(|world, context, stream, memory| {
+        let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        let [fork, join] = [(); 2].map(|()| Event::new(context, EventFlags::DISABLE_TIMING).unwrap());
+        let graph = capture(stream, || {
+            stream.record(&fork).unwrap();
+            other.wait(&fork).unwrap();
+            reverse(context, &other, memory);
+            other.record(&join).unwrap();
+            stream.wait(&join).unwrap();
+        });
+        let exec = graph.instantiate().unwrap();
+        stream.launch(&exec).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!((read(memory), world.calls("cuModuleUnload")), ([4, 3, 2, 1], 0));
+    });
+}
+
+#[test]
+fn a_graph_that_is_launched_into_a_capture_is_kept_for_it() {
+    on_memory(|world, context, stream, memory| {
+        let inner = capture(stream, || reverse(context, stream, memory)).instantiate().unwrap();
+        let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        let launched = stream.launch(&inner);
+        assert_eq!(launched.unwrap_err().code(), Some(CUresult::CUDA_ERROR_NOT_SUPPORTED), "not modelled");
+        drop(inner);
+        assert_eq!(world.calls("cuModuleUnload"), 0);
+        drop(open);
+        assert_eq!(world.calls("cuModuleUnload"), 1);
+    });
+}
+
+#[test]
+fn an_executable_that_is_updated_keeps_the_new_graphs_modules() {
+    on_memory(|world, context, stream, memory| {
+        let mut exec = capture(stream, || reverse(context, stream, memory)).instantiate().unwrap();
+        exec.update(&capture(stream, || reverse(context, stream, memory))).unwrap();
+        stream.launch(&exec).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!((read(memory), world.calls("cuModuleUnload")), ([4, 3, 2, 1], 0));
+        drop(exec);
+        assert_eq!(world.calls("cuModuleUnload"), 2);
+    });
+}
+
+#[test]
+fn nothing_is_kept_without_a_capture() {
+    on_memory(|world, context, stream, memory| {
+        let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        // Thrown away.
+        let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        reverse(context, stream, memory);
+        assert_eq!(world.calls("cuModuleUnload"), 0);
+        drop(open);
+        assert_eq!(world.calls("cuModuleUnload"), 1);
+        // Beside a capture, and not in it.
+        let module = Module::load_ptx(context, PTX, &JitOptions::new()).unwrap();
+        let function = module.function("reverse").unwrap();
+        let config = LaunchConfig::new(1, 4).shared_bytes(16);
+        let graph = capture(stream, || {
+            // SAFETY: memory and module outlive the work, which is waited for.
+            unsafe { other.launch_kernel(&function, &config, (memory.ptr(), 4u32)).unwrap() };
+        });
+        other.synchronize().unwrap();
+        drop((module, function));
+        assert_eq!((read(memory), world.calls("cuModuleUnload")), ([4, 3, 2, 1], 2));
+        assert_eq!(graph.node_count().unwrap(), 0);
+    });
+}
+
+#[test]
+fn a_capture_whose_number_the_driver_does_not_tell_does_not_begin() {
+    on_memory(|world, _, stream, _| {
+        world.faults().inject(Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(INJECTED)));
+        let error = stream.begin_capture(CaptureMode::ThreadLocal).unwrap_err();
+        assert_eq!(failed(&error), ("cuStreamGetCaptureInfo_v2", INJECTED));
+        stream.synchronize().expect("it does not capture");
+        assert_eq!(capture(stream, || {}).node_count().unwrap(), 0);
+    });
+}
