@@ -124,6 +124,7 @@ impl Context {
     /// `CUDA_ERROR_TOO_MANY_PEERS`.
     #[doc(alias = "cuCtxEnablePeerAccess")]
     pub fn enable_peer_access(&self, peer: &Context) -> Result<()> {
+        self.driver().require_same("the peer", peer.driver(), "the context")?;
         let _current = self.enter()?;
         // SAFETY: both contexts are alive.
         match unsafe { code!(self.api(), cuCtxEnablePeerAccess(peer.raw(), 0)) }? {
@@ -138,6 +139,7 @@ impl Context {
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxDisablePeerAccess`.
     #[doc(alias = "cuCtxDisablePeerAccess")]
     pub fn disable_peer_access(&self, peer: &Context) -> Result<()> {
+        self.driver().require_same("the peer", peer.driver(), "the context")?;
         let _current = self.enter()?;
         // SAFETY: both contexts are alive.
         match unsafe { code!(self.api(), cuCtxDisablePeerAccess(peer.raw())) }? {
@@ -226,7 +228,7 @@ impl Drop for Inner {
 impl PartialEq for Context {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        self.raw() == other.raw()
+        self.raw() == other.raw() && self.driver().is_same(other.driver())
     }
 }
 

@@ -48,6 +48,18 @@ impl Driver {
         self.api.table().cuInit.map_or(0, |init| init as usize)
     }
 
+    /// Whether both stand for one driver: handles and addresses of the one mean the same to the other.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+
+    /// Refuses `what`, an object of `theirs`, where `user` is an object of this driver.
+    #[inline]
+    pub(crate) fn require_same(&self, what: &'static str, theirs: &Self, user: &'static str) -> Result<()> {
+        if self.is_same(theirs) { Ok(()) } else { Err(Error::DifferentDrivers { what, user }) }
+    }
+
     /// The table under this driver, for calls that this crate has no method for.
     #[must_use]
     pub fn api(&self) -> &Api {

@@ -2,6 +2,7 @@
 
 use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
+use crate::Device;
 use crate::module::{LaunchError, ModuleError};
 
 /// The result of every call of this crate.
@@ -140,6 +141,15 @@ pub enum Error {
         wanted: u32,
     },
 
+    /// Two objects of different drivers were brought together: a handle of one driver means nothing to another.
+    #[error("{what} belongs to another driver than {user}: make both from one `Driver`")]
+    DifferentDrivers {
+        /// The object.
+        what: &'static str,
+        /// The object that should have used it.
+        user: &'static str,
+    },
+
     /// The call cannot become part of a capture.
     #[error("{what} was asked of a stream that is capturing: {instead}")]
     WhileCapturing {
@@ -196,6 +206,18 @@ impl Error {
             Self::Driver { code, .. } | Self::NoFabric { code, .. } => Some(*code),
             Self::Module(ModuleError::Refused { cause, .. }) => cause.code(),
             _ => None,
+        }
+    }
+
+    /// Why `what`, of one device's context, cannot be used by `user`, of another's.
+    #[cold]
+    pub(crate) fn of_contexts(
+        (what, found): (&'static str, &Device),
+        (user, wanted): (&'static str, &Device),
+    ) -> Self {
+        match wanted.driver().require_same(what, found.driver(), user) {
+            Ok(()) => Self::DifferentDevices { what, found: found.ordinal(), user, wanted: wanted.ordinal() },
+            Err(error) => error,
         }
     }
 

@@ -91,9 +91,11 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) with `CUDA_ERROR_INVALID_HANDLE` for an event without timing or
-    /// never recorded, `CUDA_ERROR_NOT_READY` for one that is not complete.
+    /// never recorded, `CUDA_ERROR_NOT_READY` for one that is not complete;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuEventElapsedTime")]
     pub fn elapsed_us(&self, earlier: &Event) -> Result<f64> {
+        self.context.driver().require_same("the earlier event", earlier.context.driver(), "the event")?;
         let mut milliseconds = 0f32;
         // SAFETY: both events are alive; writes one float, to a local that outlives the call.
         unsafe { call!(self.context.api(), cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw)) }?;

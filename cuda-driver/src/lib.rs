@@ -41,6 +41,8 @@
 //! - **The current context of a thread stays what it was.** A method that needs a current context makes its own
 //!   current and restores the former before it returns. Calls on a stream or an event need none: the driver
 //!   takes the context from the handle.
+//! - **Objects of two drivers do not mix.** A call that is given both is refused ([`Error::DifferentDrivers`]), and they
+//!   are never equal.
 //! - **`Drop` never panics and never hides a failure**: it goes to the hook of [`set_drop_error_hook`]. Where
 //!   the outcome matters there is a consuming method that returns it ([`vmm::Mapping::unmap`],
 //!   [`memory::DeviceMemory::free`]).

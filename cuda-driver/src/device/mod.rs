@@ -15,7 +15,7 @@ pub use self::primary::{ContextFlags, PrimaryState};
 use crate::call::call;
 use crate::{Driver, Result};
 
-/// A GPU that the process can see. Cheap to clone; equal when the ordinal is.
+/// A GPU that the process can see. Cheap to clone; equal when the driver and the ordinal are.
 #[derive(Clone)]
 pub struct Device {
     driver: Driver,
@@ -117,7 +117,7 @@ impl Device {
 
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.ordinal == other.ordinal
+        self.ordinal == other.ordinal && self.driver.is_same(&other.driver)
     }
 }
 

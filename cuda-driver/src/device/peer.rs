@@ -29,6 +29,7 @@ impl Device {
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
     #[doc(alias = "cuDeviceCanAccessPeer")]
     pub fn can_access_peer(&self, peer: &Device) -> Result<bool> {
+        self.driver().require_same("the peer", peer.driver(), "the device")?;
         let mut can: c_int = 0;
         // SAFETY: writes one integer, to a local that outlives the call.
         unsafe { call!(self.api(), cuDeviceCanAccessPeer(&mut can, self.raw, peer.raw)) }?;
@@ -43,6 +44,7 @@ impl Device {
     #[doc(alias = "cuDeviceGetP2PAttribute")]
     pub fn link_to(&self, peer: &Device) -> Result<PeerLink> {
         use CUdevice_P2PAttribute as P;
+        self.driver().require_same("the peer", peer.driver(), "the device")?;
         let ask = |attribute| {
             let mut value: c_int = 0;
             // SAFETY: writes one integer, to a local that outlives the call.

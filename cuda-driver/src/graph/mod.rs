@@ -182,6 +182,8 @@ impl GraphExec {
     /// `cuGraphExecUpdate_v2`; [`Error::Missing`] below CUDA 12.0.
     #[doc(alias = "cuGraphExecUpdate")]
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
+        let ours = self.context.driver();
+        ours.require_same("the graph", graph.context.driver(), "the executable")?;
         // On top of what it kept: launches of the former graph may be under way.
         self.kept.add(graph.kept.owners());
         let _current = self.context.enter()?;
@@ -200,6 +202,7 @@ impl GraphExec {
     /// [`Error::Driver`] from `cuGraphUpload`.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&self, stream: &Stream) -> Result<()> {
+        stream.require_driver_of(self)?;
         let _current = stream.enter_if_implicit()?;
         // SAFETY: the executable and the stream are alive.
         unsafe { call!(self.context.api(), cuGraphUpload(self.raw, stream.raw())) }
@@ -207,14 +210,19 @@ impl GraphExec {
 }
 
 impl Stream {
+    fn require_driver_of(&self, exec: &GraphExec) -> Result<()> {
+        self.context().driver().require_same("the graph", exec.context.driver(), "the stream")
+    }
+
     /// Enqueues the graph's work. Launches of one executable run one after the other, whatever their streams.
     ///
     /// It is safe because the capture was not: who captured a call promised its contract for every launch.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuGraphLaunch`.
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`.
     #[doc(alias = "cuGraphLaunch")]
     pub fn launch(&self, exec: &GraphExec) -> Result<()> {
+        self.require_driver_of(exec)?;
         keep(self, || exec.kept.owners())?;
         let _current = self.enter_if_implicit()?;
         // SAFETY: the executable and the stream are alive.

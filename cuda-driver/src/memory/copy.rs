@@ -118,7 +118,8 @@ impl Context {
     /// As [`copy`](Self::copy).
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyPeer`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyPeer`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemcpyPeer")]
     pub unsafe fn copy_to_peer(
         &self,
@@ -126,6 +127,7 @@ impl Context {
         from: DevicePtr,
         bytes: usize,
     ) -> Result<()> {
+        self.driver().require_same("the peer", to_context.driver(), "the context")?;
         let _current = self.enter()?;
         // SAFETY: the caller vouches for both ranges; both contexts are alive.
         unsafe { call!(self.api(), cuMemcpyPeer(to.0, to_context.raw(), from.0, self.raw(), bytes)) }

@@ -159,16 +159,15 @@ impl StreamMemory {
     /// Hands the memory to another stream, which must come after the uses so far (by an event): it frees the memory.
     ///
     /// # Errors
-    /// [`Error::DifferentDevices`] for a stream of another device; the memory is then freed on its own stream.
+    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a stream of another device; the memory is then
+    /// freed on its own stream.
     pub fn move_to(mut self, stream: &Stream) -> Result<Self> {
         let (found, wanted) = (stream.context().device(), self.stream.context().device());
         if found != wanted {
-            return Err(Error::DifferentDevices {
-                what: "the stream",
-                found: found.ordinal(),
-                user: "the memory that it should free",
-                wanted: wanted.ordinal(),
-            });
+            return Err(Error::of_contexts(
+                ("the stream", found),
+                ("the memory that it should free", wanted),
+            ));
         }
         self.stream = stream.clone();
         Ok(self)

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use bitflags::bitflags;
 use cuda_driver_sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute,
-    CUmemPoolProps, CUmemPoolPtrExportData, CUmemoryPool,
+    CUmemAccess_flags, CUmemAllocationHandleType, CUmemAllocationType, CUmemPool_attribute, CUmemPoolProps,
+    CUmemPoolPtrExportData, CUmemoryPool,
 };
 
 use super::StreamMemory;
 use crate::call::{call, exported_fd, with_os_handle};
-use crate::vmm::{Access, HandleTypes, location};
+use crate::vmm::{Access, HandleTypes, access_descriptions, location};
 use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
 
 bitflags! {
@@ -255,11 +255,8 @@ impl MemoryPool {
     /// that is no peer.
     #[doc(alias = "cuMemPoolSetAccess")]
     pub fn set_access(&self, devices: &[(&Device, Access)]) -> Result<()> {
-        let descriptions: Vec<CUmemAccessDesc> = devices
-            .iter()
-            .map(|(device, access)| CUmemAccessDesc { location: location(device), flags: access.raw() })
-            .collect();
         let Inner { context, raw, .. } = &*self.inner;
+        let descriptions = access_descriptions(context.driver(), devices, "the pool")?;
         // SAFETY: the pool is alive; reads the descriptions, which outlive the call.
         unsafe { call!(context.api(), cuMemPoolSetAccess(*raw, descriptions.as_ptr(), descriptions.len())) }
     }
@@ -270,6 +267,7 @@ impl MemoryPool {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAccess`.
     #[doc(alias = "cuMemPoolGetAccess")]
     pub fn access(&self, device: &Device) -> Result<Access> {
+        self.context().driver().require_same("the device", device.driver(), "the pool")?;
         let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
         let mut at = location(device);
         let Inner { context, raw, .. } = &*self.inner;
@@ -318,6 +316,8 @@ impl StreamMemory {
     /// the pool's limit; `CUDA_ERROR_INVALID_VALUE` for an imported pool.
     #[doc(alias = "cuMemAllocFromPoolAsync")]
     pub fn from_pool(pool: &MemoryPool, stream: &Stream, bytes: usize) -> Result<Self> {
+        let ours = stream.context().driver();
+        ours.require_same("the pool", pool.context().driver(), "the stream")?;
         let _current = stream.enter_if_implicit()?;
         let mut ptr = 0;
         // SAFETY: the pool and the stream are alive; writes one address, to a local that outlives the call.
@@ -346,6 +346,8 @@ impl StreamMemory {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`.
     #[doc(alias = "cuMemPoolImportPointer")]
     pub fn import(pool: &MemoryPool, stream: &Stream, pointer: PoolPointer, bytes: usize) -> Result<Self> {
+        let ours = stream.context().driver();
+        ours.require_same("the pool", pool.context().driver(), "the stream")?;
         let mut data = CUmemPoolPtrExportData { reserved: pointer.0 };
         let mut ptr = 0;
         // SAFETY: the pool is alive; reads 64 bytes and writes one address, locals that outlive the call.
@@ -366,7 +368,7 @@ impl Drop for Inner {
 
 impl PartialEq for MemoryPool {
     fn eq(&self, other: &Self) -> bool {
-        self.raw() == other.raw()
+        self.raw() == other.raw() && self.context().driver().is_same(other.context().driver())
     }
 }
 

@@ -217,8 +217,8 @@ impl Stream {
     /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// [`Error::Launch`] for what can be told to be wrong before the driver is asked; [`Error::DifferentDevices`] for
-    /// a function of another context than the stream's; [`Error::Missing`] for clusters and programmatic
+    /// [`Error::Launch`] for what can be told to be wrong before the driver is asked; [`Error::DifferentDevices`] or
+    /// [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`] for clusters and programmatic
     /// serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or
     /// `cuLaunchKernelEx`, also for what earlier asynchronous work did wrong.
     #[doc(alias = "cuLaunchKernel")]
@@ -231,17 +231,15 @@ impl Stream {
         arguments: impl Arguments,
     ) -> Result<()> {
         if function.context() != self.context() {
-            return Err(Error::DifferentDevices {
-                what: "the kernel's module",
-                found: function.context().device().ordinal(),
-                user: "the stream that should launch it",
-                wanted: self.context().device().ordinal(),
-            });
+            return Err(Error::of_contexts(
+                ("the kernel's module", function.context().device()),
+                ("the stream that should launch it", self.context().device()),
+            ));
         }
         config.check(function, function.module().limits())?;
-            keep(self, || [function.module().owner()])?;
         arguments.pack(|values, sizes| {
             function.check_arguments(sizes)?;
+            keep(self, || [function.module().owner()])?;
             let _current = self.enter_if_implicit()?;
             // SAFETY: the function and the stream are alive; `values` point to arguments that the driver copies
             // during the call; that they, and what the kernel does, are right is the caller's promise.

@@ -57,7 +57,8 @@ impl Stream {
     /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for both ranges.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyPeerAsync`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyPeerAsync`;
+    /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     #[doc(alias = "cuMemcpyPeerAsync")]
     pub unsafe fn copy_peer(
         &self,
@@ -65,6 +66,10 @@ impl Stream {
         (from, from_context): (DevicePtr, &Context),
         bytes: usize,
     ) -> Result<()> {
+        for context in [to_context, from_context] {
+            let ours = self.context().driver();
+            ours.require_same("an allocation's context", context.driver(), "the stream that should copy")?;
+        }
         let _current = self.enter_if_implicit()?;
         let (to_context, from_context) = (to_context.raw(), from_context.raw());
         // SAFETY: the caller vouches for both ranges; the contexts and the stream are alive.

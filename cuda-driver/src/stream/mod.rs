@@ -229,8 +229,8 @@ impl Stream {
     /// Records `event`: it is complete when everything enqueued so far is done. A former record is forgotten.
     ///
     /// # Errors
-    /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::Driver`] from
-    /// `cuEventRecord`.
+    /// [`Error::DifferentDevices`] if the event was made for another device; [`Error::DifferentDrivers`];
+    /// [`Error::Driver`] from `cuEventRecord`.
     #[doc(alias = "cuEventRecord")]
     #[inline(always)]
     pub fn record(&self, event: &Event) -> Result<()> {
@@ -244,12 +244,10 @@ impl Stream {
 
     #[cold]
     fn cannot_record(&self, event: &Event) -> Error {
-        Error::DifferentDevices {
-            what: "the event",
-            found: event.context().device().ordinal(),
-            user: "the stream that should record it",
-            wanted: self.context().device().ordinal(),
-        }
+        Error::of_contexts(
+            ("the event", event.context().device()),
+            ("the stream that should record it", self.context().device()),
+        )
     }
 
     /// Holds the stream's later work until `event`, as it was recorded last, is complete. The event may be of
@@ -257,9 +255,11 @@ impl Stream {
     /// stream into the capture.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamWaitEvent`.
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
+        let (ours, theirs) = (self.context().driver(), event.context().driver());
+        ours.require_same("the event", theirs, "the stream that should wait for it")?;
         let _current = self.enter_if_implicit()?;
         // SAFETY: the event and the stream are alive; the driver keeps what it needs of the event.
         unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }

@@ -40,15 +40,15 @@ use std::sync::{Mutex, PoisonError};
 
 use bitflags::bitflags;
 use cuda_driver_sys::{
-    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
-    CUmemLocation, CUmemLocationType,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
 
 pub use self::page_table::PageTable;
 pub use self::physical::{FabricHandle, PhysicalMemory, PhysicalProperties};
 pub use self::reservation::{Access, Mapping, Reservation};
 use crate::call::call;
-use crate::{Device, Error, Result};
+use crate::{Device, Driver, Error, Result};
 
 bitflags! {
     /// How physical memory can be handed to other processes.
@@ -118,6 +118,19 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
         location: location(device),
         ..CUmemAllocationProp::default()
     }
+}
+
+/// What the driver wants to know of who may reach memory of `user`.
+pub(crate) fn access_descriptions(
+    driver: &Driver,
+    devices: &[(&Device, Access)],
+    user: &'static str,
+) -> Result<Vec<CUmemAccessDesc>> {
+    let describe = |(device, access): &(&Device, Access)| {
+        driver.require_same("the device", device.driver(), user)?;
+        Ok(CUmemAccessDesc { location: location(device), flags: access.raw() })
+    };
+    devices.iter().map(describe).collect()
 }
 
 pub(crate) fn location(device: &Device) -> CUmemLocation {

@@ -19,7 +19,7 @@ use cuda_driver_sys::{CUmulticastGranularity_flags, CUmulticastObjectProp, Featu
 use super::{FabricHandle, Granularity, HandleTypes, PhysicalMemory};
 use crate::call::call;
 use crate::error::within;
-use crate::{Capabilities, Context, Device, Error, Result, teardown};
+use crate::{Capabilities, Context, Device, Driver, Error, Result, teardown};
 
 /// The permission to make and open multicast objects.
 #[derive(Clone, Debug)]
@@ -136,12 +136,17 @@ impl Deref for MulticastObject {
 }
 
 impl MulticastObject {
+    fn require_driver_of(&self, what: &'static str, theirs: &Driver) -> Result<()> {
+        self.context().driver().require_same(what, theirs, "the multicast object")
+    }
+
     /// Adds a device. All must be added, by all processes, before memory can be bound.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a device without multicast; [`Error::Driver`] from `cuMulticastAddDevice`.
     #[doc(alias = "cuMulticastAddDevice")]
     pub fn add_device(&self, device: &Device) -> Result<()> {
+        self.require_driver_of("the device", device.driver())?;
         check_device(device)?;
         // SAFETY: the object is alive.
         unsafe { call!(device.api(), cuMulticastAddDevice(self.raw(), device.raw())) }
@@ -164,6 +169,7 @@ impl MulticastObject {
     ) -> Result<Binding> {
         within("multicast object", offset, bytes, self.bytes())?;
         within("physical memory", memory_offset, bytes, memory.bytes())?;
+        self.require_driver_of("the memory", memory.context().driver())?;
         // Imported memory may lie on another device than the context it was imported in.
         let device = memory.context().driver().device(memory.device_ordinal()?)?;
         let api = self.context().driver().api();
@@ -194,6 +200,7 @@ impl MulticastObject {
     /// [`Error::Driver`] from `cuMulticastUnbind`.
     #[doc(alias = "cuMulticastUnbind")]
     pub fn unbind(&self, device: &Device, offset: usize, bytes: usize) -> Result<()> {
+        self.require_driver_of("the device", device.driver())?;
         let api = self.context().driver().api();
         // SAFETY: the object is alive; the driver refuses a range that is not bound.
         unsafe { call!(api, cuMulticastUnbind(self.raw(), device.raw(), offset, bytes)) }

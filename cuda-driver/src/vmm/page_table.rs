@@ -82,6 +82,7 @@ impl PageTable {
     pub fn map(&mut self, offset: usize, memory: &PhysicalMemory) -> Result<DevicePtr> {
         let bytes = memory.bytes();
         within("reservation", offset, bytes, self.reservation.bytes())?;
+        self.reservation.require_driver_of(memory)?;
         let ptr = self.reservation.ptr() + offset;
         // SAFETY: the range is inside the reservation, which with the memory is kept until it is unmapped; the driver
         // refuses a range that is mapped already.

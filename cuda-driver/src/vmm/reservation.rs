@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver_sys::{Api, CUmemAccess_flags, CUmemAccessDesc};
+use cuda_driver_sys::{Api, CUmemAccess_flags};
 
-use super::{PhysicalMemory, location};
+use super::{PhysicalMemory, access_descriptions, location};
 use crate::call::call;
 use crate::error::within;
 use crate::{Device, DevicePtr, Driver, Result, teardown};
@@ -98,6 +98,7 @@ impl Reservation {
     ) -> Result<Mapping> {
         within("reservation", offset, bytes, self.bytes())?;
         within("physical memory", memory_offset, bytes, memory.bytes())?;
+        self.require_driver_of(memory)?;
         let ptr = self.ptr() + offset;
         // SAFETY: the range is inside the reservation, which with the memory is kept by the mapping; the driver
         // refuses a range that is mapped already.
@@ -115,10 +116,7 @@ impl Reservation {
     #[doc(alias = "cuMemSetAccess")]
     pub fn set_access(&self, offset: usize, bytes: usize, devices: &[(&Device, Access)]) -> Result<()> {
         within("reservation", offset, bytes, self.bytes())?;
-        let descriptions: Vec<CUmemAccessDesc> = devices
-            .iter()
-            .map(|(device, access)| CUmemAccessDesc { location: location(device), flags: access.raw() })
-            .collect();
+        let descriptions = access_descriptions(&self.inner.driver, devices, "the reservation")?;
         let ptr = self.ptr() + offset;
         // SAFETY: reads the descriptions, which outlive the call.
         unsafe { call!(self.api(), cuMemSetAccess(ptr.0, bytes, descriptions.as_ptr(), descriptions.len())) }
@@ -133,6 +131,7 @@ impl Reservation {
     #[doc(alias = "cuMemGetAccess")]
     pub fn access(&self, offset: usize, device: &Device) -> Result<Access> {
         within("reservation", offset, 1, self.bytes())?;
+        self.inner.driver.require_same("the device", device.driver(), "the reservation")?;
         let mut flags = 0;
         let (at, ptr) = (location(device), self.ptr() + offset);
         // SAFETY: reads a location and writes one number, locals that outlive the call.
@@ -142,6 +141,11 @@ impl Reservation {
 
     pub(super) fn api(&self) -> &Api {
         self.inner.driver.api()
+    }
+
+    /// Refuses memory of another driver.
+    pub(super) fn require_driver_of(&self, memory: &PhysicalMemory) -> Result<()> {
+        self.inner.driver.require_same("the memory", memory.context().driver(), "the reservation")
     }
 }
 

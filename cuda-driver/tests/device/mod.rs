@@ -2,6 +2,7 @@
 
 mod capture;
 mod complete;
+mod drivers;
 mod exercise;
 mod faults;
 mod hardware;

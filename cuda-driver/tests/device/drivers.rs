@@ -1,0 +1,130 @@
+//! Objects of two drivers, brought together: refused, before either driver is asked.
+
+use cuda_driver::graph::CaptureMode;
+use cuda_driver::memory::{DeviceMemory, MemoryPool, StreamMemory};
+use cuda_driver::module::{JitOptions, LaunchConfig, Module};
+use cuda_driver::sys::CUresult;
+use cuda_driver::vmm::{Access, Granularity, HandleTypes, PageTable, PhysicalMemory, Reservation};
+use cuda_driver::{Driver, Error, Event, EventFlags, Result, Stream, StreamFlags};
+use gpu_sim::World;
+
+use super::kernels::{self, PTX};
+use super::{context, driver, on_devices};
+
+/// A driver of its own: of the same world, so that whatever is not refused goes wrong in silence.
+fn second_driver(world: &World) -> Driver {
+    unsafe extern "C" fn another(_: u32) -> CUresult {
+        CUresult::CUDA_SUCCESS
+    }
+    let mut table = world.cuda();
+    table.cuInit = Some(another);
+    driver(table)
+}
+
+#[track_caller]
+fn refused<T>(result: Result<T>) {
+    match result {
+        Err(Error::DifferentDrivers { what, user }) => assert_ne!(what, user),
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("objects of two drivers were taken together"),
+    }
+}
+
+#[test]
+fn a_driver_that_is_loaded_twice_is_one() {
+    on_devices(1, |world, first| {
+        let second = driver(world.cuda());
+        assert_eq!(first.device(0).unwrap(), second.device(0).unwrap());
+        let (ours, theirs) = (context(first, 0), context(&second, 0));
+        assert_eq!(ours, theirs);
+        let event = Event::new(&theirs, EventFlags::empty()).unwrap();
+        let stream = Stream::new(&ours, StreamFlags::NON_BLOCKING).unwrap();
+        stream.record(&event).unwrap();
+        stream.wait(&event).unwrap();
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn contexts_and_devices_of_two_drivers_do_not_mix() {
+    on_devices(2, |world, first| {
+        let second = second_driver(world);
+        let (ours, theirs) = (first.device(0).unwrap(), second.device(0).unwrap());
+        assert_ne!(ours, theirs);
+        refused(ours.can_access_peer(&theirs));
+        refused(ours.link_to(&theirs));
+        let (ours, theirs, peer) = (context(first, 0), context(&second, 0), context(&second, 1));
+        // One primary context, with one handle.
+        assert_eq!(ours.raw(), theirs.raw());
+        assert_ne!(ours, theirs);
+        refused(ours.enable_peer_access(&peer));
+        refused(ours.disable_peer_access(&peer));
+        let memory = DeviceMemory::new(&ours, 4096).unwrap();
+        // SAFETY: refused.
+        refused(unsafe { ours.copy_to_peer((memory.ptr(), &peer), memory.ptr(), 1) });
+    });
+}
+
+#[test]
+fn streams_and_events_of_two_drivers_do_not_mix() {
+    on_devices(1, |world, first| {
+        let second = second_driver(world);
+        let (ours, theirs) = (context(first, 0), context(&second, 0));
+        let stream = Stream::new(&ours, StreamFlags::NON_BLOCKING).unwrap();
+        let other = Stream::new(&theirs, StreamFlags::NON_BLOCKING).unwrap();
+        let [own, event] = [&ours, &theirs].map(|context| Event::new(context, EventFlags::empty()).unwrap());
+        refused(stream.record(&event));
+        refused(stream.wait(&event));
+        refused(own.elapsed_us(&event));
+        let memory = DeviceMemory::new(&ours, 4096).unwrap();
+        // SAFETY: refused.
+        refused(unsafe { stream.copy_peer((memory.ptr(), &ours), (memory.ptr(), &theirs), 1) });
+        // SAFETY: refused.
+        refused(unsafe { stream.copy_peer((memory.ptr(), &theirs), (memory.ptr(), &ours), 1) });
+        // SAFETY: the handle is that of a stream that outlives this one.
+        let same_handle = unsafe { Stream::borrowed(&theirs, stream.raw()) };
+        assert_ne!(stream, same_handle);
+        refused(StreamMemory::new(&stream, 4096).unwrap().move_to(&other));
+        let pool = MemoryPool::default_of(&theirs).unwrap();
+        assert_ne!(pool, MemoryPool::default_of(&ours).unwrap());
+        refused(StreamMemory::from_pool(&pool, &stream, 4096));
+        refused(pool.access(ours.device()));
+        refused(pool.set_access(&[(ours.device(), Access::ReadWrite)]));
+    });
+}
+
+#[test]
+fn kernels_and_graphs_of_two_drivers_do_not_mix() {
+    on_devices(1, |world, first| {
+        kernels::register(world);
+        let second = second_driver(world);
+        let (ours, theirs) = (context(first, 0), context(&second, 0));
+        let module = Module::load_ptx(&theirs, PTX, &JitOptions::new()).unwrap();
+        let function = module.function("reverse").unwrap();
+        let stream = Stream::new(&ours, StreamFlags::NON_BLOCKING).unwrap();
+        let other = Stream::new(&theirs, StreamFlags::NON_BLOCKING).unwrap();
+        let (config, null) = (LaunchConfig::new(1, 1), cuda_driver::DevicePtr::NULL);
+        // SAFETY: refused.
+        refused(unsafe { stream.launch_kernel(&function, &config, (null, 0u32)) });
+        let graph = |stream: &Stream| stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+        let mut exec = graph(&other).instantiate().unwrap();
+        refused(stream.launch(&exec));
+        refused(exec.upload(&stream));
+        refused(exec.update(&graph(&stream)));
+    });
+}
+
+#[test]
+fn memory_and_reservations_of_two_drivers_do_not_mix() {
+    on_devices(1, |world, first| {
+        let second = second_driver(world);
+        let (ours, theirs) = (context(first, 0), context(&second, 0));
+        let bytes = Granularity::of(ours.device(), HandleTypes::empty()).unwrap().round_up(1);
+        let memory = PhysicalMemory::create(&theirs, bytes, HandleTypes::empty()).unwrap();
+        let reservation = Reservation::new(first, bytes, 0).unwrap();
+        refused(reservation.map(0, &memory, 0, bytes));
+        refused(PageTable::new(reservation.clone()).map(0, &memory));
+        refused(reservation.access(0, theirs.device()));
+        refused(reservation.set_access(0, bytes, &[(theirs.device(), Access::ReadWrite)]));
+    });
+}
