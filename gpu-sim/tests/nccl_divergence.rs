@@ -3,9 +3,12 @@
 use super::rig;
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use super::rig::{Comm, OK, Rank, run_in_comm, world};
+use cuda_driver_sys::CUresult;
 use gpu_sim::World;
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
@@ -69,6 +72,70 @@ rusty_fork_test! {
                 assert!(text.contains(one) && text.contains(other), "{odd:?}: {text}");
             }
         }
+        world.finish().unwrap();
+    }
+
+    #[test]
+    fn the_error_of_a_collective_that_differs_is_there_before_its_event() {
+        let error_at_event = |rank: &Rank, comm: Comm| {
+            let (buffer, cuda) = (rank.alloc(256), &rank.rig.cuda);
+            let mut event = std::ptr::null_mut();
+            cuda!(rank.rig, cuEventCreate(&mut event, 2));
+            call(rank, comm, buffer, (rank.rank == 1).then_some(Odd::Kind));
+            cuda!(rank.rig, cuEventRecord(event, rank.stream.0));
+            // SAFETY: the event is alive.
+            let query = || unsafe { cuda.cuEventQuery.unwrap()(event) };
+            while query() == CUresult::CUDA_ERROR_NOT_READY {
+                std::thread::yield_now();
+            }
+            assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage);
+            cuda!(rank.rig, cuEventDestroy_v2(event));
+            rank.free(buffer);
+        };
+        let free = world(2);
+        for _ in 0..50 {
+            run_in_comm(&free, 2, error_at_event);
+        }
+        free.finish().unwrap();
+        for seed in 0..50 {
+            let seeded = World::builder().devices(2).capacity(1 << 30).seeded(seed).start().unwrap();
+            run_in_comm(&seeded, 2, error_at_event);
+            seeded.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_message_that_differs_is_reported_while_others_of_its_group_wait() {
+        let world = world(3);
+        let told = Arc::new(AtomicBool::new(false));
+        run_in_comm(&world, 3, move |rank, comm| {
+            let buffer = rank.alloc(64);
+            let (pointer, element) = (buffer as *mut c_void, ncclDataType_t::ncclInt32);
+            let stream = rank.stream.nccl();
+            let wait = |done: &dyn Fn() -> bool| {
+                (0..12_000).any(|_| done() || { std::thread::sleep(Duration::from_millis(5)); false })
+            };
+            match rank.rank {
+                0 => {
+                    ok!(rank.rig, ncclGroupStart());
+                    ok!(rank.rig, ncclSend(pointer, 8, element, 1, comm.0, stream));
+                    ok!(rank.rig, ncclSend(pointer, 4, element, 2, comm.0, stream));
+                    ok!(rank.rig, ncclGroupEnd());
+                    let is_told = wait(&|| rank.rig.async_error(comm) == ncclResult_t::ncclInvalidUsage);
+                    told.store(true, SeqCst);
+                    assert!(is_told, "rank 0 hears of it only when rank 2 has come");
+                }
+                1 => ok!(rank.rig, ncclRecv(pointer, 4, element, 0, comm.0, stream)),
+                _ => {
+                    wait(&|| told.load(SeqCst));
+                    ok!(rank.rig, ncclRecv(pointer, 4, element, 0, comm.0, stream));
+                }
+            }
+            rank.synchronize();
+            let expected = if rank.rank == 2 { OK } else { ncclResult_t::ncclInvalidUsage };
+            assert_eq!(rank.rig.async_error(comm), expected);
+            rank.free(buffer);
+        });
         world.finish().unwrap();
     }
 
@@ -158,7 +225,7 @@ rusty_fork_test! {
             assert!(called == OK || rank.rank != 1 && called == ncclResult_t::ncclRemoteError, "{called:?}");
             // SAFETY: no preconditions.
             let code = unsafe { rank.rig.cuda.cuStreamSynchronize.unwrap()(rank.stream.0) };
-            let faulted = code == cuda_driver_sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+            let faulted = code == CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
             assert_eq!(faulted, rank.rank == 1, "{code:?}");
             let wanted =
                 if faulted { ncclResult_t::ncclUnhandledCudaError } else { ncclResult_t::ncclRemoteError };
@@ -209,7 +276,7 @@ rusty_fork_test! {
             assert_eq!(code, ncclResult_t::ncclInvalidUsage);
             // Both ranks are told in the one buffer of the process, and one may be writing it: it stays when both have.
             let told = || rank.rig.last_error().contains("different calls");
-            let whole = (0..1000).any(|_| told() || { std::thread::sleep(std::time::Duration::from_millis(1)); false });
+            let whole = (0..1000).any(|_| told() || { std::thread::sleep(Duration::from_millis(1)); false });
             assert!(whole, "{}", rank.rig.last_error());
             // The one that failed is given all the same.
             if rank.rank == 1 {

@@ -74,8 +74,9 @@ const CARDS: usize = 16;
 
 /// Moves a group's messages; `views` are their buffers, in the same order.
 ///
-/// Returns what differed between the two sides of a message, if something did (strict mode; a faithful one hangs).
-pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<Option<Failure>, Interrupted> {
+/// What differs between the two sides of a message is the communicator's error as soon as it is seen, while other
+/// messages of the group may still wait for their peers (strict mode; a faithful one hangs).
+pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<(), Interrupted> {
     let mut lanes: Vec<Lane<'_>> = Vec::new();
     for (message, view) in messages.iter().zip(views) {
         let same = |lane: &&mut Lane<'_>| lane.direction == message.direction && lane.peer == message.peer;
@@ -90,14 +91,13 @@ pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<O
             }),
         }
     }
-    let mut failure = None;
     loop {
         let mut moved = false;
         for lane in &mut lanes {
             match lane.advance() {
                 Ok(progress) => moved |= progress,
                 Err(difference) if comm.strict => {
-                    failure.get_or_insert(difference);
+                    comm.fail(&difference);
                     lane.skip();
                     moved = true;
                 }
@@ -109,7 +109,7 @@ pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<O
         }
         lanes.retain(|lane| !lane.is_done());
         if lanes.is_empty() {
-            return Ok(failure);
+            return Ok(());
         }
         let mut gone = None;
         comm.wait(
