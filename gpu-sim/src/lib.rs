@@ -32,7 +32,7 @@ pub mod sched;
 pub mod stream;
 mod world;
 
-pub use fault::{Action, Faults, Injection};
+pub use fault::{Action, Faults, Injection, UnknownFunction};
 pub use sched::Step;
 pub use world::{Builder, Leak, Report, RunError, World, WorldError};
 

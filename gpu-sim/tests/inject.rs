@@ -118,7 +118,7 @@ rusty_fork_test! {
             for nth in 1..=times {
                 let world = start();
                 let failing = Injection::new(function.as_str(), Action::Fail(code.0)).nth(nth);
-                world.faults().inject(failing);
+                world.faults().inject(failing).unwrap();
                 let result = everything(&Cuda(world.cuda()));
                 let undoes = ["Free", "Destroy", "Release", "Unmap", "Disable", "Pop", "Synchronize_v2"].iter().any(|w| function.contains(w));
                 assert_eq!(result.is_err(), !undoes, "{function} {nth}");
@@ -135,7 +135,7 @@ rusty_fork_test! {
         let cuda = Cuda::of(&world);
         let a = cuda.alloc(1);
         let oom = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
-        world.faults().inject(Injection::new("cuMemAlloc_v2", Action::Fail(oom.0)).nth(2).forever());
+        world.faults().inject(Injection::new("cuMemAlloc_v2", Action::Fail(oom.0)).nth(2).forever()).unwrap();
         let b = cuda.alloc(1);
         let mut c = 0;
         for _ in 0..3 {
@@ -150,11 +150,31 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn an_injection_that_could_never_strike_is_refused() {
+        let world = World::builder().nccl_release(22105).start().unwrap();
+        let unknown = |name: &str| {
+            let refused = world.faults().inject(Injection::new(name, Action::Fail(1))).unwrap_err();
+            assert_eq!(refused.function, name);
+            (refused.similar, refused.to_string())
+        };
+        let (similar, text) = unknown("cuMemAlloc");
+        assert!(similar.is_some_and(|name| name.starts_with("cuMemAlloc")), "{text}");
+        assert!(text.contains("\"cuMemAlloc\"") && text.contains(similar.unwrap()), "{text}");
+        // Misspelt; of the driver, and not modelled; of a later NCCL.
+        for name in ["", "cuMemAlloc_v3", "cuArrayDestroy", "ncclCommWindowRegister"] {
+            unknown(name);
+        }
+        world.faults().inject(Injection::new("cuMemAlloc_v2", Action::Fail(1))).unwrap();
+        world.faults().inject(Injection::new("ncclAllReduce", Action::Fail(1))).unwrap();
+        assert_eq!(world.faults().hits(), 0);
+    }
+
+    #[test]
     fn a_delay_passes_on_the_worlds_clock() {
         let world = World::builder().seeded(1).start().unwrap();
         let cuda = Cuda::of(&world);
         let hour = std::time::Duration::from_secs(3600);
-        world.faults().inject(Injection::new("cuCtxSynchronize", Action::Delay(hour)));
+        world.faults().inject(Injection::new("cuCtxSynchronize", Action::Delay(hour))).unwrap();
         let before = gpu_sim::sched::now();
         ok!(cuda, cuCtxSynchronize());
         assert!(gpu_sim::sched::now() - before >= hour);

@@ -394,7 +394,7 @@ rusty_fork_test! {
     fn calls_are_counted_and_can_fail() {
         let world = world(1);
         let rig = Rig::new(&world);
-        world.faults().inject(Injection::new("ncclGetUniqueId", Action::Fail(2)));
+        world.faults().inject(Injection::new("ncclGetUniqueId", Action::Fail(2))).unwrap();
         let mut id = ncclUniqueId { internal: [0; 128] };
         assert_eq!(nccl!(rig, ncclGetUniqueId(&mut id)), ncclResult_t::ncclSystemError);
         rig.unique_id();

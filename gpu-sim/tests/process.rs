@@ -79,7 +79,10 @@ fn the_other_process() {
             unsafe { std::ptr::write_volatile(pointer as *mut u8, 1) };
         }
         "kill" => {
-            world.faults().inject(gpu_sim::Injection::new("cuMemAlloc_v2", gpu_sim::Action::Kill).nth(2));
+            world
+                .faults()
+                .inject(gpu_sim::Injection::new("cuMemAlloc_v2", gpu_sim::Action::Kill).nth(2))
+                .unwrap();
             cuda.alloc(100);
             cuda.alloc(100);
         }

@@ -40,7 +40,7 @@ fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     // `cuInit` and the version are asked by the driver's own making.
     let driver = driver(world.cuda());
     if let Some((function, nth)) = fault {
-        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
+        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
     }
     // The current context and the capture mode are the thread's: a failed restore must not reach the next run.
     let outcome = std::thread::spawn(move || exercise::all(&driver)).join().expect("nothing panics");
@@ -100,10 +100,10 @@ fn a_code_while_dropping_after_the_drivers_end_is_no_news() {
     let context = super::context(&driver, 0);
     /// `CUDA_ERROR_DEINITIALIZED`.
     const GONE: u32 = 4;
-    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(GONE)));
+    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(GONE))).unwrap();
     drop(Event::new(&context, EventFlags::empty()).unwrap());
     assert_eq!(*drops(), Vec::<String>::new());
-    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(INJECTED)));
+    world.faults().inject(Injection::new("cuEventDestroy_v2", Action::Fail(INJECTED))).unwrap();
     drop(Event::new(&context, EventFlags::empty()).unwrap());
     assert!(drops()[0].contains("cuEventDestroy_v2"));
 }
@@ -118,7 +118,7 @@ fn a_mapping_that_cannot_be_unmapped_keeps_its_parents() {
         let bytes = 2 << 20;
         let physical = PhysicalMemory::create(&context, bytes, HandleTypes::empty()).unwrap();
         let mapping = Reservation::new(&driver, bytes, 0).unwrap().map(0, &physical, 0, bytes).unwrap();
-        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED))).unwrap();
         assert_eq!(failed(&mapping.unmap().unwrap_err()), ("cuMemUnmap", INJECTED));
     }
     assert_eq!((world.calls("cuMemRelease"), world.calls("cuMemAddressFree")), (0, 0));
@@ -140,7 +140,7 @@ fn a_table_unmaps_once_more_what_it_could_not_and_keeps_what_it_cannot() {
             table.map(at * PAGE, &page).unwrap();
         }
     }
-    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED))).unwrap();
     assert_eq!(failed(&once.unmap(0, 2 * PAGE).unwrap_err()), ("cuMemUnmap", INJECTED));
     assert_eq!(once.pages().len(), 1);
     once.unmap(0, 2 * PAGE).expect_err("they are no pages of the table any more");
@@ -152,7 +152,7 @@ fn a_table_unmaps_once_more_what_it_could_not_and_keeps_what_it_cannot() {
         [3, 3, 1]
     );
 
-    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)).forever());
+    world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)).forever()).unwrap();
     for_ever.unmap(0, PAGE).unwrap_err();
     drop(for_ever);
     assert_eq!(drops().len(), 2, "two ranges were left");

@@ -134,7 +134,7 @@ fn nothing_is_kept_without_a_capture() {
 #[test]
 fn a_capture_whose_number_the_driver_does_not_tell_does_not_begin() {
     on_memory(|world, _, stream, _| {
-        world.faults().inject(Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(INJECTED)));
+        world.faults().inject(Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(INJECTED))).unwrap();
         let error = stream.begin_capture(CaptureMode::ThreadLocal).unwrap_err();
         assert_eq!(failed(&error), ("cuStreamGetCaptureInfo_v2", INJECTED));
         stream.synchronize().expect("it does not capture");

@@ -214,7 +214,7 @@ fn memory_is_unbound_from_its_own_device() {
 
         let refused = CUresult::CUDA_ERROR_UNKNOWN;
         let injection = Injection::new("cuMemGetAllocationPropertiesFromHandle", Action::Fail(refused.0));
-        world.faults().inject(injection);
+        world.faults().inject(injection).unwrap();
         assert_eq!(object.bind(0, &imported, 0, BYTES).unwrap_err().code(), Some(refused));
         assert_eq!(*BOUND.lock().unwrap(), []);
     }

@@ -321,7 +321,7 @@ fn granted(fabric: bool, fault: Option<(&str, u32)>) -> (Vec<Result<HandleTypes,
     let world = if fabric { world.fabric() } else { world }.start().unwrap();
     let driver = driver(world.cuda());
     if let Some((function, code)) = fault {
-        world.faults().inject(Injection::new(function, Action::Fail(code)));
+        world.faults().inject(Injection::new(function, Action::Fail(code))).unwrap();
     }
     // Contexts of one driver know what one has found.
     let found = (0..2).map(|_| HandleTypes::granted(&context(&driver, 0))).collect();

@@ -1,6 +1,6 @@
 //! Counting every call, and making chosen ones fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,9 +51,25 @@ impl Injection {
     }
 }
 
+/// An injection names a function that the world does not have, and would never strike.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown function {function:?}: expected a C symbol of the world's driver or NCCL release{}",
+    similar.map(|name| format!(", such as {name:?}")).unwrap_or_default()
+)]
+#[non_exhaustive]
+pub struct UnknownFunction {
+    /// The name.
+    pub function: String,
+    /// A function whose symbol begins with it.
+    pub similar: Option<&'static str>,
+}
+
 /// The world's counters and injections. Shared by both ABIs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Faults {
+    /// The symbols of both ABIs that the world has.
+    functions: BTreeSet<&'static str>,
     state: Mutex<State>,
 }
 
@@ -65,13 +81,26 @@ struct State {
 }
 
 impl Faults {
+    pub(crate) fn new(functions: BTreeSet<&'static str>) -> Self {
+        Self { functions, state: Mutex::default() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Arms an injection.
-    pub fn inject(&self, injection: Injection) {
+    ///
+    /// # Errors
+    /// [`UnknownFunction`], where no call could ever be the chosen one; nothing is armed then.
+    pub fn inject(&self, injection: Injection) -> Result<(), UnknownFunction> {
+        let Injection { function, .. } = &injection;
+        if !self.functions.contains(function.as_str()) {
+            let similar = self.functions.iter().find(|known| known.starts_with(function.as_str())).copied();
+            return Err(UnknownFunction { function: injection.function, similar });
+        }
         self.lock().armed.push(injection);
+        Ok(())
     }
 
     /// Disarms all injections.

@@ -2,7 +2,7 @@
 
 mod inject;
 
-pub use inject::{Action, Faults, Injection};
+pub use inject::{Action, Faults, Injection, UnknownFunction};
 
 use crate::memory::Access;
 use crate::sched::WaitError;

@@ -1,7 +1,7 @@
 //! The inside of a world: everything that outlives one call.
 
 use std::any::{Any, TypeId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
@@ -15,6 +15,7 @@ use crate::kernel::Kernels;
 use crate::memory::Memory;
 use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
+use crate::{driver, nccl};
 
 /// How long what is left at the end of a strict world may take to go.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -77,6 +78,14 @@ pub(super) fn install(
     Ok(machine)
 }
 
+/// The symbols of both ABIs that a world with this NCCL release has.
+fn functions(nccl_release: i32) -> BTreeSet<&'static str> {
+    let (cuda, nccl) = (driver::table(), nccl::table(nccl_release));
+    let cuda = cuda_driver_sys::FUNCTIONS.iter().filter(|known| cuda.address(known.name).is_some());
+    let nccl = nccl_sys::FUNCTIONS.iter().filter(|known| nccl.address(known.name).is_some());
+    cuda.map(|known| known.name).chain(nccl.map(|known| known.name)).collect()
+}
+
 impl Machine {
     pub(super) fn new(id: u64, settings: &Builder) -> Result<Self, WorldError> {
         let sched = match settings.seed {
@@ -89,7 +98,7 @@ impl Machine {
             fabric: settings.fabric,
             nccl_release: settings.nccl_release,
             sched,
-            faults: Faults::default(),
+            faults: Faults::new(functions(settings.nccl_release)),
             devices: (0..settings.devices).map(|i| Device::new(i, settings.capacity)).collect(),
             contexts: Contexts::default(),
             memory: Memory::new(settings.seed)?,
