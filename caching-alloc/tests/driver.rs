@@ -137,7 +137,7 @@ fn a_failure_on_the_way_to_a_segment_leaves_nothing_behind() {
             ("cuMemMap", 999),
             ("cuMemSetAccess", 2),
         ] {
-            world.faults().inject(Injection::new(function, Action::Fail(code)));
+            world.faults().inject(Injection::new(function, Action::Fail(code))).unwrap();
             let error = source.allocate(4 * MIB).unwrap_err();
             // Addresses that run out are no memory that the allocator could make room in.
             let out_of_memory = code == 2 && function != "cuMemAddressReserve";

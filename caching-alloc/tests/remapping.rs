@@ -228,7 +228,7 @@ fn a_page_whose_unmapping_failed_goes_with_its_addresses() {
         let pages = source.as_pages().unwrap();
         let base = pages.reserve(16 * MIB).unwrap();
         let [first, second] = map_pages(pages, base, 2)[..] else { panic!("two were made") };
-        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED)));
+        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(INJECTED))).unwrap();
         source.release(&first).unwrap_err();
         assert_eq!(world.calls("cuMemRelease"), 0);
         source.release(&second).unwrap();
@@ -350,7 +350,7 @@ fn every_driver_call_may_fail() {
             in_a_world(
                 1,
                 |world, contexts| {
-                    world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
+                    world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
                     // The current context and the capture mode are the thread's: a failed restore stays with it.
                     let context = contexts[0].clone();
                     let run = move || mixed(&context).iter().map(|error| chain(&**error)).collect::<Vec<_>>();
@@ -423,7 +423,7 @@ fn every_driver_call_may_fail_for_ever() {
                 |world, contexts| {
                     let run = || {
                         let failing = Injection::new(function, Action::Fail(INJECTED)).nth(nth).forever();
-                        world.faults().inject(failing);
+                        world.faults().inject(failing).unwrap();
                         let mut told = Vec::new();
                         let mut bench = Bench::new(&contexts[0]).map_err(|error| told.push(chain(&*error)));
                         if let Ok(bench) = &mut bench {
