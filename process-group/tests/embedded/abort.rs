@@ -105,7 +105,7 @@ rusty_fork_test! {
         let told: &'static Mutex<Vec<String>> = Box::leak(Box::default());
         set_drop_error_hook(|error| told.lock().unwrap().push(error.to_string()));
         let late = Action::Delay(Duration::from_millis(300));
-        machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", late));
+        machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", late)).unwrap();
         machine.ranks(1, |rank| {
             // Until it was begun when the deadline passed; the other rank never comes.
             while machine.world.calls("ncclCommInitRankConfig") == 0 {
@@ -146,7 +146,7 @@ rusty_fork_test! {
             }
             rank.store.wait(&["made"], far()).unwrap();
             let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_millis(100))).nth(2);
-            machine.world.faults().inject(late);
+            machine.world.faults().inject(late).unwrap();
             let freed = machine.world.calls("ncclGroupEnd");
             thread::scope(|scope| {
                 let abort = scope.spawn(|| AbortHandle::abort_together(&handles, far()));
@@ -191,7 +191,7 @@ rusty_fork_test! {
             let request = WindowRequest::symmetric(memory.ptr(), memory.bytes());
             if rank.rank == 0 {
                 let fault = Injection::new("ncclCommWindowRegister", Action::Fail(1));
-                machine.world.faults().inject(fault);
+                machine.world.faults().inject(fault).unwrap();
                 let error = unsafe { communicator.register_windows(&[request], far()) }.unwrap_err();
                 assert!(matches!(error, CommError::Nccl { call: "ncclCommWindowRegister", .. }), "{error}");
                 // Only then, so that the fault meets this rank.

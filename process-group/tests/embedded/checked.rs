@@ -230,7 +230,7 @@ rusty_fork_test! {
                 assert!(matches!(error, GroupError::MemberFailed { rank: 0 | 1, .. }), "{error}");
             } else {
                 std::thread::sleep(std::time::Duration::from_millis(100));
-                machine.world.faults().inject(gpu_sim::Injection::new("ncclCommGetAsyncError", gpu_sim::Action::Fail(2)));
+                machine.world.faults().inject(gpu_sim::Injection::new("ncclCommGetAsyncError", gpu_sim::Action::Fail(2))).unwrap();
                 // Of either rank: whoever asks next.
                 let patience = far();
                 while world.check().is_ok() {

@@ -68,7 +68,7 @@ rusty_fork_test! {
                 for code in [2, 4] {
                     let faults = machine.world.faults();
                     let hits = faults.hits();
-                    faults.inject(Injection::new(&name, Action::Fail(code)).nth(nth));
+                    faults.inject(Injection::new(&name, Action::Fail(code)).nth(nth)).unwrap();
                     let result = flow(&machine);
                     assert!(wait_for_dropped(far()));
                     assert_eq!(faults.hits(), hits + 1, "{name} {nth}");
@@ -97,7 +97,7 @@ rusty_fork_test! {
             let id = machine.nccl.unique_id().unwrap();
             let config = process_group::comm::Config::new();
             let communicator = Communicator::init(&machine.nccl, &context, &id, 0, 1, &config, far()).unwrap();
-            machine.world.faults().inject(Injection::new(name, Action::Fail(3)));
+            machine.world.faults().inject(Injection::new(name, Action::Fail(3))).unwrap();
             let error = communicator.abort(far()).unwrap_err();
             assert!(matches!(error, CommError::Nccl { call, .. } if call == name), "{error}");
         }
@@ -112,7 +112,7 @@ rusty_fork_test! {
         let communicator = Communicator::init(&machine.nccl, &context, &id, 0, 1, &config, far()).unwrap();
         let memory = Arc::new(());
         communicator.keep(memory.clone());
-        machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Fail(3)));
+        machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Fail(3))).unwrap();
         let error = communicator.destroy(far()).unwrap_err();
         assert!(matches!(error, CommError::Nccl { call: "ncclCommDestroy", .. }), "{error}");
         assert_eq!(Arc::strong_count(&memory), 2);
@@ -125,7 +125,7 @@ rusty_fork_test! {
         let id = machine.nccl.unique_id().unwrap();
         let config = process_group::comm::Config::new().name("x");
         let communicator = Communicator::init(&machine.nccl, &context, &id, 0, 1, &config, far()).unwrap();
-        machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Fail(3)));
+        machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Fail(3))).unwrap();
         let stream = cuda_driver::Stream::new(&context, cuda_driver::StreamFlags::NON_BLOCKING).unwrap();
         let memory = cuda_driver::memory::DeviceMemory::new(&context, 64).unwrap();
         let reduce = || unsafe {

@@ -90,7 +90,7 @@ fn one_rank() {
     let me = rank.rank;
     if me == victim {
         let action = if dies { Action::Kill } else { Action::Stop };
-        machine.world.faults().inject(Injection::new(function, action));
+        machine.world.faults().inject(Injection::new(function, action)).unwrap();
     }
     let builder = || {
         let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
@@ -149,7 +149,7 @@ rusty_fork_test! {
     fn who_fails_in_the_making_is_named_at_once() {
         let machine = super::common::machine(2);
         process_group::comm::set_drop_error_hook(|_| ());
-        machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", Action::Fail(2)));
+        machine.world.faults().inject(Injection::new("ncclCommInitRankConfig", Action::Fail(2))).unwrap();
         let errors = machine.ranks(2, |rank| {
             rank.builder().build().unwrap_err()
         });

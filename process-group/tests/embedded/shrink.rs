@@ -144,7 +144,7 @@ rusty_fork_test! {
     #[test]
     fn each_of_them_can_fail() {
         let machine = machine_with(2, 22907);
-        let fail = |name: &str| machine.world.faults().inject(Injection::new(name, Action::Fail(3)));
+        let fail = |name: &str| machine.world.faults().inject(Injection::new(name, Action::Fail(3))).unwrap();
         let failed = |error: CommError, name: &str| {
             assert!(matches!(error, CommError::Nccl { call, .. } if call == name), "{error}");
         };
@@ -264,7 +264,7 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 // NCCL has made it, and we are about to look at it.
                 let slowly = Action::Delay(Duration::from_secs(2));
-                machine.world.faults().inject(Injection::new("ncclCommUserRank", slowly));
+                machine.world.faults().inject(Injection::new("ncclCommUserRank", slowly)).unwrap();
                 std::thread::scope(|scope| {
                     let shrink =
                         scope.spawn(|| whole.shrink(&[1], ShrinkMode::Orderly, &rank.config(), far()).unwrap_err());
@@ -293,7 +293,7 @@ rusty_fork_test! {
             let whole = rank.communicator();
             if rank.rank == 0 {
                 for call in ["ncclCommUserRank", "ncclCommCount"] {
-                    machine.world.faults().inject(Injection::new(call, Action::Fail(3)));
+                    machine.world.faults().inject(Injection::new(call, Action::Fail(3))).unwrap();
                     let shrunk = whole.shrink(&[1], ShrinkMode::AfterFailure, &rank.config(), far());
                     let error = shrunk.unwrap_err();
                     assert!(matches!(error, CommError::Nccl { call: failed, .. } if failed == call), "{error}");

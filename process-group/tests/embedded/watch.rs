@@ -242,7 +242,7 @@ rusty_fork_test! {
             world.barrier(far()).unwrap();
             if rank.rank == 1 {
                 // Of either rank: whichever is asked next.
-                machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(2)));
+                machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(2))).unwrap();
             }
             let patience = far();
             let error = loop {

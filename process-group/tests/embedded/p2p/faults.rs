@@ -83,7 +83,7 @@ rusty_fork_test! {
                 let world = rank.builder().epoch(epoch).lazy().p2p(policy).timeout(Duration::from_secs(20)).build().unwrap();
                 if ready.wait().is_leader() {
                     if let Some((name, nth)) = fault {
-                        machine.world.faults().inject(Injection::new(name, Action::Fail(2)).nth(nth));
+                        machine.world.faults().inject(Injection::new(name, Action::Fail(2)).nth(nth)).unwrap();
                     }
                     *before.lock().unwrap() = counted(&machine);
                 }

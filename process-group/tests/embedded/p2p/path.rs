@@ -170,7 +170,7 @@ rusty_fork_test! {
                 world.barrier(far()).unwrap();
                 let me = rank.rank;
                 if me == 0 {
-                    machine.world.faults().inject(Injection::new(call, Action::Fail(3)));
+                    machine.world.faults().inject(Injection::new(call, Action::Fail(3))).unwrap();
                     let (memory, stream) = (rank.memory(&[7.0; 4]), rank.stream());
                     let at = |element: u64| Buffer::new(memory.ptr() + element * 4, 1, F32);
                     let error = world

@@ -148,7 +148,11 @@ impl<'a> Model<'a> {
             }
             Step::Fail if !self.fails => {
                 self.fails = true;
-                self.machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)));
+                self.machine
+                    .world
+                    .faults()
+                    .inject(Injection::new("ncclCommRegister", Action::Fail(2)))
+                    .unwrap();
             }
             Step::Fail => {}
             Step::Call(index) => {

@@ -81,7 +81,7 @@ rusty_fork_test! {
                         epoch += 1;
                         let faults = machine.world.faults();
                         let hits = faults.hits();
-                        faults.inject(Injection::new(name, Action::Fail(code)).nth(nth));
+                        faults.inject(Injection::new(name, Action::Fail(code)).nth(nth)).unwrap();
                         let outcome = flow(&rank, epoch);
                         if faults.hits() == hits {
                             // How often a wait asks differs from time to time.

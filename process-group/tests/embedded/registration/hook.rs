@@ -43,7 +43,7 @@ fn one_rank() {
     let (allocator, id, stream) = allocator_of(&rank, Memory::Exportable);
     let registrar = SegmentRegistrar::attach(&allocator).unwrap();
     let early = allocator.allocate(LARGE, id).unwrap();
-    let die = || machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Kill));
+    let die = || machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Kill)).unwrap();
     if is_victim && fate == "dies making" {
         die();
     }

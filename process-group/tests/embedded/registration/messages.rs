@@ -131,7 +131,7 @@ rusty_fork_test! {
     fn a_rank_that_cannot_register_for_a_pair_keeps_the_other_from_it() {
         let machine = machine(2);
         // Both ranks' two segments with the group's communicator, then one of the pair's.
-        machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(6));
+        machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(6)).unwrap();
         let said = two(&machine, P2pPolicy::PerPair, false, |_| true, |rank, world, registrar, pass, _| {
             assert_eq!(world.registration(), Ok(()));
             assert_eq!(pass(), 1.0 - rank.rank as f32);

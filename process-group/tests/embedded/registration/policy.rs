@@ -89,7 +89,7 @@ rusty_fork_test! {
     fn a_rank_that_cannot_register_what_it_has_keeps_all_from_it() {
         let machine = machine(2);
         // One rank's, whichever comes second; the other has registered its own and takes that back.
-        machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2));
+        machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2)).unwrap();
         let outcome = agreed_once(&machine);
         let Err(NotRegistered::Failed { problem, .. }) = &outcome else { panic!("{outcome:?}") };
         assert!(problem.contains("ncclCommRegister failed"), "{problem}");

@@ -89,7 +89,7 @@ rusty_fork_test! {
             let other = communicator.split(Some(0), 0, &rank.config(), far()).unwrap().unwrap();
             registrar.add(&communicator).unwrap();
             registrar.add(&other).unwrap();
-            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)));
+            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2))).unwrap();
             let block = allocator.allocate(LARGE, stream).unwrap();
             let error = registrar.check().unwrap_err();
             assert!(error.to_string().contains("ncclCommRegister failed"), "{error}");
@@ -118,7 +118,7 @@ rusty_fork_test! {
             let blocks: Vec<_> = (0..3).map(|_| allocator.allocate(LARGE, stream).unwrap()).collect();
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let communicator = rank.communicator();
-            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(3));
+            machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(3)).unwrap();
             let error = registrar.add(&communicator).unwrap_err();
             assert!(matches!(error, RegistrarError::Register { .. }), "{error}");
             assert_eq!(machine.world.calls("ncclCommDeregister"), 2);
@@ -143,7 +143,7 @@ rusty_fork_test! {
             let communicator = rank.communicator();
             registrar.add(&communicator).unwrap();
             drop(allocator.allocate(LARGE, stream).unwrap());
-            machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2)));
+            machine.world.faults().inject(Injection::new("ncclCommDeregister", Action::Fail(2))).unwrap();
             allocator.empty_cache().unwrap();
             assert_eq!((registrar.counts().segments, registrar.counts().kept), (0, 1));
             assert_eq!(allocator.snapshot().unwrap().quarantined.len(), 1);

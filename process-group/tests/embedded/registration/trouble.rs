@@ -29,7 +29,7 @@ rusty_fork_test! {
             assert_eq!(gather(&world, &allocator, id, &stream), numbers(3));
             fail.wait();
             let grown = (rank.rank == 1).then(|| {
-                machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)));
+                machine.world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2))).unwrap();
                 let grown = allocator.allocate(LARGE, id).unwrap();
                 // This rank knows at once, and enqueues nothing.
                 let calls = machine.world.calls("ncclAllReduce");
@@ -70,7 +70,7 @@ rusty_fork_test! {
             let stream = rank.stream();
             let memory = rank.memory(&[1.0; 8]);
             // A call that takes long on another thread.
-            machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Delay(std::time::Duration::from_secs(2))));
+            machine.world.faults().inject(Injection::new("ncclAllReduce", Action::Delay(std::time::Duration::from_secs(2)))).unwrap();
             let (began, begun) = mpsc::channel();
             thread::scope(|scope| {
                 let calls = machine.world.calls("ncclAllReduce");
