@@ -61,7 +61,7 @@ impl Fatal {
                 self.before.store(if what == LAST { ranks as u64 - 1 } else { 0 }, Ordering::Relaxed);
                 self.left.store(nth, Ordering::Relaxed);
             }
-            call => machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)),
+            call => machine.faults().inject(Injection::new(call, Action::Kill).nth(nth)).unwrap(),
         }
     }
 

@@ -66,7 +66,7 @@ fn a_path_that_one_cannot_make_none_has_and_all_may_try_again() {
             let group = rank.builder().build().unwrap();
             group.barrier(far()).unwrap();
             if rank.rank == 0 {
-                machine.world.faults().inject(Injection::new(call, failure()).nth(count));
+                machine.world.faults().inject(Injection::new(call, failure()).nth(count)).unwrap();
             }
             group.barrier(far()).unwrap();
             let made = direct::install(&group, small());
@@ -113,7 +113,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 assert!(reason.contains("direct path"), "{reason}");
             } else {
                 group.barrier(far()).unwrap();
-                machine.world.faults().inject(Injection::new(call, failure()).nth(count));
+                machine.world.faults().inject(Injection::new(call, failure()).nth(count)).unwrap();
                 // SAFETY: as above.
                 let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
                 assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call} {count}: {error}");

@@ -96,7 +96,7 @@ fn boardless(world: &World, rank: &Rank) {
     let group = rank.builder().build().unwrap();
     if rank.rank == 0 {
         let failure = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
-        world.faults().inject(Injection::new("cuMemHostRegister_v2", failure).nth(1));
+        world.faults().inject(Injection::new("cuMemHostRegister_v2", failure).nth(1)).unwrap();
     }
     let error = direct::install(&group, small()).unwrap_err();
     let DirectError::Unmade { rank: 0, problem, .. } = &error else { panic!("{error}") };

@@ -70,7 +70,7 @@ fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
             NCCL_2_28_9,
             |world| {
                 if fails {
-                    world.faults().inject(fail);
+                    world.faults().inject(fail).unwrap();
                 }
             },
             |rank| {

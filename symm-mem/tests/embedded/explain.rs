@@ -90,7 +90,7 @@ fn a_dead_group_is_explained_by_what_killed_it() {
     run(
         2,
         NCCL_2_28_9,
-        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", Action::Fail(1))),
+        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", Action::Fail(1))).unwrap(),
         |rank| {
             let (pool, bucket) = rank.pool_with_bucket();
             pool.commit(&rank.world, options()).expect_err("a registration fails");

@@ -245,7 +245,7 @@ fn a_failed_registration_poisons_the_group_on_all_members() {
     let errors = run(
         2,
         NCCL_2_28_9,
-        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", fail)),
+        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", fail)).unwrap(),
         |rank| {
             let (pool, bucket) = rank.pool_with_bucket();
             let error = pool.commit(&rank.world, options()).expect_err("a registration fails");
@@ -300,7 +300,7 @@ fn a_rank_without_memory_is_named_to_all() {
     let results = run(
         2,
         NCCL_2_28_9,
-        |world| world.faults().inject(Injection::new("cuMemCreate", out_of_memory)),
+        |world| world.faults().inject(Injection::new("cuMemCreate", out_of_memory)).unwrap(),
         |rank| {
             let pool = rank.pool();
             let bucket = pool.allocate_tagged(1 << 20, "first bucket");
@@ -452,7 +452,10 @@ fn a_commit_ends_with_its_group() {
     // second: all groups are over then, on all ranks.
     let prepare = |world: &World| {
         let remote_error = Action::Fail(6);
-        world.faults().inject(Injection::new("ncclCommGetAsyncError", remote_error).nth(100).forever());
+        world
+            .faults()
+            .inject(Injection::new("ncclCommGetAsyncError", remote_error).nth(100).forever())
+            .unwrap();
     };
     let results = run(2, NCCL_2_28_9, prepare, |rank| {
         let (pool, bucket) = rank.pool_with_bucket();

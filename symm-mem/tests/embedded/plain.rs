@@ -39,7 +39,7 @@ fn what_cannot_be_a_window_is_registered_plainly_on_all_members() {
 fn where_one_cannot_register_none_does_and_all_are_told_who() {
     // The second registration of the job fails, whosever it is.
     let fail = |world: &World| {
-        world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2));
+        world.faults().inject(Injection::new("ncclCommRegister", Action::Fail(2)).nth(2)).unwrap();
     };
     let told = explained(fail);
     for (registered, path, why) in &told {

@@ -201,7 +201,7 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
     let results = run(
         2,
         NCCL_2_28_9,
-        |world| world.faults().inject(Injection::new("ncclCommWindowDeregister", fail)),
+        |world| world.faults().inject(Injection::new("ncclCommWindowDeregister", fail)).unwrap(),
         |rank| {
             let pool = rank.pool();
             let block = pool.allocate(2 << 20).expect("there is room");

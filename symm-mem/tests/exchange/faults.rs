@@ -31,7 +31,7 @@ const COPYING: [(&str, bool); 5] = [
 
 fn inject(world: &World, call: &str, nth: u64) {
     let action = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
-    world.faults().inject(Injection::new(call, action).nth(nth));
+    world.faults().inject(Injection::new(call, action).nth(nth)).unwrap();
 }
 
 /// A plan of two transfers, from rank 0 to rank 1: by put into plain memory, by get from virtual memory.

@@ -339,7 +339,7 @@ fn what_is_enqueued_while_a_plan_is_given_up_is_let_go() {
         let plan = one(rank, "plan", &memory, parts);
         if rank.rank == 0 {
             let late = Action::Delay(4 * SHORT);
-            world.faults().inject(Injection::new("cuStreamIsCapturing", late));
+            world.faults().inject(Injection::new("cuStreamIsCapturing", late)).unwrap();
             let begun = Instant::now();
             thread::scope(|scope| {
                 // SAFETY: nobody else uses the buffers.

@@ -68,7 +68,7 @@ fn run(fault: Option<(&str, u64)>) -> (Result<(), KernelError>, World) {
     let world = start(2);
     let driver = driver(world.cuda());
     if let Some((function, nth)) = fault {
-        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth));
+        world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
     }
     // The current context and the capture mode are the thread's: a failed restore must not reach the next run.
     let outcome = std::thread::spawn(move || flow(&driver)).join().expect("nothing panics");

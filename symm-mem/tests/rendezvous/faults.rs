@@ -63,7 +63,7 @@ fn who_does_not_know_its_device_says_so_and_the_next_rendezvous_is_made() {
             meet();
             if rank == 0 {
                 let action = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
-                world.faults().inject(Injection::new(call, action).nth(1));
+                world.faults().inject(Injection::new(call, action).nth(1)).unwrap();
             }
             meet();
             let error = make().unwrap_err();
@@ -106,7 +106,7 @@ fn fails(call: &str, nth: u64) {
         meet();
         if rank == 0 {
             let action = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
-            world.faults().inject(Injection::new(call, action).nth(nth));
+            world.faults().inject(Injection::new(call, action).nth(nth)).unwrap();
         }
         meet();
         let result = rendezvous.rendezvous(&block);

@@ -45,7 +45,7 @@ fn one_rank() {
     if is_refused {
         // As a host does without an IMEX channel: to the first who asks, which is the attempt to find out.
         let refusal = Action::Fail(CUresult::CUDA_ERROR_NOT_PERMITTED.0);
-        world.faults().inject(Injection::new("cuMemCreate", refusal));
+        world.faults().inject(Injection::new("cuMemCreate", refusal)).unwrap();
     }
     let context = told.context(&world);
     let store = Arc::new(told.store());

@@ -64,7 +64,7 @@ fn run(seed: u64) -> Run {
     let driver = Driver::new(cuda.expect("the table has what it must have")).expect("there is a device");
     let nccl = nccl.expect("the table has what it must have");
     if let Some(injection) = scenario.injection() {
-        world.faults().inject(injection);
+        world.faults().inject(injection).unwrap();
     }
     let id = library::unique_id(&nccl);
     let network = Arc::new(Network::new(random, scenario.slowest, 2 * u64::from(scenario.size)));
