@@ -188,7 +188,10 @@ mod tests {
         let _turn = crate::turn_with_a_world();
         let world = gpu_sim::World::builder().capacity(1 << 30).start().unwrap();
         let refused = CUresult::CUDA_ERROR_NOT_PERMITTED.0;
-        world.faults().inject(Injection::new("cuMemImportFromShareableHandle", Action::Fail(refused)));
+        world
+            .faults()
+            .inject(Injection::new("cuMemImportFromShareableHandle", Action::Fail(refused)))
+            .unwrap();
         // SAFETY: as above.
         let api = unsafe { cuda_driver_sys::Api::from_parts(world.cuda()) }.unwrap();
         let found = gather(&Driver::new(api).unwrap()).unwrap();
@@ -203,7 +206,7 @@ mod tests {
         let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start().unwrap();
         let refused = CUresult::CUDA_ERROR_UNKNOWN.0;
         for function in ["cuDeviceGetName", "cuDeviceTotalMem_v2", "cuDeviceCanAccessPeer"] {
-            world.faults().inject(Injection::new(function, Action::Fail(refused)));
+            world.faults().inject(Injection::new(function, Action::Fail(refused))).unwrap();
         }
         // SAFETY: as above.
         let api = unsafe { cuda_driver_sys::Api::from_parts(world.cuda()) }.unwrap();
