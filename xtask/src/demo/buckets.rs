@@ -3,7 +3,8 @@
 //! Gradients become ready last layer first; as data-parallel trainers do, they are packed in that order into
 //! buckets of about 25 MiB (the first one small, so that communication starts early). Buckets alternate
 //! between f32 and bf16. Their values are small integers chosen so that every partial sum over up to 64 ranks
-//! is exact in both types: a check of every element needs no tolerance.
+//! is exact in both types: a check of every element needs no tolerance. Every rank has a pattern of its own, so
+//! that a rank that is left out, or counted in another's place, changes the sum.
 
 use half::bf16;
 use process_group::comm::DataType;
@@ -14,6 +15,8 @@ const LAYERS: usize = 12;
 const WIDTH: u64 = 768;
 const VOCABULARY: u64 = 50_257;
 const CONTEXT: u64 = 1_024;
+/// Bits of a rank's word.
+const PERIOD: usize = 64;
 
 /// One bucket: `elements` values of type `data_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,15 +81,13 @@ impl Bucket {
 
     /// Writes what `rank` contributes in `round`.
     pub(crate) fn fill(&self, rank: u32, round: u32, out: &mut [u8]) {
-        self.write(out, round, 1, self.weight(rank));
+        self.write(out, round, 1, &self.weights(&[rank], round));
     }
 
     /// How many elements of `reduced` are the exact sum over `ranks`; the first that is not, if any.
     pub(crate) fn check(&self, ranks: &[u32], round: u32, reduced: &[u8]) -> Result<u64, Mismatch> {
-        let members = ranks.len() as u32;
-        let weights = ranks.iter().map(|&rank| self.weight(rank)).sum();
         let mut expected = vec![0; reduced.len()];
-        self.write(&mut expected, round, members, weights);
+        self.write(&mut expected, round, ranks.len() as u32, &self.weights(ranks, round));
         if expected == reduced {
             return Ok(self.elements);
         }
@@ -102,9 +103,18 @@ impl Bucket {
         })
     }
 
-    /// What a rank adds to every element; sums of it stay exact, as [`Self::base`] has it.
-    fn weight(&self, rank: u32) -> u32 {
-        if self.data_type == DataType::F32 { rank } else { rank & 1 }
+    /// What `ranks` together add to elements, which repeats every [`PERIOD`] of them. A rank adds 1 or 2, by a bit of a
+    /// word of its own: whoever is left out is missing in every element, and of two ranks that are mistaken for each
+    /// other, the words differ.
+    fn weights(&self, ranks: &[u32], round: u32) -> [u32; PERIOD] {
+        let mut weights = [0; PERIOD];
+        for &rank in ranks {
+            let word = mix(u64::from(rank) << 32 | u64::from(self.index << 8 | round));
+            for (bit, weight) in weights.iter_mut().enumerate() {
+                *weight += 1 + (word >> bit & 1) as u32;
+            }
+        }
+        weights
     }
 
     /// The part of an element that all ranks have in common: below 1024 in f32 and below 2 in bf16, so that
@@ -115,8 +125,9 @@ impl Bucket {
         if self.data_type == DataType::F32 { mixed & 1023 } else { mixed & 1 }
     }
 
-    fn write(&self, out: &mut [u8], round: u32, members: u32, weights: u32) {
-        let value = |element: usize| (members * self.base(element as u32, round) + weights) as f32;
+    fn write(&self, out: &mut [u8], round: u32, members: u32, weights: &[u32; PERIOD]) {
+        let value =
+            |element: usize| (members * self.base(element as u32, round) + weights[element % PERIOD]) as f32;
         if self.data_type == DataType::F32 {
             for (element, place) in out.chunks_exact_mut(4).enumerate() {
                 place.copy_from_slice(&value(element).to_ne_bytes());
@@ -135,6 +146,13 @@ impl Bucket {
             _ => f32::NAN,
         }
     }
+}
+
+/// Mixes the bits of a word; different words stay different (SplitMix64).
+fn mix(word: u64) -> u64 {
+    let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ word >> 31
 }
 
 /// An element that is not the sum it should be.
@@ -159,7 +177,56 @@ mod tests {
         assert_eq!(super::buckets(0).len(), 1);
     }
 
+    /// What a reduction of these ranks comes to, each as often as it is in the list.
+    fn reduce(bucket: &Bucket, ranks: &[u32], round: u32) -> Vec<u8> {
+        let size = bucket.data_type.size();
+        let mut sum = vec![0f32; bucket.elements as usize];
+        let mut part = vec![0; bucket.bytes() as usize];
+        for &rank in ranks {
+            bucket.fill(rank, round, &mut part);
+            for (sum, part) in sum.iter_mut().zip(part.chunks_exact(size)) {
+                *sum += bucket.read(part);
+            }
+        }
+        let bytes = |&sum: &f32| match bucket.data_type {
+            DataType::F32 => sum.to_ne_bytes().to_vec(),
+            _ => bf16::from_f32(sum).to_ne_bytes().to_vec(),
+        };
+        sum.iter().flat_map(bytes).collect()
+    }
+
     proptest! {
+        #[test]
+        fn ranks_that_are_counted_wrongly_are_seen(
+            ranks in prop::collection::btree_set(0u32..64, 2..64),
+            bf16s in any::<bool>(),
+            round in 0u32..4,
+            index in 0u32..40,
+            moves in prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 1..8),
+        ) {
+            let data_type = if bf16s { DataType::Bf16 } else { DataType::F32 };
+            let bucket = Bucket { elements: PERIOD as u64, data_type, index };
+            let ranks: Vec<u32> = ranks.into_iter().collect();
+            let whole = reduce(&bucket, &ranks, round);
+            prop_assert_eq!(bucket.check(&ranks, round, &whole).unwrap(), bucket.elements);
+            for place in 0..ranks.len() {
+                let mut counted = ranks.clone();
+                let rank = counted.remove(place);
+                prop_assert!(bucket.check(&ranks, round, &reduce(&bucket, &counted, round)).is_err());
+                counted.extend([rank, rank]);
+                prop_assert!(bucket.check(&ranks, round, &reduce(&bucket, &counted, round)).is_err());
+            }
+            // Some in the places of others.
+            let mut counted = ranks.clone();
+            for (from, to) in moves {
+                counted[to.index(ranks.len())] = ranks[from.index(ranks.len())];
+            }
+            let mut sorted = counted.clone();
+            sorted.sort_unstable();
+            let seen = bucket.check(&ranks, round, &reduce(&bucket, &counted, round)).is_err();
+            prop_assert_eq!(seen, sorted != ranks, "{:?} for {:?}", counted, ranks);
+        }
+
         #[test]
         fn a_sum_over_the_ranks_passes_and_a_changed_element_does_not(
             ranks in prop::collection::btree_set(0u32..64, 1..64),
@@ -172,21 +239,7 @@ mod tests {
             let bucket = Bucket { elements: elements as u64, data_type, index: 3 };
             let ranks: Vec<u32> = ranks.into_iter().collect();
             let size = data_type.size();
-            let mut sum = vec![0f32; elements];
-            let mut part = vec![0; elements * size];
-            for &rank in &ranks {
-                bucket.fill(rank, round, &mut part);
-                for (sum, part) in sum.iter_mut().zip(part.chunks_exact(size)) {
-                    *sum += bucket.read(part);
-                }
-            }
-            let mut reduced: Vec<u8> = sum
-                .iter()
-                .flat_map(|&sum| match bf16s {
-                    true => bf16::from_f32(sum).to_ne_bytes().to_vec(),
-                    false => sum.to_ne_bytes().to_vec(),
-                })
-                .collect();
+            let mut reduced = reduce(&bucket, &ranks, round);
             prop_assert_eq!(bucket.check(&ranks, round, &reduced).unwrap(), elements as u64);
             let broken = broken.index(elements);
             reduced[broken * size + size - 1] ^= 1;
