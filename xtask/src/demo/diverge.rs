@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use caching_alloc::core::symmetric::Geometry;
-use symm_mem::{CommitError, CommitOptions, SymmetricPool};
+use symm_mem::{CommitError, CommitOptions, Refusal, SymmetricPool};
 
 use super::groups::diverging_rank;
 use super::protocol::{Message, Reporter, monotonic_nanoseconds};
@@ -29,13 +29,21 @@ pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) 
     for member in &job.members {
         match pool.commit(&member.process_group, options) {
             Ok(_) => agreeing.push(member.number),
-            Err(error @ CommitError::Refused { .. }) => {
+            Err(CommitError::Refused { group, refusal }) => {
                 let nanoseconds = monotonic_nanoseconds();
-                let (kind, text) = (error.name().to_owned(), error.to_string());
-                reporter.send(&Message::Refused { group: member.number, kind, text, nanoseconds })?;
+                let (kind, ahead) = (refusal.name().to_owned(), ahead(&refusal));
+                let text = CommitError::Refused { group, refusal }.to_string();
+                reporter.send(&Message::Refused { group: member.number, kind, text, ahead, nanoseconds })?;
             }
             Err(error) => return Err(error).with_context(|| format!("the commit of {}", member.group)),
         }
     }
     Ok(agreeing)
+}
+
+/// The ranks that have a segment which others lack.
+fn ahead(refusal: &Refusal) -> Vec<u32> {
+    let Refusal::SegmentCountMismatch { shapes, .. } = refusal else { return Vec::new() };
+    let having = shapes.sides.iter().filter(|side| side.value.is_some());
+    having.flat_map(|side| side.ranks.iter().copied()).collect()
 }

@@ -34,6 +34,8 @@ pub(crate) enum Message {
         group: u32,
         kind: String,
         text: String,
+        /// The ranks that have a segment which others lack, as the error has it.
+        ahead: Vec<u32>,
         nanoseconds: u64,
     },
     /// All of it is done.

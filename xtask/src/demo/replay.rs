@@ -34,17 +34,22 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
     }
 
     let mut blocks: Vec<Option<Block>> = Vec::with_capacity(trace.allocations as usize);
+    let (mut active, mut peak_active) = (0, 0);
     for (at, &event) in trace.events.iter().enumerate() {
         match event {
             Event::Allocate { bytes, stream, .. } => {
                 let block = allocator
                     .allocate(bytes, streams[stream as usize])
                     .with_context(|| format!("event {at} of the trace"))?;
+                active += block.bytes();
+                peak_active = u64::max(peak_active, active);
                 blocks.push(Some(block));
             }
             // The recorded program's other streams are not here: a block lives until their last use ended.
             Event::RequestFree { .. } => {}
-            Event::CompleteFree { block } => blocks[block as usize] = None,
+            Event::CompleteFree { block } => {
+                active -= blocks[block as usize].take().map_or(0, |block| block.bytes());
+            }
         }
         if at % STEP == 0 {
             reporter.send(&Message::Progress { done: at as u64, total: trace.events.len() as u64 })?;
@@ -64,9 +69,9 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
     );
     registrar.detach()?;
     reporter.send(&Message::Replayed(Replayed {
-        allocations: u64::from(trace.allocations),
+        allocations: stats.all.blocks.total,
         segments: stats.segments.total,
-        peak_active: trace.peak_active,
+        peak_active,
         peak_reserved: stats.reserved.peak,
         registrations: counts.registered,
         milliseconds: begun.elapsed().as_secs_f64() * 1e3,

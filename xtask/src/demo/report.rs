@@ -29,11 +29,16 @@ pub(crate) struct Figures {
     refused: BTreeMap<(u32, u32), Refusal>,
 }
 
+#[derive(Clone)]
 struct Refusal {
     kind: String,
     text: String,
+    ahead: Vec<u32>,
     nanoseconds: u64,
 }
+
+/// What a segment that others lack is refused as.
+const DIVERGENCE: &str = "SegmentCountMismatch";
 
 impl Figures {
     pub(crate) fn new(backend: Backend, ranks: u32, groups: Vec<Group>) -> Self {
@@ -68,8 +73,8 @@ impl Figures {
                 self.reduced.entry((reduced.group, rank)).or_default().push(reduced);
             }
             Message::Diverging { nanoseconds } => self.diverged_at = Some(nanoseconds),
-            Message::Refused { group, kind, text, nanoseconds } => {
-                self.refused.insert((group, rank), Refusal { kind, text, nanoseconds });
+            Message::Refused { group, kind, text, ahead, nanoseconds } => {
+                self.refused.insert((group, rank), Refusal { kind, text, ahead, nanoseconds });
             }
             Message::Stage(_) | Message::Progress { .. } | Message::Finished | Message::Failed { .. } => {}
         }
@@ -98,22 +103,47 @@ impl Figures {
     }
 
     fn check_group(&self, number: u32, group: &Group, disagrees: bool) -> Result<()> {
-        let mut expected = vec![Mode::Eager, Mode::Graph];
-        if !disagrees {
-            expected.push(Mode::GoOn);
-        }
+        self.check_windows(number, group)?;
+        self.check_passes(number, group, disagrees)?;
+        self.check_refusals(number, group, disagrees)
+    }
+
+    fn check_windows(&self, number: u32, group: &Group) -> Result<()> {
         let windows: Vec<_> =
             group.ranks.iter().map(|&rank| self.committed.get(&(number, rank)).map(|c| c.windows)).collect();
         if windows.iter().any(|&on_rank| on_rank.is_none() || on_rank != windows[0]) {
             bail!("group {group}: its members committed different windows: {windows:?}");
         }
+        let reasons = self.of_group(number, &self.committed).map(|committed| committed.no_windows.as_deref());
+        let reason = reasons.flatten().next();
+        let is_excused = match self.backend {
+            // A library without windows says so; the embedded device has them.
+            Backend::Cuda => reason.is_some(),
+            Backend::Sim | Backend::Auto => false,
+        };
+        if group.ranks.len() > 1 && self.windows(number) == 0 && !is_excused {
+            bail!("group {group}: expected windows, found none: {}", reason.unwrap_or("no reason was given"));
+        }
+        Ok(())
+    }
+
+    fn check_passes(&self, number: u32, group: &Group, disagrees: bool) -> Result<()> {
+        let mut expected = vec![Mode::Eager, Mode::Graph];
+        if !disagrees {
+            expected.push(Mode::GoOn);
+        }
         for &rank in &group.ranks {
-            let modes: Vec<_> =
-                self.reduced.get(&(number, rank)).into_iter().flatten().map(|reduced| reduced.mode).collect();
-            if modes != expected {
-                bail!("group {group}, rank {rank}: expected verified passes {expected:?}, found {modes:?}");
+            let passes = self.reduced.get(&(number, rank)).map(Vec::as_slice).unwrap_or_default();
+            let modes: Vec<_> = passes.iter().map(|reduced| reduced.mode).collect();
+            if modes != expected || passes.iter().any(|reduced| reduced.verified_bytes == 0) {
+                bail!("group {group}, rank {rank}: expected verified passes {expected:?}, found {passes:?}");
             }
         }
+        Ok(())
+    }
+
+    fn check_refusals(&self, number: u32, group: &Group, disagrees: bool) -> Result<()> {
+        let diverging = diverging_rank(self.ranks);
         let refusals: Vec<_> = group.ranks.iter().map(|&rank| self.refused.get(&(number, rank))).collect();
         let same = |one: Option<&Refusal>, other: Option<&Refusal>| match (one, other) {
             (Some(one), Some(other)) => one.kind == other.kind && one.text == other.text,
@@ -122,9 +152,17 @@ impl Figures {
         };
         if refusals.iter().any(|&refusal| refusal.is_some() != disagrees || !same(refusal, refusals[0])) {
             bail!(
-                "group {group}: expected {} after rank {} diverged",
+                "group {group}: expected {} after rank {diverging} diverged",
                 if disagrees { "the same error on every member" } else { "no error" },
-                diverging_rank(self.ranks)
+            );
+        }
+        if let Some(refusal) = refusals[0]
+            && (refusal.kind != DIVERGENCE || refusal.ahead != [diverging])
+        {
+            let Refusal { kind, ahead, text, .. } = refusal;
+            bail!(
+                "group {group}: expected {DIVERGENCE} that names rank {diverging}, found {kind} that names {}: {text}",
+                ranks(ahead)
             );
         }
         Ok(())
@@ -338,3 +376,7 @@ pub(crate) fn json(figures: &Figures) -> String {
 pub(crate) fn failure(error: &anyhow::Error) -> String {
     serde_json::json!({ "ok": false, "error": explain(error) }).to_string()
 }
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;
