@@ -4,9 +4,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ExitStatus, Stdio};
 
-use super::common::{Cuda, GRANULE, cu, ok};
+use super::common::{Cuda, GRANULE, cu, ok, role_command};
 use cuda_driver_sys::*;
 use gpu_sim::World;
 use rusty_fork::rusty_fork_test;
@@ -18,10 +18,8 @@ const POSIX_FD: CUmemAllocationHandleType =
 
 /// Starts the other process in its part, with an argument and perhaps a descriptor as its number 100.
 fn other(part: &str, argument: &str, descriptor: Option<&OwnedFd>) -> std::process::Child {
-    // The harness names tests without the crate.
-    let (_, module) = module_path!().split_once("::").unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("{module}::the_other_process"), "--nocapture", "--test-threads=1"]);
+    let mut command = role_command(concat!(module_path!(), "::the_other_process"));
+    command.arg("--test-threads=1");
     command.env(PART, part).env("ARGUMENT", argument).env_remove("RUSTY_FORK_OCCURS_DEPTH");
     command.stdout(Stdio::null());
     if let Some(descriptor) = descriptor {
@@ -40,10 +38,11 @@ fn wait(mut child: std::process::Child) -> ExitStatus {
     child.wait().unwrap()
 }
 
-/// Not a test of its own: what the other process does. Without a part, nothing.
+/// What the other process does.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn the_other_process() {
-    let Ok(part) = std::env::var(PART) else { return };
+    let part = std::env::var(PART).expect("a test below starts this process");
     let argument = std::env::var("ARGUMENT").unwrap();
     let world = World::builder().devices(2).start().unwrap();
     let cuda = Cuda::of(&world);
