@@ -68,8 +68,9 @@ fn gather(world: &ProcessGroup, allocator: &Allocator, id: StreamId, stream: &St
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(case) = env::var(CASE) else { return };
+    let case = env::var(CASE).expect("a test below starts this process");
     let ordinal: u32 = env::var("LOCAL_RANK").unwrap().parse().unwrap();
     let context = Driver::load().unwrap().device(ordinal).unwrap().retain_primary().unwrap();
     let nccl = Nccl::load().unwrap();

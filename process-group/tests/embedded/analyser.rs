@@ -42,8 +42,9 @@ fn torch_says(folder: &Path) -> String {
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(case) = env::var("PROCESS_GROUP_TEST_ANALYSER") else { return };
+    let case = env::var("PROCESS_GROUP_TEST_ANALYSER").expect("a test below starts this process");
     let (case, folder) = case.split_once(' ').unwrap();
     let machine = faithful(RANKS, 22809);
     let rank = machine.this_rank();

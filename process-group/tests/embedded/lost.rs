@@ -23,8 +23,9 @@ fn start(rank: usize, address: &str, fate: &str) -> Child {
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(fate) = env::var("PROCESS_GROUP_TEST_LOST") else { return };
+    let fate = env::var("PROCESS_GROUP_TEST_LOST").expect("a test below starts this process");
     let machine = faithful(RANKS, 22809);
     let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
     let context = machine.context(device);

@@ -125,10 +125,9 @@ const RANKS: usize = 8;
 
 /// The body of a rank, when it is started by the test below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    if env::var(CASE).is_err() {
-        return;
-    }
+    env::var(CASE).expect("the test below starts this process");
     let machine = machine_with(RANKS, RELEASE);
     let rank = machine.this_rank();
     let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);

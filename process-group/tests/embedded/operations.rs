@@ -312,8 +312,9 @@ pub(crate) fn every_operation(group: &ProcessGroup, stream: &Stream) {
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(release) = env::var(CASE) else { return };
+    let release = env::var(CASE).expect("a test below starts this process");
     let machine = machine_with(RANKS, release.parse().unwrap());
     let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
     let context = machine.context(device);

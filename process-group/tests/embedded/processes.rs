@@ -1,8 +1,10 @@
 //! Ranks as processes: each with a machine of its own, joined by a TCP store and by NCCL's bootstrap.
 
 use std::{
+    collections::BTreeSet,
     env,
     process::{Child, Command},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,6 +18,24 @@ use process_group::{
 use super::common::{far, machine_with, values};
 
 const RANKS: usize = 8;
+
+/// The command that runs the test `role` of this binary, by its path with the crate, in a process of its own. Such a test
+/// is ignored unless it is started so. That it is there is checked once: a harness that finds no test reports success.
+pub(crate) fn role_command(role: &str) -> Command {
+    static FOUND: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // The harness names tests without the crate.
+    let (_, role) = role.split_once("::").unwrap();
+    let this = env::current_exe().unwrap();
+    if !FOUND.lock().unwrap_or_else(PoisonError::into_inner).contains(role) {
+        let list = Command::new(&this).args(["--list", "--ignored", "--exact", role]).output().unwrap();
+        let list = String::from_utf8_lossy(&list.stdout);
+        assert!(list.lines().any(|line| line == format!("{role}: test")), "no ignored test {role}:\n{list}");
+        FOUND.lock().unwrap_or_else(PoisonError::into_inner).insert(role.to_owned());
+    }
+    let mut command = Command::new(this);
+    command.args(["--ignored", "--exact", role, "--nocapture"]);
+    command
+}
 
 /// Starts `test`, by its path with the crate, as one of `ranks` ranks that find their store at `address`, with a
 /// variable that tells it what to do; the other variables are a launcher's.
@@ -32,10 +52,7 @@ pub(crate) fn spawn_with(
     address: &str,
 ) -> Child {
     let port = address.rsplit(':').next().unwrap();
-    // The harness names tests without the crate.
-    let (_, test) = test.split_once("::").unwrap();
-    Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
+    role_command(test)
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", ranks.to_string())
         .env("LOCAL_RANK", rank.to_string())
@@ -75,8 +92,9 @@ fn every_gate(world: &ProcessGroup) {
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(case) = env::var("PROCESS_GROUP_TEST_RANK") else { return };
+    let case = env::var("PROCESS_GROUP_TEST_RANK").expect("a test below starts this process");
     let machine = machine_with(RANKS, if case == "old" { 21602 } else { 22809 });
     let rank = machine.this_rank();
     let me = rank.rank;

@@ -33,8 +33,9 @@ fn start(rank: usize, address: &str, release: &str, variables: &[(&str, &str)]) 
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Ok(release) = env::var(CASE) else { return };
+    let release = env::var(CASE).expect("a test below starts this process");
     let fate = env::var("PROCESS_GROUP_TEST_FATE").unwrap_or_default();
     let machine = machine_with(RANKS, release.parse().unwrap());
     let rank = machine.this_rank();
