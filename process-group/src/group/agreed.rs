@@ -79,8 +79,16 @@ mod tests {
         }
 
         #[test]
-        fn whatever_stands_in_the_store_is_read_or_refused(cards in prop::collection::vec(any::<Vec<u8>>(), 0..4)) {
-            let _ = agree(&cards);
+        fn whatever_stands_in_the_store_is_read_or_refused(
+            cards in prop::collection::vec(prop::collection::vec(prop::sample::select(b"a=\n\xff".to_vec()), 0..5), 0..4),
+        ) {
+            let parts = cards.iter().map(|card| {
+                let end = card.iter().position(|byte| *byte == b'\n').unwrap_or(card.len());
+                card.split_at(end)
+            });
+            let (records, settings): (Vec<_>, Vec<_>) = parts.unzip();
+            let alike = settings.windows(2).all(|pair| pair[0] == pair[1]);
+            prop_assert_eq!(agree(&cards).ok(), alike.then(|| records.iter().map(|record| record.to_vec()).collect()));
         }
     }
 }

@@ -386,8 +386,15 @@ mod vote {
             }
 
             #[test]
-            fn what_is_no_ballot_is_refused(card in prop::collection::vec(any::<u8>(), 0..20)) {
-                let _ = count(&[card], &[0]);
+            fn what_is_no_ballot_is_refused(
+                card in prop::collection::vec(any::<u8>(), 0..20), letter in "[^rpm ]", problem in "[ -~]{0,9}",
+            ) {
+                let good = Ballot { classes: vec![MemoryClass::Registrable], problem: None }.encode().into_bytes();
+                let without_space: Vec<u8> = card.into_iter().filter(|byte| *byte != b' ').collect();
+                for bad in [without_space, format!("r{letter} {problem}").into_bytes()] {
+                    let refused = NotRegistered::Failed { rank: 7, problem: "its ballot cannot be read".into() };
+                    prop_assert_eq!(count(&[good.clone(), bad], &[4, 7]), Err(refused));
+                }
             }
         }
     }

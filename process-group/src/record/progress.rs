@@ -337,8 +337,16 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_answer_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            decode(&bytes);
+        fn what_is_no_answer_is_passed_over(
+            answers in prop::collection::vec(answer(), 0..4), garbage in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            // Without tabs it has no fields.
+            let garbage: Vec<u8> = garbage.into_iter().filter(|byte| *byte != b'\t').collect();
+            let half = encode(&answers).replacen('\t', " ", 1);
+            let text = [&garbage, &b"\n"[..], encode(&answers).as_bytes(), b"\n", &garbage].concat();
+            prop_assert_eq!(decode(&text), &answers[..]);
+            // An answer that lacks a field.
+            prop_assert_eq!(decode(half.as_bytes()), &answers[answers.len().min(1)..]);
         }
     }
 }

@@ -253,9 +253,17 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_testimony_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            Testimony::decode(&bytes);
-            decode_marks(&String::from_utf8_lossy(&bytes));
+        fn what_is_no_testimony_is_passed_over(
+            calls in prop::collection::vec(0u64..4, 0..20), marks in prop::collection::vec(any::<Mark>(), 0..4),
+            garbage in prop::collection::vec(any::<u8>(), 0..200),
+        ) {
+            // Without tabs it has no fields, and without colons no marks.
+            let garbage: Vec<u8> = garbage.into_iter().filter(|byte| !b"\t:".contains(byte)).collect();
+            let testimony = member(&calls);
+            let text = [&garbage, &b"\n"[..], testimony.encode().as_bytes(), b"\n", &garbage].concat();
+            prop_assert_eq!(Testimony::decode(&text), testimony);
+            let garbage = String::from_utf8_lossy(&garbage);
+            prop_assert_eq!(decode_marks(&format!("{garbage},{},{garbage}", encode_marks(&marks))), marks);
         }
 
         #[test]

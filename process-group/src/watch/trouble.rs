@@ -243,10 +243,16 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_trouble_is_passed_over(bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0usize..7) {
-            let kinds = ["died", "silent", "failed", "overdue", "suspect", "diverged", "message"];
-            Trouble::decode(&bytes);
-            Trouble::decode(&[kinds[kind].as_bytes(), b"\t", &bytes].concat());
+        fn what_is_no_trouble_is_passed_over(
+            trouble in trouble(), bytes in prop::collection::vec(any::<u8>(), 0..100), cut in any::<prop::sample::Index>(),
+        ) {
+            let text = trouble.encode();
+            let kind = text.split('\t').next().unwrap();
+            let other = [b"x", text.as_bytes()].concat();
+            // Another kind; fields that are no text; a first line that is cut within its numbers.
+            prop_assert_eq!(Trouble::decode(&other), None);
+            prop_assert_eq!(Trouble::decode(&[kind.as_bytes(), b"\t\xff", &bytes].concat()), None);
+            prop_assert_eq!(Trouble::decode(&text.as_bytes()[..cut.index(kind.len() + 1)]), None);
         }
     }
 }
