@@ -216,8 +216,18 @@ mod tests {
         }
 
         #[test]
-        fn whatever_stands_there_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let _ = Card::decode(&bytes);
+        fn whatever_stands_there_is_read_or_refused(
+            board in any_board(), bytes in prop::collection::vec(any::<u8>(), 0..60), cut in any::<prop::sample::Index>(),
+        ) {
+            // The options, the kind, and the two numbers of a board are lines: without one of them it is no card.
+            let lines = if board.is_ok() { 4 } else { 2 };
+            let card = Card { options: DirectOptions::default().to_string(), board }.encode();
+            let ends: Vec<_> = card.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();
+            prop_assert_eq!(Card::decode(&card[..cut.index(ends[lines - 1] + 1)]), None);
+            let kind = [&card[..=ends[0]], b"x", &card[ends[0] + 1..]].concat();
+            prop_assert_eq!(Card::decode(&kind), None);
+            let number = [b"o\nboard\nx", &bytes[..]].concat();
+            prop_assert_eq!(Card::decode(&number), None);
         }
     }
 }
