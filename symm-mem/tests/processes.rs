@@ -2,13 +2,14 @@
 //! be.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     io::Write,
     os::unix::{net::UnixStream, process::ExitStatusExt},
     path::Path,
     process::{Child, Command, ExitStatus},
     sync::{
-        Mutex,
+        Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
@@ -153,11 +154,11 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// What this process is told, if it was started by [`start`].
-    pub(crate) fn hear() -> Option<Self> {
-        let rank = env::var("SYMM_MEM_TEST_RANK").ok()?.parse().ok()?;
-        let (case, store) = (env::var("SYMM_MEM_TEST_CASE").ok()?, env::var("SYMM_MEM_TEST_STORE").ok()?);
-        Some(Self { case, rank, store })
+    /// What this process is told, which was started by [`start`].
+    pub(crate) fn hear() -> Self {
+        let told = |name| env::var(name).expect("a test starts this process");
+        let rank = told("SYMM_MEM_TEST_RANK").parse().unwrap();
+        Self { case: told("SYMM_MEM_TEST_CASE"), rank, store: told("SYMM_MEM_TEST_STORE") }
     }
 
     /// The job's store.
@@ -179,11 +180,27 @@ impl Told {
     }
 }
 
+/// The command that runs the test `role` of this binary, by its path with the crate, in a process of its own. Such a test
+/// is ignored unless it is started so. That it is there is checked once: a harness that finds no test reports success.
+pub(crate) fn role_command(role: &str) -> Command {
+    static FOUND: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    // The harness names tests without the crate.
+    let (_, role) = role.split_once("::").unwrap();
+    let this = env::current_exe().unwrap();
+    if !FOUND.lock().unwrap_or_else(PoisonError::into_inner).contains(role) {
+        let list = Command::new(&this).args(["--list", "--ignored", "--exact", role]).output().unwrap();
+        let list = String::from_utf8_lossy(&list.stdout);
+        assert!(list.lines().any(|line| line == format!("{role}: test")), "no ignored test {role}:\n{list}");
+        FOUND.lock().unwrap_or_else(PoisonError::into_inner).insert(role.to_owned());
+    }
+    let mut command = Command::new(this);
+    command.args(["--ignored", "--exact", role, "--nocapture"]);
+    command
+}
+
 /// Starts the test `body` of this binary as a rank; doors lie in `folder`.
 pub(crate) fn start(body: &str, case: &str, rank: usize, store: &TcpStore, folder: &Path) -> Child {
-    let (_, body) = body.split_once("::").unwrap();
-    Command::new(env::current_exe().unwrap())
-        .args(["--exact", body, "--nocapture"])
+    role_command(body)
         .env("SYMM_MEM_TEST_CASE", case)
         .env("SYMM_MEM_TEST_RANK", rank.to_string())
         .env("SYMM_MEM_TEST_STORE", store.address())

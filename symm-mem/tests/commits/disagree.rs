@@ -1,7 +1,7 @@
 //! Buffers that lie elsewhere in their window on one rank, and a library that compares that: the embedded device always does,
 //! NCCL from 2.29.7 on with `NCCL_CHECK_MODE=DEBUG_GLOBAL`.
 
-use std::{env, process::Command, thread};
+use std::{env, thread};
 
 use cuda_driver::Driver;
 use process_group::{
@@ -11,6 +11,7 @@ use process_group::{
 
 use crate::end_to_end::{
     embedded::job::{self, Rank, options, soon},
+    processes::role_command,
     turn,
 };
 use crate::rendezvous::explained;
@@ -54,11 +55,13 @@ fn ranks_that_use_other_places_of_a_window_are_told_by_a_library_that_compares()
 
 /// The body of the test below, in a process of its own: NCCL reads its environment once.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn hardware_ranks_disagree() {
-    if env::var("NCCL_CHECK_MODE").as_deref() != Ok("DEBUG_GLOBAL") {
-        println!("skipped: run by `hardware_disagreement`, with NCCL_CHECK_MODE=DEBUG_GLOBAL");
-        return;
-    }
+    assert_eq!(
+        env::var("NCCL_CHECK_MODE").as_deref(),
+        Ok("DEBUG_GLOBAL"),
+        "the test below starts this process"
+    );
     let _turn = turn();
     let found = Driver::load().map_err(|error| error.to_string()).and_then(|driver| {
         let nccl = Nccl::load().map_err(|error| error.to_string())?;
@@ -87,9 +90,7 @@ fn hardware_ranks_disagree() {
 
 #[test]
 fn hardware_disagreement() {
-    let (_, module) = module_path!().split_once("::").expect("a module of the crate");
-    let ended = Command::new(env::current_exe().expect("this test's binary"))
-        .args(["--exact", &format!("{module}::hardware_ranks_disagree"), "--nocapture"])
+    let ended = role_command(concat!(module_path!(), "::hardware_ranks_disagree"))
         .env("NCCL_CHECK_MODE", "DEBUG_GLOBAL")
         .status()
         .expect("it can be started");

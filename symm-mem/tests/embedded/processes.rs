@@ -102,8 +102,9 @@ impl Member {
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Some(told) = Told::hear() else { return };
+    let told = Told::hear();
     match told.case.split_once(' ').unwrap_or((&told.case, "")) {
         ("next", _) => local::sweep(),
         ("order", dp_first) => commit_in_order(&told, dp_first),

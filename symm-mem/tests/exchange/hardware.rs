@@ -64,13 +64,14 @@ fn hardware_exchange_waits() {
 
 /// The body of a rank of the test below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn hardware_rank() {
-    let Some(told) = Told::hear() else { return };
+    let told = Told::hear();
     if told.case == "next" {
         return process_group::local::sweep();
     }
     let (_, size) = told.what();
-    let Some((driver, devices)) = gpus() else { return };
+    let (driver, devices) = gpus().expect("the test below has seen them");
     let store: Arc<dyn Store> = Arc::new(told.store());
     let round = AtomicU64::new(0);
     let meet = || {

@@ -40,8 +40,9 @@ const SOON: Duration = Duration::from_secs(3);
 
 /// The body of a rank, when it is started by one of the tests below.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Some(told) = Told::hear() else { return };
+    let told = Told::hear();
     if told.case == "next" {
         return local::sweep();
     }

@@ -31,8 +31,9 @@ const BODY: &str = concat!(module_path!(), "::one_rank");
 
 /// The body of a rank, when it is started by one of the tests below: told what the driver grants, and the hosts' number.
 #[test]
+#[ignore = "the body of a process that a test starts"]
 fn one_rank() {
-    let Some(told) = Told::hear() else { return };
+    let told = Told::hear();
     if told.case == "next" {
         return local::sweep();
     }
