@@ -85,9 +85,8 @@ fn broken_libraries_are_findings() {
     let found = examine("10", &[("LD_LIBRARY_PATH", folder.path())]);
     let error =
         |kind: &str, path: &Path| library(&found[kind], path)["probe"]["error"].as_str().unwrap().to_owned();
-    // The loader refuses it, or dies of it.
-    let cut_off = error("nccl", &garbage);
-    assert!(cut_off.contains("cannot be loaded") || cut_off.contains("died of signal"), "{found:#}");
+    // The loader could die of it; it is not asked.
+    assert!(error("nccl", &garbage).contains("cut off: 1000 bytes"), "{found:#}");
     assert!(error("nccl", &hanging).contains("no answer within 10 s"), "{found:#}");
     assert!(error("cuda", &dying).contains("died of signal"), "{found:#}");
     assert_eq!(found["findings"].as_array().unwrap().last().unwrap()["weight"], "fault");
