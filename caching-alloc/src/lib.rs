@@ -4,7 +4,6 @@
 //!   [`StreamEvents`](core::StreamEvents); [`core::symmetric`]: placement that is the same on every rank.
 //! - [`driver`]: sources and streams of real devices.
 //! - [`host`]: a source and streams without a device.
-//! - [`biased`]: a lock that costs its usual thread no atomic exchange.
 //! - `cudarc` (the feature of that name): blocks as that crate's memory, its streams as the allocator's.
 //!
 //! | in [`core`] | what it is |
@@ -33,7 +32,6 @@
 //!   (block trackers get their batches after it, on the same thread), and after warm-up allocates nothing.
 //! - Which block serves a request never depends on an address.
 
-pub mod biased;
 pub mod core;
 #[cfg(feature = "cudarc")]
 pub mod cudarc;

@@ -16,5 +16,7 @@ mod routing;
 mod scarcity;
 mod settings;
 mod snapshot;
+mod stress;
+mod stressed;
 mod trackers;
 mod watch;

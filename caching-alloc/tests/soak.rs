@@ -1,7 +1,8 @@
-//! The model, run for long; `cargo xtask soak alloc` builds and runs it.
+//! The stress test and the model, run for long; `cargo xtask soak alloc` builds and runs it.
 
 mod common;
 mod model;
+mod stress;
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,21 +10,24 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use model::search::Search;
+use stress::Stress;
 
 fn main() -> ExitCode {
     let arguments: Option<Vec<u64>> = std::env::args().skip(1).map(|word| word.parse().ok()).collect();
-    let search = match arguments.as_deref() {
-        Some([operations, seed, threads, only @ ..]) if only.len() < 2 => Search {
-            seed: *seed,
-            operations: *operations,
-            threads: usize::try_from(*threads).unwrap_or(1).max(1),
-            only: only.first().copied(),
-        },
+    let (search, seconds) = match arguments.as_deref() {
+        Some([operations, seed, threads, seconds, only @ ..]) if only.len() < 2 => {
+            let threads = usize::try_from(*threads).unwrap_or(1).max(1);
+            let only = only.first().copied();
+            (Search { seed: *seed, operations: *operations, threads, only }, *seconds)
+        }
         _ => {
-            eprintln!("OPERATIONS SEED THREADS [SCENARIO] are wanted; use `cargo xtask soak alloc`");
+            eprintln!("expected OPERATIONS SEED THREADS SECONDS [SCENARIO]; use `cargo xtask soak alloc`");
             return ExitCode::FAILURE;
         }
     };
+    if search.only.is_none() {
+        stress(search.seed, Duration::from_secs(seconds));
+    }
     // What shrinking finds on its way is no news.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -43,6 +47,18 @@ fn main() -> ExitCode {
             failure.minimal.run();
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs each stress test on one processor and on all of them, a quarter of the time each. A failure panics.
+fn stress(seed: u64, length: Duration) {
+    for (threads, cores) in [(2, 1), (8, 0)] {
+        let stress = Stress { threads, cores, length: length / 4, seed };
+        let operations = stress.one_length() + stress.everything();
+        println!(
+            "{threads} threads on {}: {operations} operations",
+            if cores == 1 { "one core" } else { "all cores" }
+        );
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// The caching allocator against its model: random operations until they differ, or there have been enough
+    /// The caching allocator: threads that check who owns each block, then random operations beside its model until
+    /// they differ, or there have been enough
     Alloc(Alloc),
     /// Communicators aborted with work in flight, and inside each call that waits: over within a second, nothing left
     Abort(abort::Options),
@@ -38,6 +39,9 @@ struct Alloc {
     /// Threads; by default one for each processor
     #[arg(long)]
     threads: Option<usize>,
+    /// Seconds that threads stress it before
+    #[arg(long, default_value_t = 120)]
+    stress: u64,
     /// Only this scenario of the seed: again what a failure has named
     #[arg(long, value_name = "SCENARIO")]
     only: Option<u64>,
@@ -54,7 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn soak_alloc(alloc: &Alloc) -> Result<()> {
     let seed = alloc.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish());
     let threads = alloc.threads.or_else(|| Some(std::thread::available_parallelism().ok()?.get()));
-    let words = [alloc.operations, seed, threads.unwrap_or(1) as u64];
+    let words = [alloc.operations, seed, threads.unwrap_or(1) as u64, alloc.stress];
     let package = shell::package("caching-alloc");
     let arguments = ["test", "--quiet", "--release", "--package", &package, "--test", "soak", "--"];
     let mut command = shell::cargo(&shell::workspace()?, &arguments);

@@ -5,26 +5,26 @@
 
 use std::sync::PoisonError;
 
-use super::lock::{Quick, QuickGuard};
+use super::lock::{Guard, Rank, Ranked};
 use super::shard::ShardState;
 use super::sync::{Mutex, global};
 
 /// A shard's state behind the lock that a hit takes.
 #[derive(Debug)]
-pub(super) struct Desk(Quick<Option<ShardState>>);
+pub(super) struct Desk(Ranked<Option<ShardState>>);
 
 global! {
     static SPARE: Mutex<Vec<&'static Desk>> = Mutex::new(Vec::new());
 }
 
 /// A shard's state, locked.
-pub(super) struct Open<'a>(QuickGuard<'a, Option<ShardState>>);
+pub(super) struct Open<'a>(Guard<'a, Option<ShardState>>);
 
 impl Desk {
     /// A desk for a new shard.
     pub(super) fn take(state: ShardState) -> &'static Self {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let desk = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Quick::new(None)))));
+        let desk = spare.unwrap_or_else(|| Box::leak(Box::new(Self(Ranked::new(Rank::Shard, None)))));
         *desk.0.lock() = Some(state);
         desk
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{PoisonError, TryLockError};
 
-use super::sync::{self, Mutex, MutexGuard, QuickMutex};
+use super::sync::{Mutex, MutexGuard};
 
 /// The order in which locks are taken. Trackers run under the first two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,7 +11,7 @@ pub(super) enum Rank {
     Growth = 1,
     /// Delivery of a shard's block entries.
     Delivery,
-    /// A shard: what every hit takes.
+    /// A shard: the lock that every hit takes. Its holder makes no call outside the crate.
     Shard,
     /// The blocks and pages that the streams of a re-mappable pool share.
     Arena,
@@ -34,6 +34,7 @@ impl<T> Ranked<T> {
         Self { rank, mutex: Mutex::new(value) }
     }
 
+    #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
         let _held = held::Held::take(self.rank);
         // A panic under one of these locks is a bug of ours; what it guards stays usable all the same.
@@ -54,52 +55,16 @@ impl<T> Ranked<T> {
     }
 }
 
-/// The lock that a hit takes. Its holder calls nobody and is done in tens of ns, so that who finds it taken yields
-/// instead of going to sleep; letting go is a plain store, where a lock with sleepers needs an exchange.
-#[derive(Debug)]
-pub(super) struct Quick<T>(QuickMutex<T>);
-
-/// The quick lock, held.
-pub(super) struct QuickGuard<'a, T> {
-    inner: sync::QuickGuard<'a, T>,
-    _held: held::Held,
-}
-
-impl<T> Quick<T> {
-    pub(super) fn new(value: T) -> Self {
-        Self(QuickMutex::new(value))
-    }
-
-    #[inline]
-    pub(super) fn lock(&self) -> QuickGuard<'_, T> {
-        let _held = held::Held::take(Rank::Shard);
-        QuickGuard { inner: self.0.lock(), _held }
-    }
-}
-
-impl<T> std::ops::Deref for QuickGuard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.inner
-    }
-}
-
-impl<T> std::ops::DerefMut for QuickGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.inner
-    }
-}
-
 impl<T> std::ops::Deref for Guard<'_, T> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
 impl<T> std::ops::DerefMut for Guard<'_, T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }
@@ -109,8 +74,8 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
 mod held {
     use std::cell::Cell;
 
+    use super::super::sync::per_thread;
     use super::Rank;
-    use super::sync::per_thread;
 
     per_thread! {
         /// How many locks of each rank this thread holds.

@@ -12,7 +12,6 @@ pub(super) use shuttle::sync::{Mutex, MutexGuard, RwLock, atomic};
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(super) use std::sync::{Mutex, MutexGuard, RwLock, atomic};
 
-pub(super) use quick::{QuickGuard, QuickMutex};
 pub(super) use statics::{global, per_thread};
 
 #[cfg(not(all(test, any(loom, shuttle))))]
@@ -59,33 +58,4 @@ mod statics {
     }
 
     pub(in crate::core) use {global, per_thread};
-}
-
-/// The lock that a hit takes.
-#[cfg(not(all(test, any(loom, shuttle))))]
-mod quick {
-    pub(in crate::core) use crate::biased::{BiasedGuard as QuickGuard, BiasedMutex as QuickMutex};
-}
-
-/// To a checker a lock is a lock; this one has models of its own.
-#[cfg(all(test, any(loom, shuttle)))]
-mod quick {
-    use std::sync::PoisonError;
-
-    use super::Mutex;
-
-    pub(in crate::core) type QuickGuard<'a, T> = super::MutexGuard<'a, T>;
-
-    #[derive(Debug)]
-    pub(in crate::core) struct QuickMutex<T>(Mutex<T>);
-
-    impl<T> QuickMutex<T> {
-        pub(in crate::core) fn new(value: T) -> Self {
-            Self(Mutex::new(value))
-        }
-
-        pub(in crate::core) fn lock(&self) -> QuickGuard<'_, T> {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-    }
 }

@@ -7,13 +7,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::{Deref, DerefMut},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use caching_alloc::{
-    biased::{BiasedGuard, BiasedMutex},
-    core::symmetric::{Placement, SymmetricArena},
-};
+use caching_alloc::core::symmetric::{Placement, SymmetricArena};
 
 use crate::{agreement::PoolId, rendezvous::Homes};
 
@@ -51,15 +51,15 @@ pub(crate) struct Memory {
     /// What this rank has mapped of its peers' segments.
     homes: Homes,
     id: PoolId,
-    /// `None` only while it is dropped. One thread allocates from a pool: it takes the lock without an exchange.
-    inside: BiasedMutex<Option<Inside>>,
+    /// `None` only while it is dropped.
+    inside: Mutex<Option<Inside>>,
     /// How many captures are in progress, for who looks something up.
     capturing: AtomicU32,
 }
 
 impl Memory {
     pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Self {
-        let inside = BiasedMutex::new(Some(Inside { arena, pins: Pins::default() }));
+        let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
         Self { homes: Homes::default(), id, inside, capturing: AtomicU32::new(0) }
     }
 
@@ -76,7 +76,7 @@ impl Memory {
     /// The arena, for this thread alone. A guard and not a call with a closure, so that the arena's log sees the
     /// line of the program that asked.
     pub(crate) fn arena(&self) -> Arena<'_> {
-        Arena(self.inside.lock())
+        Arena(self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Whether a capture is in progress.
@@ -158,7 +158,7 @@ impl Memory {
 }
 
 /// The arena of a pool, locked.
-pub(crate) struct Arena<'a>(BiasedGuard<'a, Option<Inside>>);
+pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
 /// Who borrows a memory keeps it from being dropped, and only then the arena is gone.
 const THERE: &str = "the arena is there while the memory is";
@@ -190,7 +190,9 @@ impl DerefMut for Arena<'_> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(Inside { arena, .. }) = self.inside.get_mut().take() {
+        if let Some(Inside { arena, .. }) =
+            self.inside.get_mut().unwrap_or_else(PoisonError::into_inner).take()
+        {
             // What a source cannot take back stays its own to account for; it has reported it.
             let _ = arena.release();
         }
