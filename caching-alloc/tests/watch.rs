@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::{
@@ -312,6 +313,49 @@ fn memory_has_owners() {
     let allocated = |stream| by_stream.iter().find(|(of, _)| *of == stream).unwrap().1.allocated.current;
     assert_eq!([allocated(s(1)), allocated(s(2))], [block.bytes(), 3 * MIB]);
     assert!(Fraction::new(0.3).unwrap().of(report.total) == report.foreign);
+}
+
+/// Runs `call` on a thread, and fails if it hangs.
+fn finishes<R: Send + 'static>(call: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(call()));
+    result.recv_timeout(Duration::from_secs(60)).expect("the call neither hangs nor panics")
+}
+
+#[test]
+fn an_address_that_names_no_raw_block_is_refused_by_every_call() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let raw = allocator.allocate_raw(3 * MIB, s(1)).unwrap();
+    let owned = allocator.allocate(MIB, s(1)).unwrap();
+    let address = owned.address();
+    for (asked, error) in [
+        (raw + 512, RawError::Inside { address: raw + 512, begin: raw }),
+        (address, RawError::Owned { address }),
+        (42, RawError::Foreign { address: 42 }),
+    ] {
+        let here = allocator.clone();
+        assert_eq!(finishes(move || here.with_raw(asked, Block::bytes)), Err(error));
+        assert_eq!(allocator.release_raw(asked), Err(error));
+    }
+}
+
+#[test]
+fn whoever_looks_at_a_raw_block_may_use_raw_blocks() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let raw = allocator.allocate_raw(MIB, s(1)).unwrap();
+    let here = allocator.clone();
+    let other = finishes(move || {
+        let look = |block: &Block| {
+            here.release_raw(raw).unwrap();
+            let other = here.allocate_raw(MIB, s(1)).unwrap();
+            assert_ne!(other, block.address(), "it is freed when nobody looks at it any more");
+            assert_eq!(here.release_raw(raw), Err(RawError::Owned { address: raw }));
+            other
+        };
+        here.with_raw(raw, look).unwrap()
+    });
+    assert_eq!(allocator.allocate(MIB, s(1)).unwrap().address(), raw);
+    allocator.release_raw(other).unwrap();
 }
 
 #[test]

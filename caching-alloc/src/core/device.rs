@@ -41,7 +41,7 @@ pub(super) struct Device {
     pub(super) routes: Routes,
     pub(super) observers: Observers,
     /// Blocks that were allocated raw.
-    pub(super) raw: Mutex<HashMap<u64, Block>>,
+    pub(super) raw: Mutex<HashMap<u64, Arc<Block>>>,
     pools: Mutex<Vec<Weak<PoolCore>>>,
     collective: RwLock<Vec<StreamId>>,
     faults: Mutex<VecDeque<Fault>>,

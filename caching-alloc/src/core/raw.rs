@@ -1,5 +1,7 @@
 //! Blocks by their addresses, for programs that can keep nothing else: those that plug in C functions.
 
+use std::sync::Arc;
+
 use super::allocator::{Allocator, Found};
 use super::block::Block;
 use super::device::locked;
@@ -49,43 +51,41 @@ impl Allocator {
     pub fn allocate_raw(&self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
         let block = self.allocate(bytes, stream)?;
         let address = block.address();
-        locked(&self.shared().raw).insert(address, block);
+        locked(&self.shared().raw).insert(address, Arc::new(block));
         Ok(address)
     }
 
-    /// Frees a block that was allocated raw, on its stream.
+    /// Frees a block that was allocated raw, on its stream. If another thread is inside [`with_raw`](Self::with_raw) with
+    /// it, it is freed when that returns.
     ///
     /// # Errors
     /// [`RawError`]; nothing is changed then. Memory that was given back and handed out again meanwhile cannot be told
     /// from a block that was not.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
         let block = locked(&self.shared().raw).remove(&address);
-        match block {
-            Some(block) => {
-                drop(block);
-                Ok(())
-            }
-            None => Err(self.not_raw(address)),
-        }
+        block.map(drop).ok_or_else(|| self.not_raw(address))
     }
 
-    /// Looks at a block that was allocated raw, for instance to [record a stream](Block::record_stream). It cannot be
-    /// released meanwhile.
+    /// Calls `look` with a block that was allocated raw, for instance to [record a stream](Block::record_stream). No
+    /// lock is held meanwhile. The block is not freed before `look` returns.
     ///
     /// # Errors
     /// As [`release_raw`](Self::release_raw).
     pub fn with_raw<R>(&self, address: u64, look: impl FnOnce(&Block) -> R) -> Result<R, RawError> {
-        locked(&self.shared().raw).get(&address).map(look).ok_or_else(|| self.not_raw(address))
+        let block = locked(&self.shared().raw).get(&address).cloned();
+        block.map(|block| look(&block)).ok_or_else(|| self.not_raw(address))
     }
 
     fn not_raw(&self, address: u64) -> RawError {
-        match self.find(address) {
-            None => RawError::Foreign { address },
-            Some(Found { block, .. }) if block.usage != Usage::Active => RawError::Free { address },
-            Some(Found { block, .. }) if locked(&self.shared().raw).contains_key(&block.address) => {
-                RawError::Inside { address, begin: block.address }
-            }
-            Some(_) => RawError::Owned { address },
+        let Some(Found { block, .. }) = self.find(address) else {
+            return RawError::Foreign { address };
+        };
+        if block.usage != Usage::Active {
+            return RawError::Free { address };
         }
+        if locked(&self.shared().raw).contains_key(&block.address) {
+            return RawError::Inside { address, begin: block.address };
+        }
+        RawError::Owned { address }
     }
 }
