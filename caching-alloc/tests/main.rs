@@ -1,7 +1,9 @@
 //! End-to-end tests of the crate. They are a part of its unit-test binary, so that a crate has one.
 
 mod bad_input;
+mod captures;
 mod common;
+mod contention;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 mod driver;

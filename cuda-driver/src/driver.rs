@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_int};
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use cuda_driver_sys::{Api, CUresult, Version};
@@ -17,6 +18,7 @@ pub struct Driver {
     api: Api,
     /// How memory of a device can be exported, by its ordinal, where that was tried.
     pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
+    captures: Arc<AtomicUsize>,
 }
 
 impl Driver {
@@ -38,7 +40,7 @@ impl Driver {
     pub fn new(api: Api) -> Result<Self> {
         // SAFETY: cuInit takes no pointer; it may be called any number of times.
         unsafe { call!(&api, cuInit(0)) }?;
-        Ok(Self { api, granted: Arc::default() })
+        Ok(Self { api, granted: Arc::default(), captures: Arc::default() })
     }
 
     /// A number that another driver in this process does not have: where its function `cuInit` lies. A driver that is
@@ -71,6 +73,14 @@ impl Driver {
     #[must_use]
     pub fn version(&self) -> Version {
         self.api.version()
+    }
+
+    /// How many captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began are open, over all clones
+    /// of this driver: to be read where asking the driver for each stream would cost too much. Captures that others
+    /// began, with raw calls or through another library, are not counted.
+    #[must_use]
+    pub fn open_captures(&self) -> &Arc<AtomicUsize> {
+        &self.captures
     }
 
     /// How many devices the process can see.

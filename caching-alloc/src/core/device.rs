@@ -222,6 +222,11 @@ impl Device {
         self.pools().iter().flat_map(|pool| pool.shards()).collect()
     }
 
+    /// How often blocks have been handed out, freed and taken back so far.
+    pub(super) fn operations(&self) -> u64 {
+        self.shards().iter().map(|shard| shard.state.lock().ring.operations()).sum()
+    }
+
     pub(super) fn add_pool(
         &self,
         growth: &mut Growth,
@@ -368,8 +373,7 @@ impl Device {
             pending.waits.retain(|wait| !self.wait_for(wait));
         }
         grave.pending.retain(|pending| !pending.waits.is_empty());
-        let capturing = |stream: &StreamId| self.events.is_capturing(*stream).unwrap_or(false);
-        if grave.streams.iter().any(capturing) || !grave.pending.is_empty() {
+        if grave.streams.iter().any(|stream| self.is_captured(*stream)) || !grave.pending.is_empty() {
             locked(&self.graves).push(grave);
             return;
         }

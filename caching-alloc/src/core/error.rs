@@ -31,6 +31,17 @@ pub enum AllocError {
         /// Bytes of the segment that is missing.
         missing: u64,
     },
+    /// The stream captures, and the pool gives its memory to others before the graph is gone.
+    #[error(
+        "{stream} captures, and pool {} keeps nothing for graphs: begin a capture of a graph pool for the stream \
+         (`GraphPool::capture`) before the driver's, or freeze the pool for as long as the graph can be launched", pool.0
+    )]
+    CaptureOutsideGraphPool {
+        /// The pool.
+        pool: PoolId,
+        /// The stream.
+        stream: StreamId,
+    },
     /// A tracker asked for what needs the lock under which it is told of entries.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"

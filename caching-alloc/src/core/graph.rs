@@ -104,10 +104,12 @@ impl GraphPool {
 
     /// From now on, requests of these streams to [`Allocator::allocate`], on every thread, take from this pool. Begin
     /// before the driver's capture and end after it.
+    ///
+    /// Blocks until a growth or trim that is under way has ended: after it, the allocator waits for none of the
+    /// streams, so that the driver's capture cannot be disturbed.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
-        let keep = self.0.keep();
         let route = self.0.device().routes.divert(&self.0, streams);
-        Capture { pool: self.clone(), route, keep }
+        Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
     /// Until the guard is dropped, a request that needs a new segment is
@@ -119,9 +121,11 @@ impl GraphPool {
 }
 
 impl Capture {
-    /// A stream that has joined the capture.
+    /// Adds a stream that is to join the capture. Blocks as [`GraphPool::capture`] does.
     pub fn add_stream(&self, stream: StreamId) {
-        self.pool.0.device().routes.extend(self.route, stream);
+        let device = self.pool.0.device();
+        device.routes.extend(self.route, stream);
+        drop(device.grow());
     }
 
     /// Ends it; what it returns belongs to the graph.

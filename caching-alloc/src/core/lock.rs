@@ -9,6 +9,8 @@ use super::sync::{Mutex, MutexGuard};
 pub(super) enum Rank {
     /// Structure: segments, trackers, the order of structural entries. No hit takes it.
     Growth = 1,
+    /// A shard's pending blocks, while their events are queried or waited for. No hit and no free takes it.
+    Pending,
     /// Delivery of a shard's block entries.
     Delivery,
     /// A shard: the lock that every hit takes. Its holder makes no call outside the crate.
@@ -45,6 +47,10 @@ impl<T> Ranked<T> {
         self.mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn get_mut(&mut self) -> &mut T {
+        self.mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let inner = match self.mutex.try_lock() {
             Ok(inner) => inner,
@@ -79,7 +85,7 @@ mod held {
 
     per_thread! {
         /// How many locks of each rank this thread holds.
-        static HELD: Cell<[u32; 5]> = const { Cell::new([0; 5]) };
+        static HELD: Cell<[u32; 6]> = const { Cell::new([0; 6]) };
     }
 
     pub(super) struct Held(Rank);

@@ -4,7 +4,7 @@
 //! 2. Move over a segment that another stream of the pool has idle.
 //! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
 //! 4. Collect what has been idle longer than the average, if more is reserved than the settings want.
-//! 5. Make a segment: generously, then as small as will do. Idle segments that are too short make way for it.
+//! 5. Make a segment: generously, then for ever fewer blocks, down to one. Idle segments that are too short make way.
 //! 6. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
 //! 7. Borrow a block of a pool that lends to this one.
 //! 8. Release what is idle and too long to be split, and make a segment.
@@ -35,8 +35,39 @@ use super::source::{self, SourceError};
 use super::symmetric::{OperationKind, SEGMENT_STEP};
 use super::tracker;
 
+/// How often the last attempts are made while other threads allocate and free: each time, one of them got what this
+/// request did not find.
+const LAST_ATTEMPTS: u32 = 100;
+
 /// How much faster segments for small requests grow than those for large ones.
 const SMALL_FACTOR: u64 = 4;
+
+/// Sizes of a new segment, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct SegmentSizes {
+    /// The block that is wanted, and the step of segments.
+    block: u64,
+    step: u64,
+    /// Serves further requests too. Made of whole blocks: requests of one length fill it.
+    generous: u64,
+    /// Serves this request.
+    least: u64,
+}
+
+impl SegmentSizes {
+    /// The size that holds so many blocks.
+    fn of_blocks(&self, count: u64) -> u64 {
+        if count > 1 { (count * self.block).next_multiple_of(self.step) } else { self.least }
+    }
+
+    /// The generous one, then ever fewer blocks, down to one.
+    fn descending(self) -> impl Iterator<Item = u64> {
+        std::iter::successors(Some(self.generous), move |bytes| {
+            let fewer = self.of_blocks(bytes / self.block / 2);
+            (fewer < *bytes).then_some(fewer)
+        })
+    }
+}
 
 impl Shard {
     #[cold]
@@ -59,10 +90,13 @@ impl Shard {
     }
 
     fn attempt(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
-        match (tracker::inside(), &self.pool.arena) {
-            (true, _) => Err(reentrant()),
-            (false, None) => self.attempts(request),
-            (false, Some(_)) => self.remap(request),
+        if tracker::inside() {
+            return Err(reentrant());
+        }
+        self.pool.refuse_capture(self.stream)?;
+        match &self.pool.arena {
+            None => self.attempts(request),
+            Some(_) => self.remap(request),
         }
     }
 
@@ -76,23 +110,29 @@ impl Shard {
 
     fn attempts(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
         let class = self.state.lock().class(request.units);
-        let (generous, least) = self.segment_sizes(request, class);
-        if self.pool.is_frozen() {
-            let (pool, wanted) = (self.pool.id, request.bytes);
-            return Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing: least });
-        }
+        let sizes = self.segment_sizes(request, class);
+        let SegmentSizes { generous, least, .. } = sizes;
+        self.refuse_frozen(request, least)?;
         // What a symmetric pool may never do.
         let reuse = if self.pool.is_symmetric() { None } else { Some(self.device.settings.reuse) };
 
-        if reuse.is_some()
-            && self.poll_pending()
+        let polled = if reuse.is_some() { self.try_poll_pending() } else { Some(false) };
+        if polled == Some(true)
             && let Some(block) = self.hit(request)
         {
             return Ok(block);
         }
         let growth = &mut *self.device.growth.lock();
-        // Another thread may have grown meanwhile.
+        // Another thread may have grown or frozen the pool meanwhile.
         if let Some(block) = self.hit(request) {
+            return Ok(block);
+        }
+        self.refuse_frozen(request, least)?;
+        let operations = self.device.operations();
+        if polled.is_none()
+            && self.poll_pending()
+            && let Some(block) = self.hit(request)
+        {
             return Ok(block);
         }
         self.device.reap(growth);
@@ -115,13 +155,10 @@ impl Shard {
                 |segment: &Segment, _| segment.class() == class && segment.bytes() < bytes_of(request.units);
             self.device.release_shard(growth, self, &short, generous);
         }
-        if let Some(block) = self.grow(growth, request, class, generous)? {
-            return Ok(block);
-        }
-        if least < generous
-            && let Some(block) = self.grow(growth, request, class, least)?
-        {
-            return Ok(block);
+        for bytes in sizes.descending() {
+            if let Some(block) = self.grow(growth, request, class, bytes)? {
+                return Ok(block);
+            }
         }
         if let Some(block) = reuse.and_then(|reuse| self.take_from_others(class, request, reuse)) {
             return Ok(block);
@@ -137,25 +174,57 @@ impl Shard {
         {
             return Ok(block);
         }
-        if self.device.release_cached(growth, u64::MAX, None) > 0
-            && let Some(block) = self.grow(growth, request, class, least)?
-        {
-            return Ok(block);
+        self.until_nothing_moves(operations, || {
+            if self.device.release_cached(growth, u64::MAX, None) > 0
+                && let Some(block) = self.grow(growth, request, class, least)?
+            {
+                return Ok(Some(block));
+            }
+            for shard in self.device.shards() {
+                shard.synchronize_pending();
+            }
+            if let Some(reuse) = reuse
+                && let Some(block) =
+                    self.hit(request).or_else(|| self.take_from_others(class, request, reuse))
+            {
+                return Ok(Some(block));
+            }
+            if self.device.release_cached(growth, u64::MAX, None) == 0 {
+                return Ok(None);
+            }
+            self.grow(growth, request, class, least)
+        })?
+        .ok_or_else(|| self.out_of_memory(request, least))
+    }
+
+    /// Repeats the last attempts of a request as long as they fail while blocks change hands: what another thread
+    /// frees in a place that was looked at before, and takes in one that was not, is seen in neither. `before` is the
+    /// number of operations when this request began to look.
+    pub(super) fn until_nothing_moves(
+        &self,
+        mut before: u64,
+        mut attempt: impl FnMut() -> Result<Option<Block>, AllocError>,
+    ) -> Result<Option<Block>, AllocError> {
+        for _ in 0..LAST_ATTEMPTS {
+            if let Some(block) = attempt()? {
+                return Ok(Some(block));
+            }
+            let now = self.device.operations();
+            if now == before {
+                break;
+            }
+            before = now;
         }
-        for shard in self.device.shards() {
-            shard.synchronize_pending();
+        Ok(None)
+    }
+
+    /// An error if the pool is frozen: it would have to grow.
+    pub(super) fn refuse_frozen(&self, request: Request, missing: u64) -> Result<(), AllocError> {
+        if !self.pool.is_frozen() {
+            return Ok(());
         }
-        if reuse.is_some()
-            && let Some(block) = self.hit(request)
-        {
-            return Ok(block);
-        }
-        if self.device.release_cached(growth, u64::MAX, None) > 0
-            && let Some(block) = self.grow(growth, request, class, least)?
-        {
-            return Ok(block);
-        }
-        Err(self.out_of_memory(request, least))
+        let (pool, wanted) = (self.pool.id, request.bytes);
+        Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing })
     }
 
     /// Gives back idle segments of the pool that are longer than blocks that are split. Returns whether any went.
@@ -186,18 +255,16 @@ impl Shard {
         }
     }
 
-    /// Sizes of a new segment: what would serve further requests too, and the least that serves this one.
-    fn segment_sizes(&self, request: Request, class: SizeClass) -> (u64, u64) {
+    fn segment_sizes(&self, request: Request, class: SizeClass) -> SegmentSizes {
         let settings = &self.device.settings;
         let step = source::step(&*self.pool.source);
-        if let Some(journal) = &self.state.lock().symmetric {
-            let (_, bytes) = journal.next_segment(request.bytes);
-            return (bytes, bytes);
-        }
         let block = bytes_of(request.units);
+        let only = |bytes| SegmentSizes { block, step, generous: bytes, least: bytes };
+        if let Some(journal) = &self.state.lock().symmetric {
+            return only(journal.next_segment(request.bytes).1);
+        }
         if matches!(self.pool.kind, PoolKind::NoSplit) {
-            let bytes = block.next_multiple_of(step);
-            return (bytes, bytes);
+            return only(block.next_multiple_of(step));
         }
         let share = self.state.lock().fixed.reserved(class) / settings.growth_divisor.max(1);
         let (step, floor, share) = match class {
@@ -208,9 +275,11 @@ impl Shard {
         let least = block.next_multiple_of(step);
         let longest = bytes_of(self.pool.splitting().longest);
         if block > longest {
-            return (least, least);
+            return only(least);
         }
-        (least.max(floor).max(share).min(MAX_BLOCK).next_multiple_of(step).min(longest), least)
+        let sizes = SegmentSizes { block, step, generous: least, least };
+        let most = floor.max(share).min(MAX_BLOCK).next_multiple_of(step).min(longest);
+        SegmentSizes { generous: sizes.of_blocks(most / block), ..sizes }
     }
 
     /// Moves over an idle segment of another stream that has room for the request. Under the growth lock, as

@@ -72,15 +72,25 @@ impl Shard {
     pub(super) fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
         let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.device.mark(*stream) });
         let pending = Pending { id, waits: waits.collect() };
-        self.state.lock().pending.push_back(pending);
+        self.state.lock().newly_pending.push(pending);
     }
 
-    /// Takes back every pending block whose uses the host has seen end. Returns whether there was one.
+    /// Takes back every pending block whose uses the host has seen end. Returns whether there was one. Waits for a
+    /// thread that does so already.
     pub(super) fn poll_pending(&self) -> bool {
+        self.poll(&mut self.pending.lock())
+    }
+
+    /// The same, unless another thread does so already.
+    pub(super) fn try_poll_pending(&self) -> Option<bool> {
+        self.pending.try_lock().map(|mut pending| self.poll(&mut pending))
+    }
+
+    fn poll(&self, pending: &mut Vec<Pending>) -> bool {
         let mut busy = Vec::new();
-        self.settle(|device, waits| {
+        self.settle(pending, |device, waits| {
             waits.retain_mut(|wait| {
-                // A stream's events end in order: after the first that has not, the others need no look.
+                // A stream's events end in order: after the first that has not, the others need no query.
                 let ended = !busy.contains(&wait.stream) && device.has_ended(wait);
                 if !ended {
                     busy.push(wait.stream);
@@ -97,7 +107,7 @@ impl Shard {
             return false;
         }
         let mut met = false;
-        self.settle(|device, waits| {
+        self.settle(&mut self.pending.lock(), |device, waits| {
             met = met || enough(self);
             if met || !waits.iter().all(|wait| wait.event.is_some() && device.may_wait(wait.stream)) {
                 return false;
@@ -109,33 +119,30 @@ impl Shard {
 
     /// Blocks the host until no block is pending, but for those that no event can be had for.
     pub(super) fn synchronize_pending(&self) -> bool {
-        self.settle(|device, waits| {
+        self.settle(&mut self.pending.lock(), |device, waits| {
             waits.retain_mut(|wait| !device.wait_for(wait));
             waits.is_empty()
         })
     }
 
-    /// Runs `settled` over the pending blocks and takes back those for which it returns true. No lock of the shard
-    /// is held meanwhile; another thread sees no pending blocks then.
-    fn settle(&self, mut settled: impl FnMut(&Arc<Device>, &mut Vec<Wait>) -> bool) -> bool {
-        let list = std::mem::take(&mut self.state.lock().pending);
-        let mut any = false;
-        let mut left = Vec::new();
-        for mut pending in list {
-            if settled(&self.device, &mut pending.waits) {
-                self.state.lock().complete(pending.id);
-                any = true;
-            } else {
-                left.push(pending);
+    /// Runs `settled` over the pending blocks, oldest first, and takes back those for which it returns true. No lock
+    /// that a hit takes is held meanwhile. A thread that wants a pending block waits for the lock on `pending`, so a
+    /// block that is merely being queried is never overlooked.
+    fn settle(
+        &self,
+        pending: &mut Vec<Pending>,
+        mut settled: impl FnMut(&Arc<Device>, &mut Vec<Wait>) -> bool,
+    ) -> bool {
+        pending.append(&mut self.state.lock().newly_pending);
+        let before = pending.len();
+        pending.retain_mut(|block| {
+            let over = settled(&self.device, &mut block.waits);
+            if over {
+                self.state.lock().complete(block.id);
             }
-        }
-        if !left.is_empty() {
-            let mut state = self.state.lock();
-            for pending in left.into_iter().rev() {
-                state.pending.push_front(pending);
-            }
-        }
-        any
+            !over
+        });
+        pending.len() < before
     }
 }
 

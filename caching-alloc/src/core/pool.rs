@@ -1,6 +1,7 @@
 //! Pools, and how a request finds its shard.
 
 use std::fmt;
+use std::sync::atomic::AtomicUsize as CaptureCount;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::allocator::Found;
@@ -32,6 +33,8 @@ pub struct Pool(Arc<Handle>);
 
 struct Handle {
     core: Arc<PoolCore>,
+    /// Not 0 while a stream may be capturing.
+    captures: Arc<CaptureCount>,
     shards: ShardTable,
     /// If requests are rounded to more than units.
     rounding: Option<Rounding>,
@@ -124,7 +127,8 @@ impl Pool {
         });
         let splits = matches!(kind, PoolKind::Cached | PoolKind::Remappable);
         let rounding = Some(device.settings.rounding).filter(|set| splits && *set != Rounding::none());
-        Self(Arc::new(Handle { core, shards: ShardTable::default(), rounding }))
+        let captures = device.events.captures().unwrap_or_default();
+        Self(Arc::new(Handle { core, captures, shards: ShardTable::default(), rounding }))
     }
 
     /// Its number.
@@ -153,6 +157,11 @@ impl Pool {
 
     /// A block of at least `bytes`, for use on `stream` from now on.
     ///
+    /// A stream that captures is served only by a pool whose memory stays for the graph: a symmetric one, one that is
+    /// [frozen](Self::freeze), or a graph pool during [`GraphPool::capture`](super::GraphPool::capture). Otherwise the
+    /// request is [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). A hit during a capture that
+    /// [`StreamEvents::captures`](super::StreamEvents::captures) does not count goes unnoticed.
+    ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
     #[inline]
@@ -160,6 +169,9 @@ impl Pool {
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Block, AllocError> {
         let rounded = self.0.rounding.map_or(bytes, |rounding| rounding.round(bytes));
         let request = Request { units: units_for(rounded)?, bytes, site: std::panic::Location::caller() };
+        if self.0.captures.load(Ordering::Relaxed) != 0 {
+            self.0.core.refuse_capture(stream)?;
+        }
         let shard = match self.0.shards.find(stream) {
             Some(shard) => shard,
             None => self.add_shard(stream)?,
@@ -170,17 +182,20 @@ impl Pool {
         }
     }
 
-    /// Until the guard is dropped, a request that needs a new segment is
+    /// Until the guard is dropped, a request that needs a new segment fails with
     /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), and nothing of the pool is trimmed
     /// or lent.
+    ///
+    /// Blocks until a growth or trim that is under way has ended, so that none overlaps the guard. Inside a tracker
+    /// it does not block: the entry that is being delivered belongs to a change that still completes.
     pub fn freeze(&self) -> Freeze {
-        self.0.core.freezes.fetch_add(1, Ordering::AcqRel);
+        self.0.core.retain(&self.0.core.freezes);
         Freeze(self.0.core.clone())
     }
 
-    /// Nothing of the pool is given back or lent until the guard is dropped.
+    /// Nothing of the pool is given back or lent until the guard is dropped. Blocks as [`freeze`](Self::freeze) does.
     pub(super) fn keep(&self) -> Keep {
-        self.0.core.keeps.fetch_add(1, Ordering::AcqRel);
+        self.0.core.retain(&self.0.core.keeps);
         Keep(self.0.core.clone())
     }
 
@@ -271,6 +286,17 @@ impl PoolCore {
         locked(&self.shards).iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Increments `count`, and returns when no growth or release is under way that has not seen it.
+    fn retain(&self, count: &AtomicUsize) {
+        let growth = self.device.grow();
+        count.fetch_add(1, Ordering::AcqRel);
+        if growth.is_none() {
+            // Inside a tracker. Memory is withdrawn under these locks, where the count is read again.
+            self.shards().iter().for_each(|shard| drop(shard.state.lock()));
+            drop(self.arena.as_ref().map(|arena| arena.lock()));
+        }
+    }
+
     pub(super) fn is_frozen(&self) -> bool {
         self.freezes.load(Ordering::Acquire) > 0
     }
@@ -278,6 +304,17 @@ impl PoolCore {
     /// Whether nothing of it may be given back or lent: it is frozen, or its memory is a graph's.
     pub(super) fn is_kept(&self) -> bool {
         self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
+    }
+
+    /// An error if the stream captures and the pool would give its memory to others while the graph can be launched.
+    #[cold]
+    pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
+        // Without an answer there is no capture: only of a stream that takes no part in one is the driver silent.
+        if self.is_symmetric() || self.is_kept() || !self.device.events.is_capturing(stream).unwrap_or(false)
+        {
+            return Ok(());
+        }
+        Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
     }
 
     /// Whether this pool may have free blocks of the other before it is out of memory.

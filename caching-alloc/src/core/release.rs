@@ -10,14 +10,19 @@ use super::shard::Shard;
 use super::stream::StreamId;
 
 impl Shard {
-    /// Whether its segments may go.
+    /// Whether its segments may be released.
     pub(super) fn may_release(&self) -> bool {
         let stays = self.pool.is_symmetric() || self.pool.is_kept();
-        !stays && !self.device.events.is_capturing(self.stream).unwrap_or(false)
+        !stays && !self.device.is_captured(self.stream)
     }
 }
 
 impl Device {
+    /// Whether a stream captures, or has been announced to: the host must not wait for it.
+    pub(super) fn is_captured(&self, stream: StreamId) -> bool {
+        self.routes.has_stream(stream) || self.events.is_capturing(stream).unwrap_or(false)
+    }
+
     /// Gives back segments without blocks, newest first, until `wanted` bytes have gone or none are left; returns
     /// how many bytes went. Held ones go into quarantine and do not count.
     pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64, but: Option<PoolId>) -> u64 {
@@ -45,7 +50,9 @@ impl Device {
     /// Gives back idle pages of a re-mappable pool that nobody holds, until `wanted` bytes have gone.
     fn release_pages(&self, growth: &mut Growth, pool: &PoolCore, wanted: u64) {
         let (shards, streams) = (pool.shards(), pool.streams());
-        let captured = |stream: &StreamId| self.events.is_capturing(*stream).unwrap_or(true);
+        let captured = |stream: &StreamId| {
+            self.routes.has_stream(*stream) || self.events.is_capturing(*stream).unwrap_or(true)
+        };
         let Some(source) = pool.source.as_pages() else { return };
         if pool.is_kept() || streams.iter().any(captured) {
             return;
@@ -57,7 +64,11 @@ impl Device {
         }
         let stale = pool.arena_mut().take_stale(0);
         pool.unmap_stale(source, &stale);
-        let idle = pool.arena_mut().detach_idle(wanted);
+        let idle = {
+            let mut arena = pool.arena_mut();
+            // A tracker may have kept the pool meanwhile.
+            if pool.is_kept() { Vec::new() } else { arena.detach_idle(wanted) }
+        };
         if idle.is_empty() {
             return;
         }
@@ -112,7 +123,11 @@ impl Device {
         if !shard.may_release() {
             return;
         }
-        let segments = shard.state.lock().withdraw_all(fits, wanted);
+        let segments = {
+            let mut state = shard.state.lock();
+            // A tracker may have kept the pool meanwhile.
+            if shard.pool.is_kept() { Vec::new() } else { state.withdraw_all(fits, wanted) }
+        };
         if segments.is_empty() {
             return;
         }

@@ -52,6 +52,12 @@ impl Routes {
         self.count.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a capture of the stream has been announced.
+    pub(super) fn has_stream(&self, stream: StreamId) -> bool {
+        let routes = self.by_stream.read().unwrap_or_else(PoisonError::into_inner);
+        routes.iter().any(|route| route.streams.contains(&stream))
+    }
+
     /// The pool that takes a request of this thread on `stream`, if it is not the default pool.
     pub(super) fn find(&self, device: &Arc<Device>, stream: StreamId) -> Option<Pool> {
         let here = |route: &&Route| Arc::ptr_eq(route.pool.device(), device);

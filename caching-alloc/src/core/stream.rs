@@ -2,6 +2,8 @@
 
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 /// A stream, by a number that its owner chose. The allocator compares them for equality only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -30,7 +32,8 @@ pub struct EventError {
 
 /// Order between streams, and what the host knows of it.
 ///
-/// None of this is called on a hit, nor with a lock held that a hit takes.
+/// None of this is called on a hit, but [`is_capturing`](Self::is_capturing) while there are
+/// [`captures`](Self::captures); nor with a lock held that a hit takes.
 pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Marks the end of all work enqueued on `stream` so far. The caller owns the event until
     /// [`recycle`](Self::recycle).
@@ -69,6 +72,13 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// Whether there is such a stream. Asked when a pool meets its number first, and when a block's use by it is recorded.
     fn knows(&self, _stream: StreamId) -> bool {
         true
+    }
+
+    /// A counter that is not 0 while a stream captures, as far as is known without asking the driver. The allocator
+    /// asks for it once and reads it on every hit; while it is not 0, it calls [`is_capturing`](Self::is_capturing) for
+    /// hits too. `None`: only requests that miss are checked.
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        None
     }
 
     /// Whether `stream` is being captured into a graph: no event of it can be queried then.

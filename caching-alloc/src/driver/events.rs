@@ -1,7 +1,7 @@
 //! The driver's streams and events behind the allocator's opaque numbers.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver::graph::{CaptureStatus, RelaxedCapture};
@@ -143,6 +143,10 @@ impl StreamEvents for DriverEvents {
 
     fn knows(&self, stream: StreamId) -> bool {
         lock(&self.streams).known.contains_key(&stream)
+    }
+
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        Some(self.context.driver().open_captures().clone())
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

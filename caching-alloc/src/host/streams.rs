@@ -1,7 +1,8 @@
 //! Streams without a device.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::failing::{Failing, Failures, StreamCall};
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
@@ -10,6 +11,8 @@ use crate::core::{EventError, EventId, StreamEvents, StreamId};
 #[derive(Debug, Default)]
 pub struct HostStreams {
     state: Mutex<StreamsState>,
+    /// Streams that capture.
+    captures: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
@@ -76,7 +79,13 @@ impl HostStreams {
 
     /// Begins or ends a capture.
     pub fn set_capturing(&self, stream: StreamId, capturing: bool) {
-        self.state().streams.entry(stream).or_default().capturing = capturing;
+        let mut state = self.state();
+        let stream = state.streams.entry(stream).or_default();
+        match (std::mem::replace(&mut stream.capturing, capturing), capturing) {
+            (false, true) => _ = self.captures.fetch_add(1, Ordering::Relaxed),
+            (true, false) => _ = self.captures.fetch_sub(1, Ordering::Relaxed),
+            _ => {}
+        }
     }
 
     /// Lets calls of a kind fail, from now on.
@@ -205,6 +214,10 @@ impl StreamEvents for HostStreams {
 
     fn recycle(&self, event: EventId) {
         self.state().events.remove(&event);
+    }
+
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        Some(self.captures.clone())
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

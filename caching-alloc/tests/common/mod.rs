@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Not every test uses everything.
 
+pub(crate) mod pause;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

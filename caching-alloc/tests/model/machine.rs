@@ -215,6 +215,7 @@ impl Machine {
         let target = named.unwrap_or_else(|| self.target(stream));
         let frozen = self.ids_of_frozen().contains(&target.id);
         let calls = self.source.host.calls();
+        let refused = self.is_capturing(stream) && !self.ledger.open().kept.contains(&target.id);
         let got = match by_name {
             Some(which) => self.pools[which as usize].allocate(bytes, stream),
             None => self.allocator.allocate(bytes, stream),
@@ -234,12 +235,17 @@ impl Machine {
                 assert!(frozen && wanted == bytes && missing >= bytes && pool == target.id);
                 return;
             }
+            Err(AllocError::CaptureOutsideGraphPool { pool, stream: captured }) => {
+                assert!(refused && (pool, captured) == (target.id, stream));
+                return;
+            }
             Err(AllocError::StreamNotOfPool { .. }) => {
                 assert!(target.which == Which::Symmetric && stream != BOUND);
                 return;
             }
             Err(error) => panic!("{error}"),
         };
+        assert!(!refused, "memory of pool {} does not stay for a graph", target.id.0);
         if frozen {
             assert_eq!(self.source.host.calls(), calls, "a frozen pool asks its source for nothing");
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::Ordering;
 
 use cuda_driver_sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 
@@ -113,8 +114,12 @@ impl Stream {
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
+        let open = self.context().driver().open_captures();
+        // Before it begins, so that no work of the capture goes uncounted.
+        open.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the stream is alive.
-        unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) }?;
+        let begun = unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) };
+        begun.inspect_err(|_| _ = open.fetch_sub(1, Ordering::Relaxed))?;
         let mut capture = Capture { stream: self.clone(), ended: false, open: None, thread: PhantomData };
         capture.open = OpenCapture::begin(self)?;
         Ok(capture)
@@ -163,7 +168,10 @@ fn end(stream: &Stream) -> Result<Graph> {
     let _current = stream.enter_if_implicit()?;
     let mut raw = std::ptr::null_mut();
     // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
-    unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) }?;
+    let ended = unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) };
+    // The stream captures no more, whatever became of what it recorded.
+    stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
+    ended?;
     // SAFETY: the driver made the graph for this call; whoever captured promised the contract for every launch.
     Ok(unsafe { Graph::from_raw(stream.context(), raw) })
 }

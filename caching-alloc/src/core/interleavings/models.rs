@@ -245,3 +245,66 @@ fn two_streams_share_re_mappable_pages() {
         program.end();
     });
 }
+
+#[test]
+fn what_a_capture_has_taken_stays_whatever_is_trimmed() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let graphs = program.allocator.graph_pool(PoolSettings::default()).unwrap();
+        let warm = graphs.capture(&[StreamId(1)]);
+        drop(program.allocate(LONG, 1));
+        drop(warm);
+        let here = program.clone();
+        let other = thread::spawn(move || _ = here.allocator.empty_cache().unwrap());
+        let capture = graphs.capture(&[StreamId(1)]);
+        program.streams.set_capturing(StreamId(1), true);
+        let address = program.allocate(LONG, 1).block().address();
+        program.streams.set_capturing(StreamId(1), false);
+        let graph = capture.end();
+        other.join().unwrap();
+        let holds = |segment: &Segment| segment.address() <= address && address < segment.memory().end();
+        assert!(graph.segments().any(holds), "the graph keeps what it uses");
+        assert!(program.source.physical(address).is_some(), "and it is there");
+        drop((graph, graphs));
+        program.end();
+    });
+}
+
+#[test]
+fn a_frozen_pool_does_not_grow() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let pool = program.pool(PoolSettings::default());
+        drop(program.allocate_from(&pool, SHORT, 1));
+        let here = pool.clone();
+        let other = thread::spawn(move || here.allocate(LONG, StreamId(1)));
+        let frozen = pool.freeze();
+        let reserved = pool.stats().reserved.current;
+        let theirs = other.join().unwrap();
+        assert_eq!(pool.stats().reserved.current, reserved, "nothing is made for {theirs:?}");
+        drop((theirs, frozen, pool));
+        program.end();
+    });
+}
+
+#[test]
+fn two_threads_that_want_all_memory_get_it() {
+    check(|| {
+        // Room for two blocks, both of which stream 2 has used.
+        let exact = Settings { growth_divisor: u64::MAX, ..Settings::default() };
+        let program = Program::with(8 * MIB, exact);
+        drop([(); 2].map(|()| {
+            let block = program.allocate(4 * MIB, 1);
+            block.block().record_stream(StreamId(2)).unwrap();
+            block
+        }));
+        let here = program.clone();
+        let other = thread::spawn(move || drop(here.allocate(4 * MIB, 1)));
+        let mine = program.allocate(4 * MIB, 1);
+        mine.block().record_stream(StreamId(2)).unwrap();
+        drop(mine);
+        drop(program.allocate(4 * MIB, 1));
+        other.join().unwrap();
+        program.end();
+    });
+}

@@ -1,5 +1,8 @@
 //! Streams whose every call is a step to a checker: what it does not see it would not reorder.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
 use crate::core::sync::Mutex;
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 use crate::host::HostStreams;
@@ -32,6 +35,10 @@ impl Streams {
         self.step(|host| host.comes_after(stream, other, position))
     }
 
+    pub(super) fn set_capturing(&self, stream: StreamId, capturing: bool) {
+        self.step(|host| host.set_capturing(stream, capturing));
+    }
+
     pub(super) fn live_events(&self) -> usize {
         self.host.live_events()
     }
@@ -55,6 +62,9 @@ impl StreamEvents for Streams {
     }
     fn recycle(&self, event: EventId) {
         self.step(|host| host.recycle(event));
+    }
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        self.host.captures()
     }
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
         self.step(|host| host.is_capturing(stream))

@@ -57,20 +57,15 @@ enum Extent {
 impl Shard {
     #[cold]
     pub(in crate::core) fn remap(&self, request: Request) -> Result<Block, AllocError> {
-        if self.pool.is_frozen() {
-            let (pool, wanted) = (self.pool.id, request.bytes);
-            return Err(AllocError::PoolWouldGrowDuringCapture {
-                pool,
-                wanted,
-                missing: bytes_of(request.units),
-            });
-        }
-        if self.poll_pending()
+        self.refuse_frozen(request, bytes_of(request.units))?;
+        if self.try_poll_pending() == Some(true)
             && let Some(block) = self.hit(request)
         {
             return Ok(block);
         }
         let growth = &mut *self.device.growth.lock();
+        self.refuse_frozen(request, bytes_of(request.units))?;
+        let operations = self.device.operations();
         self.device.reap(growth);
         let tier = self.pool.arena_mut().tier(request.units);
         if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, Some(tier))) {
@@ -90,20 +85,27 @@ impl Shard {
             return Ok(block);
         }
         self.device.totals().retries += 1;
-        for wait in [false, true] {
-            if wait {
-                self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
-                if let Some(block) = self.merged(request).or_else(|| self.elsewhere(request)) {
-                    return Ok(block);
+        self.until_nothing_moves(operations, || {
+            for wait in [false, true] {
+                if wait {
+                    self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
+                    let found = self.merged(request).or_else(|| self.elsewhere(request));
+                    if found.is_some() {
+                        return Ok(found);
+                    }
+                }
+                self.device.release_cached(growth, u64::MAX, Some(self.pool.id));
+                let found = self.map_pages(growth, request, Extent::All)?;
+                if found.is_some() {
+                    return Ok(found);
                 }
             }
-            self.device.release_cached(growth, u64::MAX, Some(self.pool.id));
-            if let Some(block) = self.map_pages(growth, request, Extent::All)? {
-                return Ok(block);
-            }
-        }
-        let granularity = source::step(&*self.pool.source);
-        Err(self.out_of_memory(request, bytes_of(request.units).next_multiple_of(granularity)))
+            Ok(None)
+        })?
+        .ok_or_else(|| {
+            let granularity = source::step(&*self.pool.source);
+            self.out_of_memory(request, bytes_of(request.units).next_multiple_of(granularity))
+        })
     }
 
     /// A block after everything that is kept whole has been merged, in all streams of the pool.

@@ -4,7 +4,6 @@
 
 mod state;
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 pub(super) use self::state::{Request, ShardState, block_state};
@@ -40,6 +39,8 @@ pub(super) struct Shard {
     pub(super) stream: StreamId,
     /// Its number among the pool's shards.
     pub(super) list: List,
+    /// Freed blocks that other streams use, oldest first; [`ShardState::newly_pending`] has the newest.
+    pub(super) pending: Ranked<Vec<Pending>>,
     /// Held while block entries are delivered, so that they arrive in order; and where they are gathered for that.
     pub(super) delivery: Ranked<Vec<Entry>>,
     pub(super) state: &'static Desk,
@@ -70,7 +71,7 @@ impl Shard {
             front: Front::new(front_bytes, keeps_long),
             leases: Leases::default(),
             uses: Uses::default(),
-            pending: VecDeque::new(),
+            newly_pending: Vec::new(),
             ring,
             slots,
             tallies: Tallies::default(),
@@ -79,7 +80,8 @@ impl Shard {
         Arc::new_cyclic(|shard| {
             state.shard = shard.clone();
             let delivery = Ranked::new(Rank::Delivery, Vec::new());
-            Self { device, pool, stream, list, delivery, state: Desk::take(state) }
+            let pending = Ranked::new(Rank::Pending, Vec::new());
+            Self { device, pool, stream, list, pending, delivery, state: Desk::take(state) }
         })
     }
 
@@ -218,7 +220,8 @@ impl Drop for Shard {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };
         state.drain();
-        let mut pending: Vec<Pending> = std::mem::take(&mut state.pending).into();
+        let mut pending = std::mem::take(self.pending.get_mut());
+        pending.append(&mut state.newly_pending);
         if state.shared.is_some() {
             self.pool.leave(self.stream, pending.drain(..));
         }

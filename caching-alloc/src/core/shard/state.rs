@@ -1,6 +1,5 @@
 //! What a shard's lock guards: its memory, who has which of it, and what is told of it.
 
-use std::collections::VecDeque;
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
@@ -36,7 +35,8 @@ pub(in crate::core) struct ShardState {
     pub(super) front: Front,
     pub(super) leases: Leases,
     pub(in crate::core) uses: Uses,
-    pub(in crate::core) pending: VecDeque<Pending>,
+    /// Blocks that were freed while other streams use them, since the shard's pending list was last looked at.
+    pub(in crate::core) newly_pending: Vec<Pending>,
     pub(in crate::core) ring: Ring,
     pub(in crate::core) slots: Slots,
     pub(in crate::core) tallies: Tallies,

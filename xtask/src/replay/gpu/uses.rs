@@ -1,6 +1,6 @@
 //! Uses by other streams, which end when the trace says so: each stands behind a gate that the host opens.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use caching_alloc::core::{EventError, EventId, StreamEvents, StreamId};
@@ -150,6 +150,10 @@ impl StreamEvents for Uses {
 
     fn recycle(&self, event: EventId) {
         self.events.recycle(event);
+    }
+
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        self.events.captures()
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

@@ -1,0 +1,201 @@
+//! Captures beside whatever else goes on: nothing that a graph has baked in goes or moves.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use super::common::pause::Pause;
+use super::common::{MIB, bench, remapping_bench, s, tight};
+use caching_alloc::core::{
+    AllocError, Allocator, Entry, EventError, EventId, Filter, GraphPool, MemoryInfo, Pool, PoolSettings,
+    SegmentMemory, SegmentSource, SourceError, StreamEvents, StreamId, Tracker, TrackerError,
+};
+use caching_alloc::host::{HostSource, HostStreams, StreamCall};
+
+/// A source and streams that stop a thread inside a call.
+#[derive(Debug)]
+struct Paused {
+    source: HostSource,
+    streams: Arc<HostStreams>,
+    in_allocate: Pause,
+    in_is_capturing: Pause,
+}
+
+fn paused() -> (Arc<Paused>, Allocator) {
+    let host = Paused {
+        source: HostSource::new(1 << 30),
+        streams: Arc::default(),
+        in_allocate: Pause::default(),
+        in_is_capturing: Pause::default(),
+    };
+    let host = Arc::new(host);
+    let allocator = Allocator::new(host.clone(), host.clone(), tight());
+    (host, allocator)
+}
+
+impl SegmentSource for Paused {
+    fn device(&self) -> u32 {
+        0
+    }
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        self.in_allocate.pass();
+        self.source.allocate(bytes)
+    }
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        self.source.release(memory)
+    }
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        self.source.memory_info()
+    }
+}
+
+impl StreamEvents for Paused {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        self.streams.record(stream)
+    }
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        self.streams.query(event)
+    }
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        self.streams.wait(stream, event)
+    }
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        self.streams.synchronize(event)
+    }
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        self.streams.synchronize_device()
+    }
+    fn recycle(&self, event: EventId) {
+        self.streams.recycle(event);
+    }
+    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+        self.streams.captures()
+    }
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        let answer = self.streams.is_capturing(stream);
+        self.in_is_capturing.pass();
+        answer
+    }
+}
+
+fn graph_pool(allocator: &Allocator) -> GraphPool {
+    allocator.graph_pool(PoolSettings { name: "graphs".into(), ..PoolSettings::default() }).unwrap()
+}
+
+fn private_pool(allocator: &Allocator) -> Pool {
+    allocator.pool(PoolSettings { name: "private".into(), ..PoolSettings::default() }).unwrap()
+}
+
+#[test]
+fn a_capture_begins_after_a_trim_that_is_under_way() {
+    let (host, allocator) = paused();
+    let graphs = graph_pool(&allocator);
+    let warm = graphs.capture(&[s(7)]);
+    drop(allocator.allocate(3 * MIB, s(7)).unwrap());
+    drop(warm);
+    // The trim has found that nothing keeps the pool.
+    host.in_is_capturing.arm();
+    std::thread::scope(|scope| {
+        let trim = scope.spawn(|| allocator.empty_cache().unwrap());
+        host.in_is_capturing.wait_until_reached();
+        let graph = scope.spawn(|| {
+            let capture = graphs.capture(&[s(7)]);
+            host.streams.set_capturing(s(7), true);
+            let baked = allocator.allocate(3 * MIB, s(7)).unwrap().address();
+            host.streams.set_capturing(s(7), false);
+            (capture.end(), baked)
+        });
+        host.in_is_capturing.release_later();
+        trim.join().unwrap();
+        let (graph, baked) = graph.join().unwrap();
+        let held = |address| {
+            graph
+                .segments()
+                .any(|segment| (segment.address()..segment.address() + segment.bytes()).contains(&address))
+        };
+        assert!(held(baked) && host.source.physical(baked).is_some(), "the graph's memory is there");
+    });
+}
+
+#[test]
+fn a_pool_that_was_frozen_while_a_request_waited_does_not_grow() {
+    let (host, allocator) = paused();
+    let pool = private_pool(&allocator);
+    drop(pool.allocate(MIB, s(1)).unwrap());
+    host.in_allocate.arm();
+    std::thread::scope(|scope| {
+        // Holds up every growth.
+        let slow = scope.spawn(|| allocator.allocate(30 * MIB, s(2)).unwrap());
+        host.in_allocate.wait_until_reached();
+        let waiting = scope.spawn(|| pool.allocate(20 * MIB, s(1)));
+        let frozen = scope.spawn(|| {
+            let freeze = pool.freeze();
+            (freeze, pool.stats().reserved.current)
+        });
+        host.in_allocate.release_later();
+        let ((freeze, before), served) = (frozen.join().unwrap(), waiting.join().unwrap());
+        assert_eq!(pool.stats().reserved.current, before, "{served:?} came while the pool was frozen");
+        drop((slow.join().unwrap(), freeze));
+    });
+}
+
+#[test]
+fn a_stream_that_is_to_capture_is_not_waited_for() {
+    let bench = bench(1 << 30, tight());
+    let graphs = graph_pool(&bench.allocator);
+    drop(bench.allocator.allocate(3 * MIB, s(1)).unwrap());
+    let capture = graphs.capture(&[s(1)]);
+    let before = bench.streams.made(StreamCall::Record);
+    assert_eq!(bench.allocator.empty_cache().unwrap(), 0);
+    assert_eq!(bench.streams.made(StreamCall::Record), before, "the driver's capture may begin at any time");
+    drop(capture);
+    assert!(bench.allocator.empty_cache().unwrap() > 0);
+}
+
+#[test]
+fn a_stream_that_captures_gets_no_memory_that_may_move_or_go() {
+    for bench in [bench(16 * MIB, tight()), remapping_bench(16 * MIB, tight())] {
+        let refused = |result| matches!(result, Err(AllocError::CaptureOutsideGraphPool { stream, .. }) if stream == s(1));
+        let _before = bench.allocator.allocate(2 * MIB, s(1)).unwrap();
+        let cached = bench.allocator.allocate(1000, s(1)).unwrap();
+        drop(cached);
+        bench.streams.set_capturing(s(1), true);
+        assert!(refused(bench.allocator.allocate(6 * MIB, s(1))), "a miss");
+        assert!(refused(bench.allocator.allocate(1000, s(1))), "a hit");
+        bench.allocator.allocate(1000, s(2)).expect("another stream does not capture");
+        let pool = private_pool(&bench.allocator);
+        assert!(refused(pool.allocate(1000, s(1))), "nothing keeps the pool");
+        // What is frozen stays as long as it is.
+        bench.streams.set_capturing(s(1), false);
+        let address = pool.allocate(MIB, s(1)).unwrap().address();
+        let freeze = pool.freeze();
+        bench.streams.set_capturing(s(1), true);
+        assert_eq!(pool.allocate(MIB, s(1)).unwrap().address(), address);
+        bench.streams.set_capturing(s(1), false);
+        drop(freeze);
+    }
+}
+
+/// Freezes a pool whenever it is told of something.
+struct Freezes(Pool);
+
+impl Tracker for Freezes {
+    fn name(&self) -> &str {
+        "freezes"
+    }
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        drop(self.0.freeze());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_tracker_may_freeze_a_pool() {
+    let bench = remapping_bench(1 << 30, tight());
+    for pool in [private_pool(&bench.allocator), bench.allocator.default_pool().clone()] {
+        let attachment = bench.allocator.attach(Arc::new(Freezes(pool.clone())), Filter::all()).unwrap();
+        (0..200).for_each(|_| drop(pool.allocate(3 * MIB, s(1)).unwrap()));
+        bench.allocator.empty_cache().unwrap();
+        attachment.detach().unwrap();
+        assert!(bench.allocator.faults().is_empty(), "{:?}", bench.allocator.faults());
+    }
+}

@@ -1,0 +1,55 @@
+//! A place in a program where a thread waits until the test lets it go on.
+
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
+
+/// How long a thread that should be blocked by another one is watched.
+const WATCHED: Duration = Duration::from_millis(100);
+
+/// Armed, it stops the first thread that comes by.
+#[derive(Debug, Default)]
+pub(crate) struct Pause {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Open,
+    Armed,
+    Reached,
+}
+
+impl Pause {
+    pub(crate) fn arm(&self) {
+        self.set(State::Armed);
+    }
+
+    /// Called where the thread may be stopped.
+    pub(crate) fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        if *state == State::Armed {
+            *state = State::Reached;
+            self.changed.notify_all();
+            drop(self.changed.wait_while(state, |state| *state == State::Reached).unwrap());
+        }
+    }
+
+    /// Waits until a thread has been stopped.
+    pub(crate) fn wait_until_reached(&self) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_while(state, |state| *state == State::Armed).unwrap());
+    }
+
+    /// Lets the stopped thread go on, after other threads have had time to overtake it if they can.
+    pub(crate) fn release_later(&self) {
+        std::thread::sleep(WATCHED);
+        self.set(State::Open);
+    }
+
+    fn set(&self, to: State) {
+        *self.state.lock().unwrap() = to;
+        self.changed.notify_all();
+    }
+}
