@@ -11,7 +11,8 @@
 //! | `Allocator`, `Pool`, `Block` | the handles: a device's memory, a part kept apart, memory of one owner |
 //! | `heap`, `front` | placement without addresses: best fit over merged blocks; freed blocks kept whole |
 //! | `fixed`, `remap` | what lies under the blocks: segments of one stream that stay; pages that all streams share and that move |
-//! | `shard`, `desk` | front and leases of one stream of one pool, behind the one lock that a hit takes; where they lie |
+//! | `shard`, `slot` | front and leases of one stream of one pool, behind the one lock that a hit takes; where they lie |
+//! | `table`, `recent` | a pool's shards, of which idle ones are retired; those that a thread has used last |
 //! | `miss`, `pending`, `release`, `collect` | what a request does that finds nothing; blocks in use by other streams; giving back; by age |
 //! | `TorchConf`, `Rounding` | settings, as PyTorch's users write them; requests rounded so that near sizes share blocks |
 //! | `observer`, `raw`, `export` | who is told of want of memory; blocks by address; blocks for other processes |
@@ -29,7 +30,12 @@
 //!   holds it; trackers are told before its first block is handed out and before it goes. A re-mappable pool's
 //!   segments are pages: one that moves is a new segment, and the old one is never under a block again.
 //! - Neither source, streams nor trackers are called with a lock held that a hit takes; a hit calls none of them
-//!   (block trackers get their batches after it, on the same thread), and after warm-up allocates nothing.
+//!   (block trackers get their batches after it, on the same thread; while a stream captures, a hit asks whether it is
+//!   its own), and after warm-up allocates nothing.
+//! - A capture and the release of memory never overlap. A stream that captures gets only memory that stays.
+//! - No lock that a hit takes is held for longer than a bounded piece of work. Snapshots copy a shard piece by piece, and a
+//!   free gives a few blocks to the heap.
+//! - Memory and time a call do not grow with the streams and segments that there ever were.
 //! - Which block serves a request never depends on an address.
 
 pub mod core;

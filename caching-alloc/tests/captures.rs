@@ -104,7 +104,7 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
             host.streams.set_capturing(s(7), false);
             (capture.end(), baked)
         });
-        host.in_is_capturing.release_later();
+        host.in_is_capturing.release_after(&graph);
         trim.join().unwrap();
         let (graph, baked) = graph.join().unwrap();
         let held = |address| {
@@ -131,7 +131,7 @@ fn a_pool_that_was_frozen_while_a_request_waited_does_not_grow() {
             let freeze = pool.freeze();
             (freeze, pool.stats().reserved.current)
         });
-        host.in_allocate.release_later();
+        host.in_allocate.release_after(&frozen);
         let ((freeze, before), served) = (frozen.join().unwrap(), waiting.join().unwrap());
         assert_eq!(pool.stats().reserved.current, before, "{served:?} came while the pool was frozen");
         drop((slow.join().unwrap(), freeze));

@@ -54,7 +54,7 @@ fn a_block_that_another_thread_asks_about_is_not_overlooked() {
         let first = scope.spawn(|| allocator.allocate(32 * MIB, s(1)));
         streams.in_query.wait_until_reached();
         let second = scope.spawn(|| allocator.allocate(32 * MIB, s(1)));
-        streams.in_query.release_later();
+        streams.in_query.release_after(&second);
         for request in [first, second] {
             request.join().unwrap().expect("there is room for both");
         }

@@ -37,6 +37,11 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
+/// Bytes that this thread has got from the heap and not given back.
+pub(crate) fn held_bytes() -> i64 {
+    HELD.get()
+}
+
 #[global_allocator]
 static COUNTING: Counting = Counting;
 

@@ -8,6 +8,7 @@ mod contention;
 mod cudarc;
 mod driver;
 mod failing;
+mod growth;
 mod hits;
 mod model;
 mod modelled;

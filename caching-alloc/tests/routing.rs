@@ -5,7 +5,7 @@ use std::thread;
 
 use super::common::{Bench, MIB, bench, s, tight};
 use caching_alloc::core::symmetric::Geometry;
-use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings, Settings};
+use caching_alloc::core::{AllocError, Allocator, Block, GraphPool, Pool, PoolKind, PoolSettings};
 use caching_alloc::host::HostSource;
 
 fn pool(allocator: &Allocator) -> Pool {
@@ -200,7 +200,8 @@ fn what_is_lent_to_another_stream_is_ordered() {
 #[test]
 fn a_pool_borrows_only_if_it_is_to() {
     for borrows in [true, false] {
-        let bench = bench(16 * MIB, Settings { large_segment: 16 * MIB, ..tight() });
+        let bench = bench(16 * MIB, tight());
+        drop(bench.allocator.allocate(16 * MIB, s(1)).unwrap());
         let keep = bench.allocator.allocate(4 * MIB, s(1)).unwrap();
         let own = Arc::new(HostSource::at(0x10_0000_0000, 4 * MIB));
         let settings = PoolSettings { source: Some(own.clone()), borrows, ..PoolSettings::default() };

@@ -101,7 +101,8 @@ fn when_memory_is_scarce_streams_wait_for_each_other() {
     drop((moved, keep));
 
     // Part of a segment that is in use is lent, and goes home when it is freed.
-    let bench = common::bench(16 * MIB, Settings { large_segment: 16 * MIB, ..tight() });
+    let bench = common::bench(16 * MIB, tight());
+    drop(bench.allocator.allocate(16 * MIB, s(1)).unwrap());
     let keep = bench.allocator.allocate(6 * MIB, s(1)).unwrap();
     let lent = bench.allocator.allocate(8 * MIB, s(2)).unwrap();
     assert_eq!((lent.segment(), lent.stream()), (keep.segment(), s(2)));
@@ -113,6 +114,35 @@ fn when_memory_is_scarce_streams_wait_for_each_other() {
     let home = bench.allocator.allocate(8 * MIB, s(1)).unwrap();
     assert_eq!(home.address(), address);
     assert_eq!(bench.streams.waits().last(), Some(&(s(1), s(2))));
+}
+
+#[test]
+fn blocks_of_one_length_fill_the_memory() {
+    // Of 3 MiB, one block is lost to the segments' steps of 2 MiB.
+    for (bytes, room, fit) in [
+        (20 * MIB, 2, 2),
+        (20 * MIB, 4, 4),
+        (20 * MIB, 100, 100),
+        (64 * MIB, 16, 16),
+        (100 * MIB, 64, 64),
+        (2 * MIB, 64, 64),
+        (12 * MIB, 10, 10),
+        (MIB / 2, 64, 64),
+        (3 * MIB, 32, 31),
+    ] {
+        let bench = bench(bytes * room, Settings::default());
+        let blocks: Vec<_> = (0..).map_while(|_| bench.allocator.allocate(bytes, s(1)).ok()).collect();
+        assert_eq!(blocks.len() as u64, fit, "blocks of {bytes} bytes in room for {room}");
+    }
+}
+
+#[test]
+fn what_a_request_leaves_of_a_small_memory_can_be_had() {
+    for [first, second] in [[6, 10], [10, 6], [20, 12], [12, 20]] {
+        let bench = bench((first + second) * MIB, Settings::default());
+        let _first = bench.allocator.allocate(first * MIB, s(1)).unwrap();
+        bench.allocator.allocate(second * MIB, s(2)).unwrap();
+    }
 }
 
 #[test]

@@ -180,7 +180,7 @@ impl Allocator {
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
         for shard in self.device.shards() {
-            let (usages, _) = shard.state.lock().usages();
+            let usages = shard.state.lock().usages().all;
             match all.iter_mut().find(|(stream, _)| *stream == shard.stream) {
                 Some((_, sum)) => sum.merge(&usages),
                 None => all.push((shard.stream, usages)),
@@ -288,6 +288,22 @@ impl Allocator {
         let before = self.stats().reserved.current;
         self.device.reap(&mut growth);
         Ok(before - self.stats().reserved.current)
+    }
+
+    /// Says that a stream gets no more work, so that nothing of the allocator is left of it: gives back what is cached
+    /// for it, after waiting for its work. To be called before the stream is destroyed. Returns how many bytes went.
+    ///
+    /// What is cached for a stream whose memory is frozen, a graph's or a symmetric pool's stays, and so does what the
+    /// stream's blocks need that are still out; a later call, or the next trim, gives that back.
+    ///
+    /// # Errors
+    /// [`TrackError::Reentrant`] inside a tracker.
+    pub fn forget_stream(&self, stream: StreamId) -> Result<u64, TrackError> {
+        let mut growth =
+            self.device.grow().ok_or(TrackError::Reentrant { operation: "forgetting a stream" })?;
+        let before = self.device.totals().reserved.current;
+        self.device.forget_stream(&mut growth, stream);
+        Ok(before - self.device.totals().reserved.current)
     }
 
     /// The last things that went wrong where no caller could be told, oldest first.

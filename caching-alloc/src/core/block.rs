@@ -3,11 +3,11 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::desk::Desk;
 use super::error::AllocError;
 use super::heap::BlockId;
 use super::segment::{PoolId, Segment};
 use super::size::{Units, bytes_of};
+use super::slot::CacheSlot;
 use super::stream::StreamId;
 use super::symmetric::Placement;
 
@@ -16,7 +16,7 @@ use super::symmetric::Placement;
 ///
 /// It keeps its pool's memory alive, whatever becomes of the pool and the allocator.
 pub struct Block {
-    desk: &'static Desk,
+    slot: &'static CacheSlot,
     address: u64,
     stream: StreamId,
     units: Units,
@@ -26,13 +26,13 @@ pub struct Block {
 impl Block {
     #[inline]
     pub(super) fn new(
-        desk: &'static Desk,
+        slot: &'static CacheSlot,
         id: BlockId,
         address: u64,
         units: Units,
         stream: StreamId,
     ) -> Self {
-        Self { desk, address, stream, units, id }
+        Self { slot, address, stream, units, id }
     }
 
     /// First byte, a device address; a multiple of 512.
@@ -50,7 +50,7 @@ impl Block {
     /// What was asked for, in bytes.
     #[must_use]
     pub fn requested(&self) -> u64 {
-        self.desk.lock().lease_of(self.id).requested
+        self.slot.lock().lease_of(self.id).requested
     }
 
     /// The stream on which it is used and freed.
@@ -62,19 +62,19 @@ impl Block {
     /// Ordinal of its device.
     #[must_use]
     pub fn device(&self) -> u32 {
-        self.desk.lock().origin.device
+        self.slot.lock().origin.device
     }
 
     /// Its pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.desk.lock().origin.pool
+        self.slot.lock().origin.pool
     }
 
     /// Where it was asked for.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
-        self.desk.lock().site(self.id)
+        self.slot.lock().site(self.id)
     }
 
     /// The segment that it lies in; in a re-mappable pool the first of them.
@@ -87,19 +87,19 @@ impl Block {
     /// All segments that it lies in, by address: one, but in a re-mappable pool, where a block may span pages.
     #[must_use]
     pub fn segments(&self) -> Vec<Segment> {
-        self.desk.lock().segments_of(self.id)
+        self.slot.lock().segments_of(self.id)
     }
 
     /// Its place in its pool and stream; in a symmetric pool the same on every rank.
     #[must_use]
     pub fn placement(&self) -> Placement {
-        self.desk.lock().placement(self.id)
+        self.slot.lock().placement(self.id)
     }
 
     /// What orders its allocator's streams.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
-        self.desk.lock().events()
+        self.slot.lock().events()
     }
 
     /// Says that work on `stream` uses the block, now or from work that is enqueued before the block is dropped.
@@ -113,7 +113,7 @@ impl Block {
         if stream == self.stream {
             return Ok(());
         }
-        let mut state = self.desk.lock();
+        let mut state = self.slot.lock();
         if state.symmetric.is_some() {
             let pool = state.origin.pool;
             return Err(AllocError::SymmetricUse { pool, bound: self.stream, stream });
@@ -124,7 +124,7 @@ impl Block {
             if events.is_some_and(|events| !events.knows(stream)) {
                 return Err(AllocError::UnknownStream { stream });
             }
-            state = self.desk.lock();
+            state = self.slot.lock();
             state.add_use(self.id, stream);
         }
         Ok(())
@@ -134,7 +134,7 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        self.desk.free(self.id);
+        self.slot.free(self.id);
     }
 }
 

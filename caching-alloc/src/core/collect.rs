@@ -27,9 +27,8 @@ impl Device {
             let eligible = || shards.iter().filter(|shard| shard.may_release());
             let ages: Vec<u64> = eligible()
                 .flat_map(|shard| {
-                    let mut state = shard.state.lock();
-                    state.drain();
-                    state.fixed.idle_ages()
+                    shard.merge();
+                    shard.state.lock().fixed.idle_ages()
                 })
                 .filter(|age| *age > 0)
                 .collect();

@@ -3,7 +3,7 @@
 //! Structure (segments and trackers) changes only under the growth lock. That lock is held while the source and
 //! trackers are called; a shard's lock never is.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Instant, SystemTime};
 
@@ -21,7 +21,7 @@ use super::settings::Settings;
 use super::shard::{Request, Shard};
 use super::snapshot::{SegmentState, Usage};
 use super::source::{self, SegmentSource, SourceError};
-use super::stats::{SourceCalls, Stats};
+use super::stats::{PoolUsages, SourceCalls, Stats};
 use super::stream::{EventId, StreamEvents, StreamId};
 use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard, RwLock};
@@ -43,7 +43,7 @@ pub(super) struct Device {
     /// Blocks that were allocated raw.
     pub(super) raw: Mutex<HashMap<u64, Arc<Block>>>,
     pools: Mutex<Vec<Weak<PoolCore>>>,
-    collective: RwLock<Vec<StreamId>>,
+    collective: RwLock<HashSet<StreamId>>,
     faults: Mutex<VecDeque<Fault>>,
     pub(super) graves: Mutex<Vec<Grave>>,
     /// The most that all segments may have; `u64::MAX`: no limit.
@@ -194,10 +194,11 @@ impl Device {
     }
 
     pub(super) fn mark_collective(&self, stream: StreamId) {
-        let mut streams = self.collective.write().unwrap_or_else(PoisonError::into_inner);
-        if !streams.contains(&stream) {
-            streams.push(stream);
-        }
+        self.collective.write().unwrap_or_else(PoisonError::into_inner).insert(stream);
+    }
+
+    pub(super) fn unmark_collective(&self, stream: StreamId) {
+        self.collective.write().unwrap_or_else(PoisonError::into_inner).remove(&stream);
     }
 
     pub(super) fn is_collective(&self, stream: StreamId) -> bool {
@@ -309,7 +310,7 @@ impl Device {
         let mut state = shard.state.lock();
         state.publish(segment, units, now);
         let id = state.reserve(request.units).expect("a new segment has room for what it was made for");
-        Ok(shard.hand_out(state, id, request, shard.stream))
+        Ok(shard.state.hand_out(state, id, request, shard.stream))
     }
 
     /// Tells trackers that a segment goes, and gives it back if nobody holds it. No block of it is used, no work on
@@ -427,14 +428,11 @@ impl Device {
 
     /// The allocator's statistics.
     pub(super) fn stats(&self) -> Stats {
-        let mut stats = *self.totals();
-        for shard in self.shards() {
-            let (all, [small, large]) = shard.state.lock().usages();
-            stats.all.merge(&all);
-            stats.small.merge(&small);
-            stats.large.merge(&large);
-        }
-        stats
+        let stats = *self.totals();
+        let mut usages = PoolUsages::default();
+        self.pools().iter().for_each(|pool| usages.merge(&pool.usages()));
+        let PoolUsages { all, small, large } = usages;
+        Stats { all, small, large, ..stats }
     }
 }
 

@@ -286,6 +286,13 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
+    /// A source did not say how much memory its device has: it is taken to have plenty.
+    MemoryUnknown {
+        /// The pool of the source.
+        pool: PoolId,
+        /// The error, with its causes.
+        message: String,
+    },
     /// The end of the work on a segment could not be awaited, so it stays where it is.
     Stranded {
         /// The segment.

@@ -61,10 +61,15 @@ impl Fixed {
 
     /// Adds a segment, as one free block.
     pub(super) fn publish(&mut self, segment: Segment, units: Units) {
-        self.heap.add_segment(units, segment.class() as u16);
-        self.bases.push(segment.address());
-        self.used.push(self.now);
-        self.segments.push(Some(segment));
+        let ordinal = self.heap.add_segment(units, segment.class() as u16) as usize;
+        if ordinal == self.segments.len() {
+            self.segments.push(None);
+            self.bases.push(0);
+            self.used.push(0);
+        }
+        self.bases[ordinal] = segment.address();
+        self.used[ordinal] = self.now;
+        self.segments[ordinal] = Some(segment);
     }
 
     /// The segment that a used block lies in.
@@ -123,13 +128,19 @@ impl Fixed {
     pub(super) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         let mut bytes = 0;
         let mut segments = Vec::new();
-        for ordinal in (0..self.segments.len()).rev() {
+        let mut all: Vec<_> = self
+            .segments
+            .iter()
+            .enumerate()
+            .filter_map(|(ordinal, segment)| {
+                let age = self.now - self.used[ordinal];
+                segment.as_ref().filter(|segment| fits(segment, age)).map(|segment| (segment.id(), ordinal))
+            })
+            .collect();
+        all.sort_unstable_by(|left, right| right.cmp(left));
+        for (_, ordinal) in all {
             if bytes >= wanted {
                 break;
-            }
-            let age = self.now - self.used[ordinal];
-            if !self.segments[ordinal].as_ref().is_some_and(|segment| fits(segment, age)) {
-                continue;
             }
             if let Some(segment) = self.withdraw(ordinal) {
                 bytes += segment.bytes();
@@ -160,13 +171,9 @@ impl Fixed {
         Some((segment, self.tile(segment, id)))
     }
 
-    /// Every segment with the blocks that tile it.
-    pub(super) fn tiles(&self) -> impl Iterator<Item = (&Segment, Vec<Tile>)> {
-        self.segments.iter().enumerate().filter_map(|(ordinal, segment)| {
-            let segment = segment.as_ref()?;
-            let blocks = self.heap.blocks(u32::try_from(ordinal).ok()?);
-            Some((segment, blocks.map(|(id, _)| self.tile(segment, id)).collect()))
-        })
+    /// Whether there is no segment.
+    pub(super) fn is_empty(&self) -> bool {
+        self.segments.iter().all(Option::is_none)
     }
 
     fn tile(&self, segment: &Segment, id: BlockId) -> Tile {

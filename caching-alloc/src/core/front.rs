@@ -1,8 +1,8 @@
 //! Freed blocks, kept whole for the next request of the same length: the quick way in and out.
 //!
 //! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
-//! the blocks of it go to the heap. Bounded in bytes; over the bound everything goes to the heap, so that the
-//! lengths kept are those in use. Of long blocks only the last is kept, and only for the very next request that the
+//! the blocks of it go to the heap. Bounded in bytes; at the bound a few blocks of each length in turn go to the heap, so
+//! that the lengths kept are those in use and no single free takes long. Of long blocks only the last is kept, and only for the very next request that the
 //! heap would serve: if that is of another length, the heap has the block first, as if it had never been kept.
 
 use super::heap::{BlockId, NONE};
@@ -23,8 +23,9 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct Front {
     slots: Box<[Slot; SLOTS]>,
-    /// A bit for each slot that has had a block since the last drain.
+    /// A bit for each slot that may have a block, and the slot that gives up blocks next.
     touched: [u64; SLOTS / 64],
+    hand: usize,
     kept: u64,
     limit: u64,
     /// What it was made for.
@@ -42,6 +43,7 @@ impl Front {
         Self {
             slots: Box::new([Slot { units: 0, head: NONE }; SLOTS]),
             touched: [0; SLOTS / 64],
+            hand: 0,
             kept: 0,
             limit,
             most: limit,
@@ -65,7 +67,7 @@ impl Front {
                 return None;
             }
             self.long = NONE;
-            leases[id].tenancy = Tenancy::Owned;
+            leases.set(id, Tenancy::Owned);
             return Some(id);
         }
         let [first, second] = places(units);
@@ -76,14 +78,13 @@ impl Front {
             return None;
         }
         let id = slot.head;
-        let lease = &mut leases[id];
-        slot.head = lease.link;
-        lease.tenancy = Tenancy::Owned;
+        slot.head = leases[id].link;
+        leases.set(id, Tenancy::Owned);
         self.kept -= bytes_of(units);
         Some(id)
     }
 
-    /// Whether a block of that length has to wait until everything has been drained.
+    /// Whether others have to make room before a block of that length is kept.
     #[inline]
     pub(super) fn is_full_for(&self, units: Units) -> bool {
         self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
@@ -97,7 +98,7 @@ impl Front {
             if !self.keeps_long {
                 return Some(id);
             }
-            leases[id].tenancy = Tenancy::Kept;
+            leases.set(id, Tenancy::Kept);
             let before = std::mem::replace(&mut self.long, id);
             return (before != NONE).then_some(before);
         }
@@ -108,10 +109,9 @@ impl Front {
         let Some(place) = place.or_else(|| [first, second].into_iter().find(is_free)) else {
             return Some(id);
         };
-        let lease = &mut leases[id];
         let slot = &mut self.slots[place];
-        lease.link = slot.head;
-        lease.tenancy = Tenancy::Kept;
+        leases[id].link = slot.head;
+        leases.set(id, Tenancy::Kept);
         slot.head = id;
         if slot.units != units {
             slot.units = units;
@@ -132,28 +132,64 @@ impl Front {
         (long != NONE).then_some(long)
     }
 
-    /// Gives up everything, a block at a time. Returns whether there was anything.
-    pub(super) fn drain(&mut self, leases: &mut Leases, mut give: impl FnMut(&mut Leases, BlockId)) -> bool {
-        let long = self.give_long();
-        if let Some(id) = long {
+    /// Gives up the long block and at most `most` others. Returns whether there are more.
+    pub(super) fn drain(
+        &mut self,
+        leases: &mut Leases,
+        most: usize,
+        mut give: impl FnMut(&mut Leases, BlockId),
+    ) -> bool {
+        if let Some(id) = self.give_long() {
             give(leases, id);
         }
-        if self.kept == 0 {
-            return long.is_some();
-        }
-        for (word, touched) in self.touched.iter_mut().enumerate() {
-            while *touched != 0 {
-                let slot = &mut self.slots[word * 64 + touched.trailing_zeros() as usize];
-                *touched &= *touched - 1;
-                while slot.head != NONE {
-                    let id = slot.head;
-                    slot.head = leases[id].link;
-                    give(leases, id);
+        self.evict(leases, most, give);
+        self.kept > 0
+    }
+
+    /// Gives up at most `most` short blocks, of each length in turn.
+    pub(super) fn evict(
+        &mut self,
+        leases: &mut Leases,
+        mut most: usize,
+        mut give: impl FnMut(&mut Leases, BlockId),
+    ) {
+        while let Some(place) = self.next_touched() {
+            let slot = &mut self.slots[place];
+            self.hand = place;
+            while slot.head != NONE {
+                if most == 0 {
+                    return;
                 }
+                most -= 1;
+                let id = slot.head;
+                slot.head = leases[id].link;
+                self.kept -= bytes_of(slot.units);
+                give(leases, id);
             }
+            self.touched[place / 64] &= !(1 << (place % 64));
         }
-        self.kept = 0;
-        true
+    }
+
+    /// The first slot from the hand on, around the end, that may have a block.
+    fn next_touched(&self) -> Option<usize> {
+        let first = self.hand / 64;
+        let ahead = u64::MAX << (self.hand % 64);
+        (0..=self.touched.len()).find_map(|step| {
+            let word = (first + step) % self.touched.len();
+            let mask = match step {
+                0 => ahead,
+                step if step == self.touched.len() => !ahead,
+                _ => u64::MAX,
+            };
+            let touched = self.touched[word] & mask;
+            (touched != 0).then(|| word * 64 + touched.trailing_zeros() as usize)
+        })
+    }
+
+    /// Whether there is any block.
+    #[inline]
+    pub(super) fn keeps_any(&self) -> bool {
+        self.kept > 0 || self.long != NONE
     }
 
     #[inline]
@@ -181,11 +217,10 @@ mod tests {
 
     fn drained(front: &mut Front, leases: &mut Leases) -> usize {
         let mut count = 0;
-        let any = front.drain(leases, |leases, id| {
+        while front.drain(leases, 3, |leases, id| {
             leases.end(id);
             count += 1;
-        });
-        assert_eq!(any, count > 0);
+        }) {}
         count
     }
 
@@ -219,6 +254,25 @@ mod tests {
         let long = 1;
         leases.add(long, 0, 7);
         assert!(!front.is_full_for(7) && front.keep(&mut leases, long) == Some(long));
+    }
+
+    #[test]
+    fn blocks_give_way_a_few_of_each_length_in_turn() {
+        let (mut leases, ids) = with(&[1, 2, 3, 1, 2, 3, 1, 2, 3]);
+        let mut front = Front::new(1 << 20, false);
+        assert!(ids.iter().all(|id| front.keep(&mut leases, *id).is_none()));
+        let mut lengths = Vec::new();
+        for step in 0..5 {
+            front.evict(&mut leases, 2, |leases, id| {
+                lengths.push(leases[id].units);
+                leases.end(id);
+            });
+            assert_eq!(lengths.len(), (2 * step + 2).min(9));
+        }
+        // All of a length go before the next one is looked at, so that none stays for ever.
+        assert!([0, 3, 6].iter().all(|at| lengths[*at..at + 3].iter().all(|units| *units == lengths[*at])));
+        assert_eq!(front.kept, 0);
+        assert!(!front.keeps_any());
     }
 
     #[test]

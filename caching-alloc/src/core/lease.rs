@@ -34,16 +34,42 @@ pub(super) struct Lease {
     /// The other streams that use it.
     pub(super) uses: u32,
     pub(super) tenancy: Tenancy,
+    /// Whether the copy under way need not look at it: it has changed since that began, and what it was is saved.
+    saved: bool,
 }
 
 const _: () = assert!(size_of::<Lease>() == 32);
 
+/// A block that is handed out, or that other streams still use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InUse {
+    pub(super) address: u64,
+    pub(super) units: Units,
+    pub(super) requested: u64,
+    pub(super) is_pending: bool,
+    pub(super) site: &'static Location<'static>,
+}
+
 /// The leases of a shard, by the heap's names of their blocks.
-#[derive(Debug, Default)]
+///
+/// They can be copied a piece at a time, with the lock released in between, and the copy is of the moment at which it
+/// [began](Self::begin_copy): whoever changes a lease that has not been copied yet saves what it was.
+#[derive(Debug)]
 pub(super) struct Leases {
     all: Vec<Lease>,
     /// Where each was asked for: written with every block, read by hardly anyone.
     sites: Vec<&'static Location<'static>>,
+    /// Those from here to `copy_end` have not been copied yet; [`BlockId::MAX`] while nothing is.
+    uncopied: BlockId,
+    copy_end: BlockId,
+    saved: Vec<InUse>,
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        let (all, sites, saved) = (Vec::new(), Vec::new(), Vec::new());
+        Self { all, sites, uncopied: BlockId::MAX, copy_end: 0, saved }
+    }
 }
 
 impl Leases {
@@ -53,14 +79,17 @@ impl Leases {
         if self.all.len() <= block as usize {
             self.grow(block as usize + 1);
         }
-        self.all[block as usize] =
-            Lease { address, requested: 0, units, link: NONE, uses: NOBODY, tenancy: Tenancy::Owned };
+        let lease = &mut self.all[block as usize];
+        let saved = lease.saved;
+        *lease =
+            Lease { address, requested: 0, units, link: NONE, uses: NOBODY, tenancy: Tenancy::None, saved };
+        self.set(block, Tenancy::Owned);
     }
 
     #[cold]
     fn grow(&mut self, length: usize) {
-        let none =
-            Lease { address: 0, requested: 0, units: 0, link: NONE, uses: NOBODY, tenancy: Tenancy::None };
+        let (tenancy, saved) = (Tenancy::None, false);
+        let none = Lease { address: 0, requested: 0, units: 0, link: NONE, uses: NOBODY, tenancy, saved };
         self.all.resize(length, none);
         self.sites.resize(length, Location::caller());
     }
@@ -68,14 +97,60 @@ impl Leases {
     /// Ends a lease; the block is the heap's again.
     #[inline]
     pub(super) fn end(&mut self, block: BlockId) {
-        self.all[block as usize].tenancy = Tenancy::None;
+        self.set(block, Tenancy::None);
     }
 
-    /// Notes what the owner of a block asked for, and where.
+    /// Changes what a block is used for.
+    #[inline]
+    pub(super) fn set(&mut self, block: BlockId, tenancy: Tenancy) {
+        if block >= self.uncopied {
+            self.save(block);
+        }
+        self.all[block as usize].tenancy = tenancy;
+    }
+
+    /// Notes what the owner of a block asked for, and where. Follows the change that made it the owner's.
     #[inline]
     pub(super) fn set_request(&mut self, block: BlockId, requested: u64, site: &'static Location<'static>) {
         self.all[block as usize].requested = requested;
         self.sites[block as usize] = site;
+    }
+
+    /// Begins a copy of what is in use now.
+    pub(super) fn begin_copy(&mut self) {
+        self.uncopied = 0;
+        self.copy_end = BlockId::try_from(self.all.len()).unwrap_or(BlockId::MAX);
+    }
+
+    /// Appends the next part of the copy, `most` leases and what has been saved meanwhile. Returns whether there is
+    /// more.
+    pub(super) fn copy_next(&mut self, copy: &mut Vec<InUse>, most: u32) -> bool {
+        copy.append(&mut self.saved);
+        let end = self.copy_end.min(self.uncopied.saturating_add(most));
+        for block in self.uncopied..end {
+            if !std::mem::take(&mut self.all[block as usize].saved) {
+                copy.extend(self.in_use(block));
+            }
+        }
+        self.uncopied = if end < self.copy_end { end } else { BlockId::MAX };
+        end < self.copy_end
+    }
+
+    #[cold]
+    fn save(&mut self, block: BlockId) {
+        if block < self.copy_end && !std::mem::replace(&mut self.all[block as usize].saved, true) {
+            self.saved.extend(self.in_use(block));
+        }
+    }
+
+    fn in_use(&self, block: BlockId) -> Option<InUse> {
+        let Lease { address, units, requested, tenancy, .. } = self.all[block as usize];
+        let is_pending = match tenancy {
+            Tenancy::Owned => false,
+            Tenancy::Pending => true,
+            Tenancy::None | Tenancy::Kept => return None,
+        };
+        Some(InUse { address, units, requested, is_pending, site: self.sites[block as usize] })
     }
 
     /// Where a block was asked for.
@@ -101,5 +176,76 @@ impl std::ops::IndexMut<BlockId> for Leases {
     #[inline]
     fn index_mut(&mut self, block: BlockId) -> &mut Lease {
         &mut self.all[block as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A block that gets an owner, changes hands, or goes back to the heap; or the next part of a copy.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Add(u64),
+        Set(Tenancy),
+        End,
+        Copy(u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (1..1000u64).prop_map(Step::Add),
+            prop_oneof![Just(Tenancy::Owned), Just(Tenancy::Kept), Just(Tenancy::Pending)]
+                .prop_map(Step::Set),
+            Just(Step::End),
+            (1..5u32).prop_map(Step::Copy),
+        ]
+    }
+
+    fn apply(leases: &mut Leases, block: BlockId, step: Step) {
+        let is_there = leases.get(block).is_some();
+        match step {
+            Step::Add(requested) if !is_there => {
+                leases.add(block, u64::from(block) * 512, 1);
+                leases.set_request(block, requested, Location::caller());
+            }
+            Step::Set(tenancy) if is_there => leases.set(block, tenancy),
+            Step::End if is_there => leases.end(block),
+            _ => {}
+        }
+    }
+
+    fn sorted(mut copy: Vec<InUse>) -> Vec<(u64, u64, bool)> {
+        copy.sort_by_key(|block| block.address);
+        copy.iter().map(|block| (block.address, block.requested, block.is_pending)).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_copy_is_of_the_moment_at_which_it_began(
+            before in prop::collection::vec((1..20u32, step()), 0..60),
+            during in prop::collection::vec((1..30u32, step()), 0..100),
+        ) {
+            let mut leases = Leases::default();
+            // Twice: a copy leaves nothing behind that the next one would trip over.
+            for _ in 0..2 {
+                before.iter().for_each(|(block, step)| apply(&mut leases, *block, *step));
+                let all = BlockId::try_from(leases.all.len()).unwrap();
+                let now = (0..all).filter_map(|block| leases.in_use(block)).collect();
+                let mut copy = Vec::new();
+                leases.begin_copy();
+                for (block, step) in &during {
+                    match step {
+                        Step::Copy(most) => _ = leases.copy_next(&mut copy, *most),
+                        step => apply(&mut leases, *block, *step),
+                    }
+                }
+                while leases.copy_next(&mut copy, 3) {}
+                prop_assert_eq!(sorted(copy), sorted(now));
+                prop_assert!(leases.saved.is_empty() && leases.all.iter().all(|lease| !lease.saved));
+            }
+        }
     }
 }

@@ -25,7 +25,6 @@ use super::block::Block;
 use super::device::{Growth, reentrant};
 use super::entry::Action;
 use super::error::{AllocError, OutOfMemory};
-use super::heap::BlockId;
 use super::pool::PoolCore;
 use super::segment::{Segment, SizeClass};
 use super::settings::{PoolKind, Reuse};
@@ -38,6 +37,9 @@ use super::tracker;
 /// How often the last attempts are made while other threads allocate and free: each time, one of them got what this
 /// request did not find.
 const LAST_ATTEMPTS: u32 = 100;
+
+/// A segment is made longer than its request only up to this part of the memory that is left.
+const SCARCE: u64 = 4;
 
 /// How much faster segments for small requests grow than those for large ones.
 const SMALL_FACTOR: u64 = 4;
@@ -57,7 +59,7 @@ struct SegmentSizes {
 impl SegmentSizes {
     /// The size that holds so many blocks.
     fn of_blocks(&self, count: u64) -> u64 {
-        if count > 1 { (count * self.block).next_multiple_of(self.step) } else { self.least }
+        (count * self.block).next_multiple_of(self.step).max(self.least)
     }
 
     /// The generous one, then ever fewer blocks, down to one.
@@ -70,8 +72,9 @@ impl SegmentSizes {
 }
 
 impl Shard {
+    /// `None`: the shard is retired, and the stream has another one.
     #[cold]
-    pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+    pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Option<Block>, AllocError> {
         let mut outcome = self.attempt(request);
         if let Err(AllocError::OutOfMemory(figures)) = &outcome
             && self.device.ask_observers(figures)
@@ -89,7 +92,7 @@ impl Shard {
         outcome
     }
 
-    fn attempt(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+    fn attempt(self: &Arc<Self>, request: Request) -> Result<Option<Block>, AllocError> {
         if tracker::inside() {
             return Err(reentrant());
         }
@@ -108,7 +111,7 @@ impl Shard {
         self.device.emit(growth, self.pool.id, self.stream, action);
     }
 
-    fn attempts(self: &Arc<Self>, request: Request) -> Result<Block, AllocError> {
+    fn attempts(self: &Arc<Self>, request: Request) -> Result<Option<Block>, AllocError> {
         let class = self.state.lock().class(request.units);
         let sizes = self.segment_sizes(request, class);
         let SegmentSizes { generous, least, .. } = sizes;
@@ -120,12 +123,15 @@ impl Shard {
         if polled == Some(true)
             && let Some(block) = self.hit(request)
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         let growth = &mut *self.device.growth.lock();
+        if self.is_retired() {
+            return Ok(None);
+        }
         // Another thread may have grown or frozen the pool meanwhile.
         if let Some(block) = self.hit(request) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.refuse_frozen(request, least)?;
         let operations = self.device.operations();
@@ -133,20 +139,23 @@ impl Shard {
             && self.poll_pending()
             && let Some(block) = self.hit(request)
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.device.reap(growth);
         if reuse >= Some(Reuse::HostSeen)
             && self.adopt(class, request, false)
             && let Some(block) = self.hit(request)
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         if reuse >= Some(Reuse::DeviceWait)
-            && self.order_pending(|shard| shard.state.lock().longest(class) >= request.units)
+            && self.order_pending(|shard| {
+                shard.merge();
+                shard.state.lock().longest(class) >= request.units
+            })
             && let Some(block) = self.hit(request)
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.device.collect_garbage(growth);
         let replace = self.device.settings.replace_idle && matches!(self.pool.kind, PoolKind::Cached);
@@ -157,14 +166,14 @@ impl Shard {
         }
         for bytes in sizes.descending() {
             if let Some(block) = self.grow(growth, request, class, bytes)? {
-                return Ok(block);
+                return Ok(Some(block));
             }
         }
         if let Some(block) = reuse.and_then(|reuse| self.take_from_others(class, request, reuse)) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         if let Some(block) = self.borrow_from_pools(request) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.device.totals().retries += 1;
         let unsplit = self.pool.splitting().longest;
@@ -172,7 +181,7 @@ impl Shard {
             && self.release_unsplit(growth, bytes_of(unsplit), least)
             && let Some(block) = self.grow(growth, request, class, least)?
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.until_nothing_moves(operations, || {
             if self.device.release_cached(growth, u64::MAX, None) > 0
@@ -194,6 +203,7 @@ impl Shard {
             }
             self.grow(growth, request, class, least)
         })?
+        .map(Some)
         .ok_or_else(|| self.out_of_memory(request, least))
     }
 
@@ -278,7 +288,9 @@ impl Shard {
             return only(least);
         }
         let sizes = SegmentSizes { block, step, generous: least, least };
-        let most = floor.max(share).min(MAX_BLOCK).next_multiple_of(step).min(longest);
+        // What is left when memory is nearly full has to do for requests of other lengths too.
+        let most = floor.max(share).min(self.pool.available() / SCARCE).min(MAX_BLOCK);
+        let most = most.next_multiple_of(step).min(longest);
         SegmentSizes { generous: sizes.of_blocks(most / block), ..sizes }
     }
 
@@ -286,6 +298,7 @@ impl Shard {
     /// segments move only there.
     fn adopt(&self, class: SizeClass, request: Request, wait: bool) -> bool {
         for other in self.others() {
+            other.merge();
             let withdrawn = other.state.lock().withdraw_idle(class, request.units);
             let Some(segment) = withdrawn else { continue };
             other.settle_entries();
@@ -325,14 +338,13 @@ impl Shard {
     ) -> Option<Block> {
         for other in others {
             other.poll_pending();
-            let reserved: Option<BlockId> = other.state.lock().reserve(request.units);
-            let Some(id) = reserved else { continue };
+            let Some(id) = other.reserve(request) else { continue };
             let ordered = self.is_ordered_after(&other, wait);
             let mut state = other.state.lock();
             // A pool that goes lends nothing more: nothing would keep it for what it lent.
             if ordered && !state.is_closed {
                 self.device.totals().borrowed += 1;
-                return Some(other.hand_out(state, id, request, self.stream));
+                return Some(other.state.hand_out(state, id, request, self.stream));
             }
             state.unreserve(id);
         }

@@ -2,28 +2,30 @@
 
 use std::fmt;
 use std::sync::atomic::AtomicUsize as CaptureCount;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use super::allocator::Found;
 use super::block::Block;
 use super::device::{Device, Grave, Growth, locked, reentrant};
-use super::error::AllocError;
+use super::error::{AllocError, Fault, chain};
 use super::fixed::Splitting;
-use super::heap::List;
 use super::lock::{Guard, Rank, Ranked};
-use super::pending::Pending;
+use super::pending::{Pending, Wait};
+use super::recent;
 use super::remap::{Arena, Remains};
 use super::rounding::Rounding;
 use super::segment::{PoolId, Segment};
 use super::settings::{PoolKind, PoolSettings};
 use super::shard::{Request, Shard};
 use super::size::{MAX_BLOCK, UNIT, Units, units_for};
+use super::slot::Key;
 use super::source::{self, SegmentSource};
-use super::stats::{Gauge, Stats, Tallies};
+use super::stats::{Gauge, PastUsages, PoolUsages, Stats, Tallies};
 use super::stream::StreamId;
 use super::symmetric::{Log, SEGMENT_STEP, SymmetricSegment};
 use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{Mutex, MutexGuard};
+use super::table::ShardTable;
 
 /// Memory that is kept apart from all other pools: a cheap handle.
 ///
@@ -35,7 +37,6 @@ struct Handle {
     core: Arc<PoolCore>,
     /// Not 0 while a stream may be capturing.
     captures: Arc<CaptureCount>,
-    shards: ShardTable,
     /// If requests are rounded to more than units.
     rounding: Option<Rounding>,
 }
@@ -44,6 +45,8 @@ struct Handle {
 #[derive(Debug)]
 pub(super) struct PoolCore {
     pub(super) id: PoolId,
+    /// Its number among all pools of the process.
+    pub(super) key: u64,
     pub(super) name: Arc<str>,
     pub(super) kind: PoolKind,
     pub(super) source: Arc<dyn SegmentSource>,
@@ -52,12 +55,16 @@ pub(super) struct PoolCore {
     borrows: bool,
     freezes: AtomicUsize,
     keeps: AtomicUsize,
-    shards: Mutex<Vec<Weak<Shard>>>,
+    shards: Mutex<ShardTable>,
+    /// What retired shards have counted.
+    past: Mutex<PastUsages>,
     /// What the streams of a re-mappable pool share.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
     /// What dead shards of such a pool left in use by other streams.
     orphans: Mutex<Orphans>,
     reserved: Mutex<Gauge>,
+    /// The memory of the source's device, in bytes, once it has been asked for.
+    total: OnceLock<u64>,
 }
 
 /// What is still to be waited for when a re-mappable pool goes.
@@ -112,6 +119,7 @@ impl Pool {
             .then(|| Arc::new(Ranked::new(Rank::Arena, Arena::new(source::step(&*source)))));
         let core = device.add_pool(growth, |id| PoolCore {
             id,
+            key: Key::new_pool(),
             name: name.into(),
             kind,
             source,
@@ -121,14 +129,16 @@ impl Pool {
             freezes: AtomicUsize::new(0),
             keeps: AtomicUsize::new(0),
             shards: Mutex::default(),
+            past: Mutex::default(),
             arena,
             orphans: Mutex::default(),
             reserved: Mutex::default(),
+            total: OnceLock::new(),
         });
         let splits = matches!(kind, PoolKind::Cached | PoolKind::Remappable);
         let rounding = Some(device.settings.rounding).filter(|set| splits && *set != Rounding::none());
         let captures = device.events.captures().unwrap_or_default();
-        Self(Arc::new(Handle { core, captures, shards: ShardTable::default(), rounding }))
+        Self(Arc::new(Handle { core, captures, rounding }))
     }
 
     /// Its number.
@@ -172,13 +182,10 @@ impl Pool {
         if self.0.captures.load(Ordering::Relaxed) != 0 {
             self.0.core.refuse_capture(stream)?;
         }
-        let shard = match self.0.shards.find(stream) {
-            Some(shard) => shard,
-            None => self.add_shard(stream)?,
-        };
-        match shard.hit(request) {
+        let key = Key { pool: self.0.core.key, stream };
+        match recent::find(key).and_then(|slot| slot.hit(key, request)) {
             Some(block) => Ok(block),
-            None => shard.miss(request),
+            None => self.0.core.allocate(key, request),
         }
     }
 
@@ -205,11 +212,9 @@ impl Pool {
 
     /// Its segments now, but for those of a re-mappable pool.
     pub(super) fn segments(&self) -> Vec<Segment> {
-        let shards = self.0.core.shards();
-        let of = |shard: &Arc<Shard>| {
-            shard.state.lock().fixed.segments.iter().flatten().cloned().collect::<Vec<_>>()
-        };
-        shards.iter().flat_map(of).collect()
+        // Inside a tracker the lock is held already, or nothing of the pool is under way.
+        let _growth = self.0.core.device.grow();
+        self.0.core.shards().iter().flat_map(|shard| shard.segments()).collect()
     }
 
     /// Lets every peak of its statistics begin anew, at what there is now.
@@ -232,7 +237,7 @@ impl Pool {
     #[must_use]
     pub fn symmetric_segments(&self) -> Vec<SymmetricSegment> {
         let PoolKind::Symmetric { stream, .. } = self.kind() else { return Vec::new() };
-        let Some(shard) = self.0.shards.find(stream) else { return Vec::new() };
+        let Some(shard) = self.0.core.find(stream) else { return Vec::new() };
         shard.state.lock().symmetric.as_ref().map(|journal| journal.segments().to_vec()).unwrap_or_default()
     }
 
@@ -240,26 +245,9 @@ impl Pool {
     #[must_use]
     pub fn log(&self) -> Option<Log> {
         let PoolKind::Symmetric { stream, .. } = self.kind() else { return None };
-        self.0.shards.find(stream)?.state.lock().symmetric.as_ref().map(|journal| journal.state().clone())
-    }
-
-    fn add_shard(&self, stream: StreamId) -> Result<&Arc<Shard>, AllocError> {
-        let core = &self.0.core;
-        if let PoolKind::Symmetric { stream: bound, .. } = core.kind
-            && bound != stream
-        {
-            return Err(AllocError::StreamNotOfPool { pool: core.id, bound, stream });
-        }
-        if !core.device.events.knows(stream) {
-            return Err(AllocError::UnknownStream { stream });
-        }
-        // Trackers and their snapshots see every shard: none is added while one attaches.
-        let growth = core.device.grow().ok_or_else(reentrant)?;
-        let streams = locked(&core.shards).len();
-        if core.arena.is_some() && streams >= Arena::STREAMS && self.0.shards.find(stream).is_none() {
-            return Err(AllocError::TooManyStreams { pool: core.id, streams, stream });
-        }
-        Ok(self.0.shards.add(stream, || core.make_shard(&growth, stream)))
+        let shard = self.0.core.find(stream)?;
+        let state = shard.state.lock();
+        state.symmetric.as_ref().map(|journal| journal.state().clone())
     }
 }
 
@@ -276,14 +264,144 @@ impl fmt::Debug for Pool {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.core.shards().iter().for_each(|shard| shard.close());
+        let shards = locked(&self.core.shards).close();
+        shards.iter().for_each(|shard| shard.close());
     }
 }
 
 impl PoolCore {
     /// Its shards, in order of creation.
     pub(super) fn shards(&self) -> Vec<Arc<Shard>> {
-        locked(&self.shards).iter().filter_map(Weak::upgrade).collect()
+        locked(&self.shards).all()
+    }
+
+    /// The shard of a stream, unless the pool's handles are gone.
+    pub(super) fn find(&self, stream: StreamId) -> Option<Arc<Shard>> {
+        locked(&self.shards).find(stream)
+    }
+
+    /// A block, by way of the shard that this thread does not remember, or that has none at hand.
+    #[cold]
+    fn allocate(self: &Arc<Self>, key: Key, request: Request) -> Result<Block, AllocError> {
+        loop {
+            let shard = match self.find(key.stream) {
+                Some(shard) => shard,
+                None => self.add_shard(key.stream)?,
+            };
+            recent::remember(key, shard.state);
+            if let Some(block) = shard.hit(request) {
+                return Ok(block);
+            }
+            if let Some(block) = shard.miss(request)? {
+                return Ok(block);
+            }
+            // It was retired meanwhile.
+        }
+    }
+
+    fn add_shard(self: &Arc<Self>, stream: StreamId) -> Result<Arc<Shard>, AllocError> {
+        if let PoolKind::Symmetric { stream: bound, .. } = self.kind
+            && bound != stream
+        {
+            return Err(AllocError::StreamNotOfPool { pool: self.id, bound, stream });
+        }
+        if !self.device.events.knows(stream) {
+            return Err(AllocError::UnknownStream { stream });
+        }
+        // Trackers and their snapshots see every shard: none is added while one attaches.
+        let growth = self.device.grow().ok_or_else(reentrant)?;
+        if let Some(shard) = self.find(stream) {
+            return Ok(shard);
+        }
+        let retired = self.retire_idle();
+        let slots = Device::block_trackers(&growth);
+        let mut shards = locked(&self.shards);
+        let list = if self.arena.is_some() { shards.take_list() } else { Some(Arena::NOBODYS_LIST) };
+        let Some(list) = list else {
+            return Err(AllocError::TooManyStreams { pool: self.id, streams: Arena::STREAMS, stream });
+        };
+        let shard = shards.add(|age| Shard::new(self.clone(), stream, age, list, slots));
+        // What is dropped takes locks of its own.
+        drop(shards);
+        drop(retired);
+        Ok(shard)
+    }
+
+    /// Retires shards that have nothing, if there are many.
+    fn retire_idle(&self) -> Vec<Arc<Shard>> {
+        let limit = if self.arena.is_some() { Arena::STREAMS } else { usize::MAX };
+        let candidates = locked(&self.shards).candidates(limit);
+        if candidates.is_empty() {
+            return Vec::new();
+        }
+        let retired = candidates.iter().filter_map(|shard| self.retire(shard, false)).collect();
+        locked(&self.shards).settle();
+        retired
+    }
+
+    /// Retires a shard, if it has nothing, and returns it to be dropped under no lock but the growth lock. What it has
+    /// free in an arena is left to the others, if the host sees, or with `wait` has waited until, its stream's work
+    /// has ended.
+    pub(super) fn retire(&self, shard: &Shard, wait: bool) -> Option<Arc<Shard>> {
+        if !self.leave_arena(shard, wait) || !shard.state.lock().has_nothing() {
+            return None;
+        }
+        let shards = self.shards();
+        let mut past = locked(&self.past);
+        let before = sum_of(&shards);
+        if !shard.retire() {
+            return None;
+        }
+        past.add(&shard.state.lock().usages(), &before);
+        locked(&self.shards).remove(shard)
+    }
+
+    /// Leaves what a shard has free in the arena, if there is one, to the others. Returns whether it has nothing there.
+    fn leave_arena(&self, shard: &Shard, wait: bool) -> bool {
+        if self.arena.is_none() {
+            return true;
+        }
+        if shard.state.lock().tallies.active() > 0 {
+            return false;
+        }
+        shard.merge();
+        if self.arena_mut().is_list_empty(shard.list) {
+            return true;
+        }
+        let ended = if wait {
+            self.device.drain_stream(shard.stream).is_ok()
+        } else {
+            let mut mark = Wait { stream: shard.stream, event: self.device.mark(shard.stream) };
+            let ended = mark.event.is_some() && self.device.has_ended(&mut mark);
+            if let Some(event) = mark.event.filter(|_| !ended) {
+                self.device.events.recycle(event);
+            }
+            ended
+        };
+        if ended {
+            self.arena_mut().leave_list(shard.list);
+        }
+        ended
+    }
+
+    /// The pages of a re-mappable pool, by address. The caller holds the growth lock.
+    pub(super) fn pages(&self) -> Vec<Segment> {
+        /// Granules that are looked at while the lock is held once.
+        const PIECE: usize = 1024;
+        let Some(arena) = &self.arena else { return Vec::new() };
+        let mut pages = Vec::new();
+        let (mut range, mut first) = (0, 0);
+        loop {
+            pages.reserve(PIECE);
+            let more = arena.lock().copy_pages(range, first, PIECE, &mut pages);
+            match more {
+                None => break,
+                Some(true) => first += PIECE,
+                Some(false) => (range, first) = (range + 1, 0),
+            }
+        }
+        pages.sort_unstable_by_key(Segment::address);
+        pages
     }
 
     /// Increments `count`, and returns when no growth or release is under way that has not seen it.
@@ -373,35 +491,52 @@ impl PoolCore {
         orphans.pending.extend(pending);
     }
 
+    /// Bytes that the allocator may still ask the pool's source for, as far as is known without asking it again.
+    pub(super) fn available(&self) -> u64 {
+        let total = *self.total.get_or_init(|| match self.source.memory_info() {
+            Ok(info) => info.total,
+            Err(error) => {
+                self.device.fault(Fault::MemoryUnknown { pool: self.id, message: chain(&error) });
+                u64::MAX
+            }
+        });
+        let reserved = self.device.totals().reserved.current;
+        self.device.room().min(total.saturating_sub(reserved))
+    }
+
     pub(super) fn reserved(&self) -> MutexGuard<'_, Gauge> {
         locked(&self.reserved)
     }
 
     pub(super) fn reset(&self, gauge: fn(&mut Gauge), tallies: fn(&mut Tallies)) {
         gauge(&mut self.reserved());
+        locked(&self.past).reset(gauge);
         self.shards().iter().for_each(|shard| tallies(&mut shard.state.lock().tallies));
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let mut stats = Stats { reserved: *self.reserved(), ..Stats::default() };
-        for shard in self.shards() {
-            let state = shard.state.lock();
-            let (all, [small, large]) = state.usages();
-            stats.all.merge(&all);
-            stats.small.merge(&small);
-            stats.large.merge(&large);
-        }
-        stats
+        let PoolUsages { all, small, large } = self.usages();
+        Stats { all, small, large, reserved: *self.reserved(), ..Stats::default() }
     }
 
-    fn make_shard(self: &Arc<Self>, growth: &Growth, stream: StreamId) -> Arc<Shard> {
-        let slots = Device::block_trackers(growth);
-        let mut shards = locked(&self.shards);
-        let list = List::try_from(shards.len()).unwrap_or(List::MAX);
-        let shard = Shard::new(self.clone(), stream, list, slots);
-        shards.push(Arc::downgrade(&shard));
-        shard
+    /// What its blocks are used for, and were.
+    pub(super) fn usages(&self) -> PoolUsages {
+        let shards = self.shards();
+        // No shard is retired between the two sums.
+        let mut past = locked(&self.past);
+        past.with(sum_of(&shards))
     }
+}
+
+/// What shards that are not retired have counted.
+fn sum_of(shards: &[Arc<Shard>]) -> PoolUsages {
+    let mut sum = PoolUsages::default();
+    for state in shards.iter().map(|shard| shard.state.lock()) {
+        if state.key != Key::RETIRED {
+            sum.merge(&state.usages());
+        }
+    }
+    sum
 }
 
 impl Drop for PoolCore {
@@ -432,53 +567,5 @@ impl Drop for Keep {
 impl Drop for Freeze {
     fn drop(&mut self) {
         self.0.freezes.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Streams of a pool before a second table is needed.
-const SLOTS: usize = 16;
-
-/// A pool's shards by stream: only ever added to, read without a lock.
-#[derive(Debug, Default)]
-struct ShardTable {
-    slots: [OnceLock<(StreamId, Arc<Shard>)>; SLOTS],
-    more: OnceLock<Box<ShardTable>>,
-}
-
-impl ShardTable {
-    #[inline]
-    fn find(&self, stream: StreamId) -> Option<&Arc<Shard>> {
-        let (key, shard) = self.slots[Self::first(stream)].get()?;
-        if *key == stream { Some(shard) } else { self.find_further(stream) }
-    }
-
-    #[cold]
-    fn find_further(&self, stream: StreamId) -> Option<&Arc<Shard>> {
-        let first = Self::first(stream);
-        for step in 0..SLOTS {
-            let (key, shard) = self.slots[(first + step) % SLOTS].get()?;
-            if *key == stream {
-                return Some(shard);
-            }
-        }
-        self.more.get()?.find(stream)
-    }
-
-    /// Adds a shard, unless there is one. The caller holds the growth lock: one at a time.
-    fn add(&self, stream: StreamId, make: impl FnOnce() -> Arc<Shard>) -> &Arc<Shard> {
-        let mut at = Self::first(stream);
-        for _ in 0..SLOTS {
-            match self.slots[at].get() {
-                Some((key, shard)) if *key == stream => return shard,
-                Some(_) => at = (at + 1) % SLOTS,
-                None => return &self.slots[at].get_or_init(|| (stream, make())).1,
-            }
-        }
-        self.more.get_or_init(Box::default).add(stream, make)
-    }
-
-    /// Where a stream is looked for first.
-    fn first(stream: StreamId) -> usize {
-        (stream.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize
     }
 }

@@ -47,6 +47,20 @@ impl Device {
         gone(self)
     }
 
+    /// Gives back what every pool has cached for a stream, and retires the stream's shards that have nothing then.
+    pub(super) fn forget_stream(&self, growth: &mut Growth, stream: StreamId) {
+        self.unmark_collective(stream);
+        for pool in self.pools() {
+            let Some(shard) = pool.find(stream) else { continue };
+            if shard.may_release() {
+                shard.synchronize_pending();
+                self.release_shard(growth, &shard, &|_, _| true, u64::MAX);
+                shard.settle_entries();
+                drop(pool.retire(&shard, true));
+            }
+        }
+    }
+
     /// Gives back idle pages of a re-mappable pool that nobody holds, until `wanted` bytes have gone.
     fn release_pages(&self, growth: &mut Growth, pool: &PoolCore, wanted: u64) {
         let (shards, streams) = (pool.shards(), pool.streams());
@@ -57,7 +71,7 @@ impl Device {
         if pool.is_kept() || streams.iter().any(captured) {
             return;
         }
-        shards.iter().for_each(|shard| _ = shard.state.lock().drain());
+        shards.iter().for_each(|shard| shard.merge());
         // A page goes back only when nothing of it is mapped elsewhere any more.
         if !pool.retire_ghosts(true) {
             return;
@@ -92,8 +106,8 @@ impl Device {
             self.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.arena_mut().vacate(&pieces),
+                // Something may still be mapped there: the pieces stay out of every list.
                 Err(error) => {
-                    pool.arena_mut().lose(&pieces);
                     self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) });
                 }
             }
@@ -123,6 +137,7 @@ impl Device {
         if !shard.may_release() {
             return;
         }
+        shard.merge();
         let segments = {
             let mut state = shard.state.lock();
             // A tracker may have kept the pool meanwhile.

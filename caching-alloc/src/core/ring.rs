@@ -3,7 +3,6 @@
 //! An entry is 32 bytes and costs no clock: it carries the shard's stamp, renewed every [`STAMP`] entries and on
 //! every miss.
 
-use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::entry::{Action, BlockSpan, Entry};
@@ -16,6 +15,9 @@ pub(super) const STAMP: u64 = 64;
 
 /// The longest ring, in entries: 640 MiB.
 const LONGEST: usize = 1 << 24;
+
+/// Entries of a page.
+const PAGE: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RawEntry {
@@ -52,8 +54,10 @@ pub(super) struct Origin {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// As long as the ring's capacity, a power of two, from the beginning: a hit never allocates.
-    entries: Box<[RawEntry]>,
+    /// Made as entries come, so that a stream that is used little costs little.
+    pages: Vec<Box<[RawEntry]>>,
+    /// How many entries are kept, a power of two.
+    capacity: u64,
     /// Raw entries so far.
     pushed: u64,
     /// Raw entries so far that stand for two.
@@ -62,20 +66,57 @@ pub(super) struct Ring {
     born: Instant,
     clock: u64,
     /// Entries that block trackers have still to get, if there are any such trackers.
-    outbox: VecDeque<RawEntry>,
+    outbox: Vec<RawEntry>,
     pub(super) subscribed: bool,
+}
+
+/// Entries of a shard, taken out of it to be expanded where no lock is held.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    raw: Vec<RawEntry>,
+    /// Number of the last entry.
+    last: u64,
+}
+
+impl Batch {
+    /// Appends the entries, oldest first.
+    pub(super) fn expand(&self, origin: Origin, entries: &mut Vec<Entry>) {
+        expand(&self.raw, self.last, origin, entries);
+    }
+}
+
+/// A copy of a ring's entries up to the moment at which it began, made piece by piece.
+#[derive(Debug)]
+pub(super) struct RingCopy {
+    batch: Batch,
+    /// The next entry, and the first that is not copied any more, counted in raw entries.
+    next: u64,
+    end: u64,
+}
+
+impl RingCopy {
+    /// Makes room for the whole copy.
+    pub(super) fn reserve(&mut self) {
+        self.batch.raw.reserve((self.end - self.next) as usize);
+    }
+
+    /// Appends the entries that could be copied, oldest first.
+    pub(super) fn expand(&self, origin: Origin, entries: &mut Vec<Entry>) {
+        self.batch.expand(origin, entries);
+    }
 }
 
 impl Ring {
     pub(super) fn new(capacity: usize, born: Instant) -> Self {
-        let capacity = capacity.clamp(1, LONGEST).next_power_of_two();
+        let capacity = capacity.clamp(1, LONGEST).next_power_of_two() as u64;
         Self {
-            entries: vec![RawEntry::default(); capacity].into_boxed_slice(),
+            pages: Vec::new(),
+            capacity,
             pushed: 0,
             doubled: 0,
             born,
             clock: nanoseconds_since(born),
-            outbox: VecDeque::new(),
+            outbox: Vec::new(),
             subscribed: false,
         }
     }
@@ -84,18 +125,34 @@ impl Ring {
     #[inline]
     pub(super) fn push(&mut self, event: BlockEvent, address: u64, units: Units, requested: u64) {
         let entry = RawEntry { address, requested, time_ns: self.clock, units, event };
-        let at = self.pushed as usize & (self.entries.len() - 1);
-        self.entries[at] = entry;
+        let (page, at) = self.place(self.pushed);
+        if page == self.pages.len() {
+            self.add_page();
+        }
+        self.pages[page][at] = entry;
         self.pushed += 1;
         if event == BlockEvent::Free {
             self.doubled += 1;
         }
         if self.subscribed {
-            self.outbox.push_back(entry);
+            self.outbox.push(entry);
         }
         if self.pushed.is_multiple_of(STAMP) {
             self.stamp();
         }
+    }
+
+    /// The page and the place there of an entry.
+    #[inline]
+    fn place(&self, number: u64) -> (usize, usize) {
+        let at = (number & (self.capacity - 1)) as usize;
+        (at / PAGE, at % PAGE)
+    }
+
+    #[cold]
+    fn add_page(&mut self) {
+        let length = PAGE.min(self.capacity as usize);
+        self.pages.push(vec![RawEntry::default(); length].into_boxed_slice());
     }
 
     /// Entries from here on are not older than `now`.
@@ -122,29 +179,35 @@ impl Ring {
         self.outbox.len()
     }
 
-    /// The entries that trackers have still to get, oldest first.
-    pub(super) fn take_outbox(&mut self, origin: Origin) -> Vec<Entry> {
-        let mut entries = Vec::new();
-        self.empty_outbox(origin, &mut entries);
-        entries
+    /// Exchanges the entries that trackers have still to get for an empty batch, whose memory is used again.
+    pub(super) fn take_outbox(&mut self, batch: &mut Batch) {
+        batch.raw.clear();
+        std::mem::swap(&mut batch.raw, &mut self.outbox);
+        batch.last = self.number();
     }
 
-    /// The same, added to `entries`.
-    pub(super) fn empty_outbox(&mut self, origin: Origin, entries: &mut Vec<Entry>) {
-        let count: u64 = self.outbox.iter().map(|entry| entry.event.count()).sum();
-        let before = self.number() - count;
-        expand(self.outbox.drain(..), before, origin, entries);
+    /// Begins a copy of what the ring has now.
+    pub(super) fn begin_copy(&self) -> RingCopy {
+        let next = self.pushed.saturating_sub(self.capacity);
+        RingCopy { batch: Batch { raw: Vec::new(), last: self.number() }, next, end: self.pushed }
     }
 
-    /// Everything that the ring still has, oldest first.
-    pub(super) fn entries(&self, origin: Origin) -> Vec<Entry> {
-        let next = self.pushed as usize & (self.entries.len() - 1);
-        let (newer, older) = self.entries.split_at(next);
-        let older = if self.pushed < self.entries.len() as u64 { &[] } else { older };
-        let count: u64 = older.iter().chain(newer).map(|entry| entry.event.count()).sum();
-        let mut entries = Vec::new();
-        expand(older.iter().chain(newer).copied(), self.number() - count, origin, &mut entries);
-        entries
+    /// Copies at most `most` entries more. Returns whether there are more. What has been overwritten meanwhile is
+    /// missing, and then what is older is left out too.
+    pub(super) fn copy_next(&self, copy: &mut RingCopy, most: u64) -> bool {
+        let oldest = self.pushed.saturating_sub(self.capacity).min(copy.end);
+        if oldest > copy.next {
+            copy.batch.raw.clear();
+            copy.next = oldest;
+        }
+        let until = copy.end.min(copy.next + most);
+        let entry = |number| {
+            let (page, at) = self.place(number);
+            self.pages[page][at]
+        };
+        copy.batch.raw.extend((copy.next..until).map(entry));
+        copy.next = until;
+        until < copy.end
     }
 }
 
@@ -153,7 +216,9 @@ pub(super) fn nanoseconds_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn expand(raw: impl Iterator<Item = RawEntry>, mut number: u64, origin: Origin, entries: &mut Vec<Entry>) {
+/// Appends the entries that `raw` stands for, the last of which has the number `last`.
+fn expand(raw: &[RawEntry], last: u64, origin: Origin, entries: &mut Vec<Entry>) {
+    let mut number = last - raw.iter().map(|entry| entry.event.count()).sum::<u64>();
     for raw in raw {
         let span = BlockSpan { address: raw.address, bytes: bytes_of(raw.units), requested: raw.requested };
         let (first, second) = match raw.event {
@@ -167,5 +232,72 @@ fn expand(raw: impl Iterator<Item = RawEntry>, mut number: u64, origin: Origin, 
             let Origin { device, pool, stream } = origin;
             entries.push(Entry { number, time_ns: raw.time_ns, device, pool, stream, action });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ORIGIN: Origin = Origin { device: 0, pool: PoolId(0), stream: StreamId(1) };
+
+    /// Adds entries whose addresses are their raw numbers.
+    fn push(ring: &mut Ring, count: u64) {
+        for _ in 0..count {
+            let event = if ring.pushed.is_multiple_of(3) { BlockEvent::Free } else { BlockEvent::Alloc };
+            ring.push(event, ring.pushed * 512, 1, 1);
+        }
+    }
+
+    fn addresses(entries: &[Entry]) -> Vec<u64> {
+        let address = |entry: &Entry| match entry.action {
+            Action::Alloc(span) | Action::FreeRequested(span) | Action::FreeCompleted(span) => {
+                span.address / 512
+            }
+            _ => unreachable!("a ring has entries of blocks only"),
+        };
+        let mut all: Vec<u64> = entries.iter().map(address).collect();
+        all.dedup();
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn a_copy_ends_where_it_began_and_has_no_gaps(
+            capacity in 1..600usize,
+            before in 0..2000u64,
+            during in prop::collection::vec((1..50u64, 0..80u64), 0..30),
+        ) {
+            let mut ring = Ring::new(capacity, Instant::now());
+            push(&mut ring, before);
+            let (mut copy, last) = (ring.begin_copy(), ring.number());
+            copy.reserve();
+            for (most, pushed) in during {
+                ring.copy_next(&mut copy, most);
+                push(&mut ring, pushed);
+            }
+            while ring.copy_next(&mut copy, 7) {}
+            let mut entries = Vec::new();
+            copy.expand(ORIGIN, &mut entries);
+            let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
+            let first = last + 1 - numbers.len() as u64;
+            prop_assert_eq!(numbers, (first..=last).collect::<Vec<_>>());
+            let addresses = addresses(&entries);
+            prop_assert_eq!(&addresses, &(before - addresses.len() as u64..before).collect::<Vec<_>>());
+            let untouched = ring.pushed == before;
+            prop_assert!(!untouched || addresses.len() as u64 == before.min(ring.capacity));
+        }
+    }
+
+    #[test]
+    fn a_ring_is_as_long_as_what_it_has() {
+        let mut ring = Ring::new(1 << 14, Instant::now());
+        assert!(ring.pages.is_empty());
+        push(&mut ring, 1);
+        assert_eq!(ring.pages.len(), 1);
+        push(&mut ring, 1 << 16);
+        assert_eq!(ring.pages.len(), (1 << 14) / PAGE);
     }
 }

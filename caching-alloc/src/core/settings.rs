@@ -22,8 +22,8 @@ pub struct Settings {
     pub large_segment: u64,
     /// A new segment for larger requests is at least this fraction of what its pool and stream have already:
     /// 1/`growth_divisor`; one for requests of up to 1 MiB four times that. A segment holds whole blocks of the length
-    /// that is asked for; when memory is scarce, ever fewer, down to one. Larger divisors waste less, smaller ones make
-    /// fewer segments.
+    /// that is asked for; when memory is scarce, ever fewer, down to one, and never more than a quarter of what is left.
+    /// Larger divisors waste less, smaller ones make fewer segments.
     pub growth_divisor: u64,
     /// Before a segment for larger requests is made, segments of its pool and stream that are idle but too short
     /// go back, up to as many bytes: little is reserved that large requests cannot use. The host waits for the

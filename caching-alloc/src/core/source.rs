@@ -143,7 +143,8 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Err(SourceError::NotExportable { memory: *memory, kind })
     }
 
-    /// What the device has left; for error texts and reports only.
+    /// What the device has left; for error texts and reports. How much it has in all also bounds how far a segment
+    /// exceeds the request that it is made for.
     ///
     /// # Errors
     /// Whatever the driver says.

@@ -173,6 +173,11 @@ impl Tallies {
         self.classes.iter().map(|tally| tally.blocks.current()).sum()
     }
 
+    /// Bytes of blocks that are handed out or that other streams still use.
+    pub(super) fn active(&self) -> u64 {
+        self.classes.iter().map(|tally| tally.allocated.current() + tally.pending).sum()
+    }
+
     /// Every peak begins anew, at what there is now.
     pub(super) fn reset_peaks(&mut self) {
         let mut sum = [0; 4];
@@ -197,8 +202,8 @@ impl Tallies {
     }
 
     /// The sum, and of which small and large.
-    pub(super) fn usages(&self) -> (Usages, [Usages; 2]) {
-        let classes = self.classes.each_ref().map(|tally| {
+    pub(super) fn usages(&self) -> PoolUsages {
+        let [small, large] = self.classes.each_ref().map(|tally| {
             let [.., active] = tally.now();
             Usages {
                 blocks: tally.blocks.gauge(tally.peaks.blocks),
@@ -207,8 +212,8 @@ impl Tallies {
                 active: Gauge { current: active, peak: tally.peaks.active, total: tally.allocated.added },
             }
         });
-        let mut all = Usages::default();
-        classes.iter().for_each(|class| all.merge(class));
+        let mut all = small;
+        all.merge(&large);
         let peaks = &self.peaks;
         let all = Usages {
             blocks: all.blocks.peaking(peaks.blocks),
@@ -216,7 +221,60 @@ impl Tallies {
             requested: all.requested.peaking(peaks.requested),
             active: all.active.peaking(peaks.active),
         };
-        (all, classes)
+        PoolUsages { all, small, large }
+    }
+}
+
+/// What blocks are used for: all, and of which small and large.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PoolUsages {
+    pub(super) all: Usages,
+    pub(super) small: Usages,
+    pub(super) large: Usages,
+}
+
+impl PoolUsages {
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.all.merge(&other.all);
+        self.small.merge(&other.small);
+        self.large.merge(&other.large);
+    }
+
+    fn gauges(&mut self) -> impl Iterator<Item = &mut Gauge> {
+        let usages = [&mut self.all, &mut self.small, &mut self.large];
+        usages.into_iter().flat_map(|usages| {
+            let Usages { blocks, allocated, requested, active } = usages;
+            [blocks, allocated, requested, active]
+        })
+    }
+}
+
+/// What shards of a pool have counted that are retired: their totals, and the most that all shards that there were at
+/// a time can have had together. Nothing of it is current.
+#[derive(Debug, Default)]
+pub(super) struct PastUsages(PoolUsages);
+
+impl PastUsages {
+    /// Adds a shard that is retired; `before`: what the shards have counted that there were then.
+    pub(super) fn add(&mut self, shard: &PoolUsages, before: &PoolUsages) {
+        let (mut shard, mut before) = (*shard, *before);
+        for ((past, shard), before) in self.0.gauges().zip(shard.gauges()).zip(before.gauges()) {
+            past.total += shard.total;
+            past.peak = past.peak.max(before.peak);
+        }
+    }
+
+    /// The sums with those of the shards that there are.
+    pub(super) fn with(&mut self, mut live: PoolUsages) -> PoolUsages {
+        for (live, past) in live.gauges().zip(self.0.gauges()) {
+            live.total += past.total;
+            live.peak = live.peak.max(past.peak);
+        }
+        live
+    }
+
+    pub(super) fn reset(&mut self, reset: fn(&mut Gauge)) {
+        self.0.gauges().for_each(reset);
     }
 }
 

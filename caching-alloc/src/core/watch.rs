@@ -1,21 +1,26 @@
 //! Who watches a device: snapshots, trackers that come and go, and late readers of its structure.
 //!
-//! All of it under the growth lock, so that a snapshot and what follows it fit together exactly.
+//! All of it under the growth lock, so that a snapshot and what follows it fit together exactly. A shard is copied piece
+//! by piece, so that a hit waits for one piece at most.
 
 use std::collections::HashSet;
+use std::iter::Peekable;
 use std::sync::Arc;
+use std::vec;
 
 use super::allocator::Allocator;
 use super::device::{Device, Grave, Growth, locked};
 use super::entry::Entry;
 use super::error::TrackError;
-use super::fixed::Tile;
+use super::lease::InUse;
 use super::pool::PoolCore;
+use super::ring::{Batch, Origin};
 use super::segment::Segment;
-use super::shard::{self, Shard, ShardState};
-use super::snapshot::{MappedState, SegmentState, Snapshot, Usage};
+use super::shard::{Shard, ShardCopy, ShardState};
+use super::size::bytes_of;
+use super::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
 use super::sync::atomic::Ordering;
-use super::tracker::{Filter, Slot, Tracker};
+use super::tracker::{Filter, Slot, Slots, Tracker};
 
 /// What a reader of an allocator's structure has missed; see [`Allocator::since`].
 #[derive(Debug, Clone)]
@@ -72,22 +77,19 @@ impl Device {
     /// The state of everything, without a trace.
     fn state_of_now(&self, growth: &Growth) -> Snapshot {
         let mut states = States::default();
-        self.pools().iter().for_each(|pool| states.capture(pool, |_, _| {}));
-        self.assemble(growth, states, Vec::new())
+        self.pools().iter().for_each(|pool| states.capture(pool, false, |_, _| {}));
+        self.assemble(growth, states)
     }
 
     /// The state of everything; each shard's at one moment.
     pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
-        let mut states = States::default();
-        let mut trace: Vec<Entry> = growth.ring.iter().cloned().collect();
-        for pool in self.pools() {
-            states.capture(&pool, |shard, state| trace.extend(state.ring.entries(shard.origin())));
-        }
-        self.assemble(growth, states, trace)
+        let mut states = States { trace: growth.ring.iter().cloned().collect(), ..States::default() };
+        self.pools().iter().for_each(|pool| states.capture(pool, true, |_, _| {}));
+        self.assemble(growth, states)
     }
 
-    fn assemble(&self, growth: &Growth, states: States, mut trace: Vec<Entry>) -> Snapshot {
-        let States { mut segments, mapped } = states;
+    fn assemble(&self, growth: &Growth, states: States) -> Snapshot {
+        let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
         // What a shard leaves is in no place for a moment, and known to trackers all the same.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
@@ -124,16 +126,14 @@ impl Device {
         let mut states = States::default();
         let mut before = Vec::new();
         for pool in self.pools() {
-            states.capture(&pool, |shard, state| {
-                before.push((state.slots.clone(), state.ring.take_outbox(shard.origin())));
-                state.ring.subscribed = !for_blocks.is_empty();
-                state.slots = for_blocks.clone();
+            states.capture(&pool, false, |shard, state| {
+                before.push((shard.origin(), shard.resubscribe(state, &for_blocks)));
             });
         }
-        for (slots, entries) in before {
-            self.tell(&slots, &entries);
+        for (origin, (slots, batch)) in before {
+            self.tell_batch(&slots, &batch, origin);
         }
-        let greeted = slot.greet(&self.assemble(&growth, states, Vec::new()));
+        let greeted = slot.greet(&self.assemble(&growth, states));
         drop(turns);
         if let Err(error) = greeted {
             slot.attached.store(false, Ordering::Release);
@@ -176,38 +176,86 @@ impl Device {
         for shard in self.shards() {
             let mut turn = shard.delivery.lock();
             shard.flush(&mut turn);
-            let mut state = shard.state.lock();
-            let rest = state.ring.take_outbox(shard.origin());
-            let slots = std::mem::replace(&mut state.slots, for_blocks.clone());
-            state.ring.subscribed = !for_blocks.is_empty();
-            drop(state);
-            self.tell(&slots, &rest);
+            let (slots, rest) = {
+                let mut state = shard.state.lock();
+                shard.resubscribe(&mut state, &for_blocks)
+            };
+            self.tell_batch(&slots, &rest, shard.origin());
         }
+    }
+
+    fn tell_batch(&self, slots: &Slots, batch: &Batch, origin: Origin) {
+        let mut entries = Vec::new();
+        batch.expand(origin, &mut entries);
+        self.tell(slots, &entries);
     }
 }
 
-/// The state of pools, a pool at one moment.
+/// The state of pools, each shard's at one moment.
 #[derive(Default)]
 struct States {
     segments: Vec<SegmentState>,
     mapped: Vec<MappedState>,
+    trace: Vec<Entry>,
 }
 
 impl States {
-    /// Adds a pool; `look` is shown each of its shards at that moment. Under the growth lock.
-    fn capture(&mut self, pool: &PoolCore, mut look: impl FnMut(&Shard, &mut ShardState)) {
-        let shards = pool.shards();
-        let mut open: Vec<_> = shards.iter().map(|shard| shard.state.lock()).collect();
-        for (shard, state) in shards.iter().zip(&mut open) {
-            look(shard, state);
-            self.segments.extend(shard.capture(state));
-        }
-        if pool.arena.is_some() {
-            let tenant = |tile: &Tile| open.iter().find_map(|state| state.tenant(tile.id));
-            let state = |tile: &Tile| shard::block_state(tile, tenant(tile));
-            for (segments, tiles) in pool.arena_mut().tiles() {
-                self.mapped.push(MappedState { segments, blocks: tiles.iter().map(state).collect() });
+    /// Adds a pool; `look` is shown each of its shards at the moment that its state is of. The caller holds the growth
+    /// lock, so memory changes from stream to stream neither during one shard's copy nor between two.
+    fn capture(&mut self, pool: &PoolCore, with_trace: bool, mut look: impl FnMut(&Shard, &mut ShardState)) {
+        let mut shared = Vec::new();
+        for shard in pool.shards() {
+            let ShardCopy { segments, mut blocks, entries } =
+                shard.copy(with_trace, |state| look(&shard, state));
+            entries.expand(shard.origin(), &mut self.trace);
+            if pool.arena.is_some() {
+                shared.append(&mut blocks);
+                continue;
             }
+            let mut tiles = Tiles::new(blocks);
+            let mut segments = segments;
+            segments.sort_unstable_by_key(Segment::address);
+            self.segments.extend(segments.into_iter().map(|segment| {
+                let blocks = tiles.over(segment.address(), segment.memory().end());
+                SegmentState { segment, blocks }
+            }));
         }
+        let mut tiles = Tiles::new(shared);
+        let pages = pool.pages();
+        for run in pages.chunk_by(|left, right| left.memory().end() == right.address()) {
+            let end = run.last().map_or(0, |page| page.memory().end());
+            let blocks = tiles.over(run[0].address(), end);
+            self.mapped.push(MappedState { segments: run.to_vec(), blocks });
+        }
+    }
+}
+
+/// Blocks by address, between which everything is free.
+struct Tiles(Peekable<vec::IntoIter<InUse>>);
+
+impl Tiles {
+    fn new(mut blocks: Vec<InUse>) -> Self {
+        blocks.sort_unstable_by_key(|block| block.address);
+        Self(blocks.into_iter().peekable())
+    }
+
+    /// What tiles the addresses from `begin` to `end`. Asked in ascending order.
+    fn over(&mut self, begin: u64, end: u64) -> Vec<BlockState> {
+        let mut tiles = Vec::new();
+        let mut at = begin;
+        while let Some(block) = self.0.next_if(|block| block.address < end) {
+            let InUse { address, units, requested, is_pending, site } = block;
+            if at < address {
+                tiles.push(BlockState::free(at, address - at));
+            }
+            let usage = if is_pending { Usage::PendingFree } else { Usage::Active };
+            let bytes = bytes_of(units);
+            tiles.push(BlockState { address, bytes, requested, usage, call_site: Some(site) });
+            at = address + bytes;
+        }
+        if at < end {
+            tiles.push(BlockState::free(at, end - at));
+        }
+        tiles
     }
 }

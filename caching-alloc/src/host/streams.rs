@@ -145,7 +145,7 @@ impl StreamsState {
     }
 
     fn complete_upto(&mut self, positions: &HashMap<StreamId, u64>) {
-        for (stream, position) in positions {
+        for (stream, position) in positions.iter().filter(|(_, position)| **position > 0) {
             let stream = self.streams.entry(*stream).or_default();
             stream.completed = stream.completed.max(*position);
         }
@@ -156,8 +156,11 @@ impl StreamEvents for HostStreams {
     fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
         let mut state = self.state();
         state.call(StreamCall::Record, "record")?;
-        let recorded = state.streams.entry(stream).or_default();
-        let recorded = HostEvent { stream, position: recorded.enqueued, after: recorded.after.clone() };
+        // A stream that has done nothing is not remembered.
+        let known = state.streams.get(&stream);
+        let (position, after) =
+            known.map_or_else(Default::default, |known| (known.enqueued, known.after.clone()));
+        let recorded = HostEvent { stream, position, after };
         let event = EventId(state.next_event);
         state.next_event += 1;
         state.events.insert(event, recorded);
@@ -174,7 +177,7 @@ impl StreamEvents for HostStreams {
         }
         // What the stream waited for before has come to pass too.
         let ended = |(stream, position): (&StreamId, &u64)| {
-            state.streams.get(stream).is_some_and(|stream| stream.completed >= *position)
+            state.streams.get(stream).map_or(0, |stream| stream.completed) >= *position
         };
         Ok(after.iter().chain([(&stream, &position)]).all(ended))
     }

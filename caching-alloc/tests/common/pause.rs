@@ -1,10 +1,12 @@
 //! A place in a program where a thread waits until the test lets it go on.
 
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::thread::ScopedJoinHandle;
+use std::time::{Duration, Instant};
 
-/// How long a thread that should be blocked by another one is watched.
-const WATCHED: Duration = Duration::from_millis(100);
+/// How long a thread that should be blocked by another one is watched. On a machine that is slower than that a bug may go
+/// unseen; what is right passes anywhere.
+const WATCHED: Duration = Duration::from_secs(1);
 
 /// Armed, it stops the first thread that comes by.
 #[derive(Debug, Default)]
@@ -42,9 +44,12 @@ impl Pause {
         drop(self.changed.wait_while(state, |state| *state == State::Armed).unwrap());
     }
 
-    /// Lets the stopped thread go on, after other threads have had time to overtake it if they can.
-    pub(crate) fn release_later(&self) {
-        std::thread::sleep(WATCHED);
+    /// Lets the stopped thread go on, after `other` has had time to overtake it if it can.
+    pub(crate) fn release_after<T>(&self, other: &ScopedJoinHandle<'_, T>) {
+        let begin = Instant::now();
+        while begin.elapsed() < WATCHED && !other.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         self.set(State::Open);
     }
 

@@ -105,6 +105,11 @@ impl FreeIndex {
         self.blocks(records, bin as usize).map(|id| records[id as usize].units).max().unwrap_or(0)
     }
 
+    /// Some block.
+    pub(super) fn any(&self) -> Option<BlockId> {
+        self.next_occupied(0).map(|bin| self.heads[bin])
+    }
+
     /// Every block.
     #[cfg(test)]
     pub(super) fn all(&self, records: &[Record]) -> impl Iterator<Item = BlockId> {

@@ -10,6 +10,9 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use index::FreeIndex;
 
 use super::size::Units;
@@ -102,35 +105,48 @@ pub(super) struct Heap {
     records: Vec<Record>,
     spare: BlockId,
     segments: Vec<Option<Span>>,
+    /// Ordinals of removed segments, which further segments get, if that may be.
+    spare_ordinals: Option<BinaryHeap<Reverse<u32>>>,
     /// By list.
     free: Vec<FreeIndex>,
     has_tables: bool,
 }
 
 impl Heap {
-    /// A heap without segments, in which a block is found by walking its segment.
+    /// A heap without segments, in which a block is found by walking its segment. A new segment has the least ordinal
+    /// that no other one has.
     pub(super) fn new() -> Self {
         let nobody = Record { state: State::Used, ..Record::new(0, 0, 0, List::MAX) };
         let (records, segments, free) = (vec![nobody], Vec::new(), Vec::new());
-        Self { records, spare: NONE, segments, free, has_tables: false }
+        let spare_ordinals = Some(BinaryHeap::new());
+        Self { records, spare: NONE, segments, spare_ordinals, free, has_tables: false }
     }
 
-    /// A heap that keeps side tables, by which the block at a place is found at once.
+    /// A heap that keeps side tables, by which the block at a place is found at once. Its ordinals are 0, 1, 2… and
+    /// never used again.
     pub(super) fn with_tables() -> Self {
-        Self { has_tables: true, ..Self::new() }
+        Self { has_tables: true, spare_ordinals: None, ..Self::new() }
     }
 
-    /// Adds a segment, one free block, and returns its ordinal: 0, 1, 2… and never one twice.
+    /// Adds a segment, one free block, and returns its ordinal.
     pub(super) fn add_segment(&mut self, units: Units, list: List) -> u32 {
-        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        let spare = self.spare_ordinals.as_mut().and_then(BinaryHeap::pop);
+        let ordinal = spare.map_or_else(|| self.next_ordinal(), |Reverse(ordinal)| ordinal);
         let id = self.new_record(Record::new(ordinal, 0, units, list));
         let mut firsts = vec![NONE; if self.has_tables { units.div_ceil(CHUNK) as usize } else { 0 }];
         if let Some(first) = firsts.first_mut() {
             *first = id;
         }
-        self.segments.push(Some(Span { units, first: id, firsts }));
+        if ordinal == self.next_ordinal() {
+            self.segments.push(None);
+        }
+        self.segments[ordinal as usize] = Some(Span { units, first: id, firsts });
         self.put_in_index(id);
         ordinal
+    }
+
+    fn next_ordinal(&self) -> u32 {
+        u32::try_from(self.segments.len()).unwrap_or(u32::MAX)
     }
 
     /// Removes a segment that is one free block. Returns whether it was.
@@ -141,6 +157,7 @@ impl Heap {
         let Some(span) = self.segments[ordinal as usize].take() else { return false };
         self.leave_index(span.first);
         self.drop_record(span.first);
+        self.spare_ordinals.iter_mut().for_each(|spare| spare.push(Reverse(ordinal)));
         true
     }
 
@@ -241,6 +258,15 @@ impl Heap {
         let follow = move |id: BlockId| (id != NONE).then_some(id);
         std::iter::successors(follow(first), move |id| follow(self.records[*id as usize].next))
             .map(|id| (id, &self.records[id as usize]))
+    }
+
+    /// Moves every free block of a list into another one.
+    pub(super) fn relist(&mut self, from: List, to: List) {
+        while let Some(id) = self.free.get(from as usize).and_then(FreeIndex::any) {
+            self.leave_index(id);
+            self.records[id as usize].state = State::Used;
+            self.free_into(id, to);
+        }
     }
 
     /// The longest free block of the list.

@@ -6,7 +6,7 @@ use crate::core::size::Units;
 impl Heap {
     /// Adds a segment of no length, which [`extend`](Self::extend) lengthens, and returns its ordinal.
     pub(in crate::core) fn add_range(&mut self) -> u32 {
-        let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
+        let ordinal = self.next_ordinal();
         self.segments.push(Some(Span { units: 0, first: NONE, firsts: Vec::new() }));
         ordinal
     }

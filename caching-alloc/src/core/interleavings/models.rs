@@ -308,3 +308,44 @@ fn two_threads_that_want_all_memory_get_it() {
         program.end();
     });
 }
+
+#[test]
+fn a_stream_whose_cache_is_retired_gets_another_one() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        // Streams 1 and 2 have caches with nothing in them, which this thread remembers; with a third one, one goes.
+        [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
+        program.allocator.empty_cache().unwrap();
+        let here = program.clone();
+        let other = thread::spawn(move || here.allocate(SHORT, 3));
+        let mine = program.allocate(SHORT, 1);
+        let theirs = other.join().unwrap();
+        let again = program.allocate(SHORT, 1);
+        assert_eq!(program.allocator.stats().all.blocks.current, 3);
+        drop((mine, theirs, again));
+        program.end();
+    });
+}
+
+#[test]
+fn a_tracker_that_attaches_while_blocks_are_freed_knows_what_is_out() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let [first, second, third, last] = [(); 4].map(|()| program.allocate(SHORT, 1));
+        let here = program.clone();
+        let other = thread::spawn(move || {
+            drop(last);
+            drop(second);
+            here.allocate(SHORT, 1)
+        });
+        let reader = Reader::new();
+        let attachment = program.allocator.attach(reader.clone(), Filter::all()).unwrap();
+        let theirs = other.join().unwrap();
+        attachment.detach().unwrap();
+        reader.close();
+        reader.check();
+        assert!([&first, &third, &theirs].iter().all(|block| reader.books().is_out(block.block())));
+        drop((first, third, theirs));
+        program.end();
+    });
+}

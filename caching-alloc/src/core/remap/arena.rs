@@ -26,8 +26,6 @@ pub(in crate::core) struct Arena {
     ghosts: Vec<Ghost>,
     /// Parts of holes at which pages are still mapped that are used elsewhere.
     pub(super) stale: Vec<Run>,
-    /// Places that could not be unmapped: nothing is mapped there again.
-    lost: Vec<BlockId>,
     /// Units that shards have of it.
     leased: u64,
     /// The most bytes that were not free when memory was looked for.
@@ -117,8 +115,10 @@ impl Run {
 }
 
 impl Arena {
-    /// So many streams have lists of their own.
-    pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2;
+    /// So many streams have lists of their own, numbered from 1.
+    pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
+    /// What any stream may have: the host has seen the end of all its uses.
+    pub(in crate::core) const NOBODYS_LIST: List = 0;
 
     /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
     pub(in crate::core) fn new(granularity: u64) -> Self {
@@ -128,7 +128,6 @@ impl Arena {
             granule: Units::try_from(granularity / UNIT).unwrap_or(Units::MAX).max(1),
             ghosts: Vec::new(),
             stale: Vec::new(),
-            lost: Vec::new(),
             leased: 0,
             active_peak: 0,
             short: 0,
@@ -337,16 +336,11 @@ impl Arena {
             let block = self.heap.block(id);
             let (state, end) = (block.state, run.end().min(block.offset + block.units));
             if state == State::Hole {
-                let part = self.heap.take_part(id, at, end - at);
-                self.lose_block(part);
+                // Used from now on, and by nobody.
+                self.heap.take_part(id, at, end - at);
             }
             at = end;
         }
-    }
-
-    /// Something may still be mapped where a block was.
-    pub(in crate::core) fn lose_block(&mut self, block: BlockId) {
-        self.lost.push(block);
     }
 
     /// Whether there are addresses for a block.
@@ -388,9 +382,31 @@ impl Arena {
         pages.iter().rev().find_map(Option::as_ref).filter(|page| address < page.memory().end())
     }
 
-    /// All pages, by address within each range.
-    pub(in crate::core) fn pages(&self) -> impl Iterator<Item = &Segment> {
-        self.ranges.iter().flat_map(|range| range.pages.iter().flatten())
+    /// Appends the pages of a range that begin at granules from `first` on, `most` granules. Returns whether there are
+    /// more in this range; `None`: there is no such range.
+    pub(in crate::core) fn copy_pages(
+        &self,
+        range: usize,
+        first: usize,
+        most: usize,
+        pages: &mut Vec<Segment>,
+    ) -> Option<bool> {
+        let all = &self.ranges.get(range)?.pages;
+        let end = all.len().min(first + most);
+        pages.extend(all.get(first..end).unwrap_or_default().iter().flatten().cloned());
+        Some(end < all.len())
+    }
+
+    /// What a stream has free is anybody's from now on. The host has seen the end of what the stream did.
+    pub(in crate::core) fn leave_list(&mut self, stream: List) {
+        for tier in [Tier::Short, Tier::Long] {
+            self.heap.relist(tier.list(stream), tier.list(Self::NOBODYS_LIST));
+        }
+    }
+
+    /// Whether a stream has nothing free.
+    pub(in crate::core) fn is_list_empty(&self, stream: List) -> bool {
+        self.longest(stream) == 0
     }
 
     /// The page that an address lies in, and its block there.
@@ -401,38 +417,6 @@ impl Arena {
         let offset = Units::try_from((address - range.base) / UNIT).ok()?;
         let segment = self.page_at(ordinal, offset)?;
         Some((segment, self.tile(self.heap.block_over(ordinal, offset)?)))
-    }
-
-    /// Contiguous pages, with the blocks that tile them.
-    pub(in crate::core) fn tiles(&self) -> Vec<(Vec<Segment>, Vec<Tile>)> {
-        let mut all: Vec<(Vec<Segment>, Vec<Tile>)> = Vec::new();
-        for ordinal in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
-            let mut end = None;
-            let ghosts = self.ghosts.iter().flat_map(|ghost| &ghost.places).map(|place| place.block);
-            let left: Vec<BlockId> = ghosts.chain(self.lost.iter().copied()).collect();
-            for (id, block) in self.heap.blocks(ordinal) {
-                if block.state == State::Hole || left.contains(&id) {
-                    continue;
-                }
-                if end != Some(block.offset) {
-                    all.push(Default::default());
-                }
-                end = Some(block.offset + block.units);
-                if let Some((_, tiles)) = all.last_mut() {
-                    tiles.push(self.tile(id));
-                }
-            }
-        }
-        for page in self.pages() {
-            let of = |tiles: &[Tile]| {
-                tiles.first().is_some_and(|tile| tile.address <= page.address())
-                    && tiles.last().is_some_and(|tile| page.address() < tile.address + bytes_of(tile.units))
-            };
-            if let Some((pages, _)) = all.iter_mut().find(|(_, tiles)| of(tiles)) {
-                pages.push(page.clone());
-            }
-        }
-        all
     }
 
     fn tile(&self, id: BlockId) -> Tile {

@@ -10,7 +10,7 @@
 //! 7. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
 //! 8. Out of memory.
 
-use super::arena::{Run, Tier};
+use super::arena::{Arena, Run, Tier};
 use super::plan::{Budget, Plan};
 use crate::core::block::Block;
 use crate::core::device::Growth;
@@ -55,34 +55,38 @@ enum Extent {
 }
 
 impl Shard {
+    /// `None`: the shard is retired.
     #[cold]
-    pub(in crate::core) fn remap(&self, request: Request) -> Result<Block, AllocError> {
+    pub(in crate::core) fn remap(&self, request: Request) -> Result<Option<Block>, AllocError> {
         self.refuse_frozen(request, bytes_of(request.units))?;
         if self.try_poll_pending() == Some(true)
             && let Some(block) = self.hit(request)
         {
-            return Ok(block);
+            return Ok(Some(block));
         }
         let growth = &mut *self.device.growth.lock();
+        if self.is_retired() {
+            return Ok(None);
+        }
         self.refuse_frozen(request, bytes_of(request.units))?;
         let operations = self.device.operations();
         self.device.reap(growth);
         let tier = self.pool.arena_mut().tier(request.units);
         if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, Some(tier))) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.device.collect_garbage(growth);
         if let Some(block) = self.map_pages(growth, request, Extent::Need)? {
-            return Ok(block);
+            return Ok(Some(block));
         }
         if let Some(block) = self.elsewhere(request) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         if let Some(block) = self.map_pages(growth, request, Extent::All)? {
-            return Ok(block);
+            return Ok(Some(block));
         }
         if let Some(block) = self.borrow_from_pools(request) {
-            return Ok(block);
+            return Ok(Some(block));
         }
         self.device.totals().retries += 1;
         self.until_nothing_moves(operations, || {
@@ -102,6 +106,7 @@ impl Shard {
             }
             Ok(None)
         })?
+        .map(Some)
         .ok_or_else(|| {
             let granularity = source::step(&*self.pool.source);
             self.out_of_memory(request, bytes_of(request.units).next_multiple_of(granularity))
@@ -112,7 +117,7 @@ impl Shard {
     fn merged(&self, request: Request) -> Option<Block> {
         for shard in self.pool.shards() {
             shard.poll_pending();
-            shard.state.lock().drain();
+            shard.merge();
         }
         self.hit_now(request)
     }
@@ -133,18 +138,18 @@ impl Shard {
     fn hit_elsewhere(&self, request: Request) -> Option<Block> {
         let mut state = self.state.lock();
         let id = state.reserve_elsewhere(request.units)?;
-        Some(self.hand_out(state, id, request, self.stream))
+        Some(self.state.hand_out(state, id, request, self.stream))
     }
 
     /// A block out of free neighbours of several streams.
     fn out_of_others(&self, request: Request, tier: Option<Tier>) -> Option<Block> {
         // What one stream has free is one block wherever it can be.
-        if self.pool.shards().len() == 1 {
+        if self.pool.shards().len() == 1 && self.pool.arena_mut().is_list_empty(Arena::NOBODYS_LIST) {
             return None;
         }
         let mut refused: Vec<List> = Vec::new();
         loop {
-            let allowed = |list| list == self.list || self.may_use() && !refused.contains(&list);
+            let allowed = |list| self.has(list) || self.may_use() && !refused.contains(&list);
             let pieces = self.pool.arena_mut().detach_fit(request.units, tier, &allowed)?;
             match self.order_after(pieces.iter().map(|piece| piece.stream)) {
                 Ok(()) => {
@@ -181,8 +186,7 @@ impl Shard {
         let mut available = u64::MAX;
         loop {
             // Nothing moves while a stream that it concerns is being captured.
-            let allowed =
-                |list| !capturing && (list == self.list || self.may_use() && !refused.contains(&list));
+            let allowed = |list| !capturing && (self.has(list) || self.may_use() && !refused.contains(&list));
             let reserved = self.pool.reserved().current;
             let mut budget = self.budget(request, reserved, extent);
             budget.at_most = budget.at_most.min(available);
@@ -373,6 +377,11 @@ impl Shard {
         Ok(())
     }
 
+    /// Whether what a list has may be used here without order.
+    fn has(&self, list: List) -> bool {
+        list == self.list || list == Arena::NOBODYS_LIST
+    }
+
     /// Whether memory that another stream has freed may be used here at all.
     fn may_use(&self) -> bool {
         self.device.settings.reuse >= Reuse::HostSeen
@@ -381,7 +390,7 @@ impl Shard {
     /// Orders this stream behind those of the lists; which one it may not be ordered behind.
     fn order_after(&self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
         let wait = self.device.settings.reuse >= Reuse::DeviceWait;
-        let mut done = vec![self.list];
+        let mut done = vec![self.list, Arena::NOBODYS_LIST];
         for list in lists {
             if done.contains(&list) {
                 continue;

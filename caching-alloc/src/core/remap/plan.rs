@@ -343,8 +343,6 @@ impl Arena {
         self.put_pages_back(moves);
         if is_undone {
             self.heap.make_hole(target);
-        } else {
-            self.lose_block(target);
         }
         self.restore(before);
         self.restore(after);
@@ -408,11 +406,6 @@ impl Arena {
         if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
             self.heap.make_hole(block);
         }
-    }
-
-    /// Something may still be mapped where these pieces are.
-    pub(in crate::core) fn lose(&mut self, pieces: &[Piece]) {
-        pieces.iter().for_each(|piece| self.lose_block(piece.block));
     }
 
     /// The pages stay where they are.

@@ -2,14 +2,16 @@
 //!
 //! Here is who takes the lock, and what follows once it is free; `state` is what it guards.
 
+mod copy;
 mod state;
 
 use std::sync::{Arc, Weak};
 
+pub(super) use self::copy::ShardCopy;
+
 pub(super) use self::state::{Request, ShardState, block_state};
 use super::allocator::Found;
 use super::block::Block;
-use super::desk::{Desk, Open};
 use super::device::{Device, Grave};
 use super::entry::Entry;
 use super::fixed::Fixed;
@@ -19,9 +21,9 @@ use super::lease::Leases;
 use super::lock::{Rank, Ranked};
 use super::pending::{NOBODY, Pending, Uses};
 use super::pool::PoolCore;
-use super::ring::{BlockEvent, Origin, Ring};
+use super::ring::{Batch, BlockEvent, Origin, Ring};
 use super::settings::PoolKind;
-use super::snapshot::SegmentState;
+use super::slot::{CacheSlot, Key, Open};
 use super::stats::Tallies;
 use super::stream::StreamId;
 use super::symmetric::Journal;
@@ -37,17 +39,32 @@ pub(super) struct Shard {
     pub(super) device: Arc<Device>,
     pub(super) pool: Arc<PoolCore>,
     pub(super) stream: StreamId,
-    /// Its number among the pool's shards.
+    /// How many shards of the pool were made before it.
+    pub(super) age: u64,
+    /// Its list of the pool's arena, if there is one: no other shard that is alive has it.
     pub(super) list: List,
     /// Freed blocks that other streams use, oldest first; [`ShardState::newly_pending`] has the newest.
     pub(super) pending: Ranked<Vec<Pending>>,
     /// Held while block entries are delivered, so that they arrive in order; and where they are gathered for that.
-    pub(super) delivery: Ranked<Vec<Entry>>,
-    pub(super) state: &'static Desk,
+    pub(super) delivery: Ranked<Delivery>,
+    pub(super) state: &'static CacheSlot,
+}
+
+/// Where block entries are gathered to be delivered.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    batch: Batch,
+    entries: Vec<Entry>,
 }
 
 impl Shard {
-    pub(super) fn new(pool: Arc<PoolCore>, stream: StreamId, list: List, slots: Slots) -> Arc<Self> {
+    pub(super) fn new(
+        pool: Arc<PoolCore>,
+        stream: StreamId,
+        age: u64,
+        list: List,
+        slots: Slots,
+    ) -> Arc<Self> {
         let device = pool.device.clone();
         let cached = matches!(pool.kind, PoolKind::Cached | PoolKind::Remappable);
         let front_bytes = if cached { device.settings.front_bytes } else { 0 };
@@ -61,6 +78,7 @@ impl Shard {
         ring.subscribed = !slots.is_empty();
         let origin = Origin { device: device.ordinal(), pool: pool.id, stream };
         let mut state = ShardState {
+            key: Key { pool: pool.key, stream },
             origin,
             shard: Weak::new(),
             is_closed: false,
@@ -79,40 +97,52 @@ impl Shard {
         };
         Arc::new_cyclic(|shard| {
             state.shard = shard.clone();
-            let delivery = Ranked::new(Rank::Delivery, Vec::new());
+            let delivery = Ranked::new(Rank::Delivery, Delivery::default());
             let pending = Ranked::new(Rank::Pending, Vec::new());
-            Self { device, pool, stream, list, pending, delivery, state: Desk::take(state) }
+            Self { device, pool, stream, age, list, pending, delivery, state: CacheSlot::take(state) }
         })
     }
 
-    /// A block out of what is there.
-    #[inline]
+    /// A block out of what is there, after everything has been merged if need be.
     pub(super) fn hit(&self, request: Request) -> Option<Block> {
-        let mut state = self.state.lock();
-        let id = state.reserve(request.units)?;
-        Some(self.hand_out(state, id, request, self.stream))
+        loop {
+            let mut state = self.state.lock();
+            if let Some(id) = state.reserve(request.units) {
+                return Some(self.state.hand_out(state, id, request, self.stream));
+            }
+            // Each attempt has merged a piece.
+            if !state.keeps_any() {
+                return None;
+            }
+        }
     }
 
-    /// Hands out a reserved block.
-    #[inline]
-    pub(super) fn hand_out(
-        &self,
-        mut state: Open<'_>,
-        id: BlockId,
-        request: Request,
-        stream: StreamId,
-    ) -> Block {
-        let (address, units) = state.hand_out(id, request);
-        if stream != self.stream {
-            // Lent: whoever frees it says so, and this stream has to see the end of that.
-            state.add_use(id, stream);
+    /// Finds a block as [`hit`](Self::hit) does, without handing it out.
+    pub(super) fn reserve(&self, request: Request) -> Option<BlockId> {
+        self.merge();
+        self.state.lock().reserve(request.units)
+    }
+
+    /// Merges all free memory; a hit on another thread waits for a piece of that at most.
+    pub(super) fn merge(&self) {
+        while self.state.lock().merge_some() {}
+    }
+
+    /// Ends the shard for its stream, if it has nothing: a thread that has found it meanwhile looks for another one.
+    /// The caller holds the growth lock. Returns whether it has ended.
+    pub(super) fn retire(&self) -> bool {
+        // A thread that settles what is pending has something.
+        let Some(pending) = self.pending.try_lock() else { return false };
+        let mut state = self.state.lock();
+        let ends = pending.is_empty() && state.has_nothing();
+        if ends {
+            state.key = Key::RETIRED;
         }
-        let waiting = state.ring.waiting();
-        drop(state);
-        if waiting >= BATCH {
-            self.deliver(waiting);
-        }
-        Block::new(self.state, id, address, units, stream)
+        ends
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.state.lock().key == Key::RETIRED
     }
 
     /// Its pool is gone: it goes with the last block.
@@ -137,14 +167,15 @@ impl Shard {
     }
 
     /// Delivers what is waiting. The caller holds the delivery lock.
-    pub(super) fn flush(&self, turn: &mut Vec<Entry>) {
+    pub(super) fn flush(&self, turn: &mut Delivery) {
         let slots = {
             let mut state = self.state.lock();
-            turn.clear();
-            state.ring.empty_outbox(self.origin(), turn);
+            state.ring.take_outbox(&mut turn.batch);
             state.slots.clone()
         };
-        self.device.tell(&slots, turn);
+        turn.entries.clear();
+        turn.batch.expand(self.origin(), &mut turn.entries);
+        self.device.tell(&slots, &turn.entries);
     }
 
     /// Delivers what is waiting: before a segment leaves, what happened in it is told.
@@ -162,18 +193,37 @@ impl Shard {
         let (segment, tile) = state.fixed.find(address)?;
         Some(Found { segment: segment.clone(), block: block_state(&tile, state.tenant(tile.id)) })
     }
-
-    /// The state of every segment.
-    pub(super) fn capture(&self, state: &ShardState) -> Vec<SegmentState> {
-        let segments = state.fixed.tiles().map(|(segment, tiles)| SegmentState {
-            segment: segment.clone(),
-            blocks: tiles.iter().map(|tile| block_state(tile, state.tenant(tile.id))).collect(),
-        });
-        segments.collect()
-    }
 }
 
-impl Desk {
+impl CacheSlot {
+    /// A block of the key's shard, if this is its slot, and it has one at hand.
+    #[inline]
+    pub(super) fn hit(&'static self, key: Key, request: Request) -> Option<Block> {
+        let mut state = self.lock_of(key)?;
+        let id = state.reserve(request.units)?;
+        Some(self.hand_out(state, id, request, key.stream))
+    }
+
+    /// Hands out a reserved block.
+    #[inline]
+    pub(super) fn hand_out(
+        &'static self,
+        mut state: Open<'_>,
+        id: BlockId,
+        request: Request,
+        stream: StreamId,
+    ) -> Block {
+        let (address, units) = state.hand_out(id, request);
+        if stream != state.origin.stream {
+            // Lent: whoever frees it says so, and the shard's stream has to see the end of that.
+            state.add_use(id, stream);
+        }
+        if state.ring.waiting() >= BATCH {
+            after_hand_out(state);
+        }
+        Block::new(self, id, address, units, stream)
+    }
+
     /// Takes a block back from its owner.
     #[inline]
     pub(super) fn free(&self, id: BlockId) {
@@ -186,6 +236,17 @@ impl Desk {
         if state.ring.waiting() >= BATCH || state.keeper.is_some() {
             after_free(state);
         }
+    }
+}
+
+/// Delivers what trackers wait for.
+#[cold]
+fn after_hand_out(state: Open<'_>) {
+    let waiting = state.ring.waiting();
+    let shard = state.shard.upgrade();
+    drop(state);
+    if let Some(shard) = shard {
+        shard.deliver(waiting);
     }
 }
 
@@ -215,21 +276,24 @@ fn free_used(mut state: Open<'_>, id: BlockId) {
 
 impl Drop for Shard {
     /// Nobody has a block any more: the segments wait for the next growth or trim to go back; those of a re-mappable
-    /// pool for the pool's end.
+    /// pool for the pool's end. A retired shard has none of either.
     fn drop(&mut self) {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };
-        state.drain();
+        state.merge_all();
         let mut pending = std::mem::take(self.pending.get_mut());
         pending.append(&mut state.newly_pending);
-        if state.shared.is_some() {
+        if state.shared.is_some() && state.key != Key::RETIRED {
             self.pool.leave(self.stream, pending.drain(..));
         }
+        let (mut batch, mut entries) = (Batch::default(), Vec::new());
+        state.ring.take_outbox(&mut batch);
+        batch.expand(origin, &mut entries);
         self.device.bury(Grave {
             streams: vec![self.stream],
             segments: state.fixed.segments.drain(..).flatten().collect(),
             pending,
-            entries: state.ring.take_outbox(origin),
+            entries,
             slots: state.slots.clone(),
             ..Grave::default()
         });

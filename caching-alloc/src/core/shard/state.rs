@@ -14,14 +14,16 @@ use crate::core::remap::Arena;
 use crate::core::ring::{BlockEvent, Origin, Ring};
 use crate::core::segment::{Segment, SizeClass};
 use crate::core::size::{Units, bytes_of, class_of};
+use crate::core::slot::Key;
 use crate::core::snapshot::{BlockState, Usage};
-use crate::core::stats::{Tallies, Usages};
+use crate::core::stats::{PoolUsages, Tallies};
 use crate::core::stream::{StreamEvents, StreamId};
 use crate::core::symmetric::{Journal, OperationKind, Placement};
 use crate::core::tracker::Slots;
 
 #[derive(Debug)]
 pub(in crate::core) struct ShardState {
+    pub(in crate::core) key: Key,
     pub(in crate::core) origin: Origin,
     pub(super) shard: Weak<Shard>,
     /// Its pool is gone.
@@ -42,6 +44,11 @@ pub(in crate::core) struct ShardState {
     pub(in crate::core) tallies: Tallies,
     pub(in crate::core) symmetric: Option<Journal>,
 }
+
+/// Blocks that are merged at most while the lock is held once.
+const PIECE: usize = 256;
+/// Blocks that make room for one that is freed.
+const EVICTED: usize = 32;
 
 /// A request, checked and rounded.
 #[derive(Clone, Copy, Debug)]
@@ -91,10 +98,10 @@ impl ShardState {
     #[inline(never)]
     fn lease(&mut self, units: Units) -> Option<BlockId> {
         self.end_long();
-        let mut found = self.allocate(units);
-        if found.is_none() && self.drain() {
-            found = self.allocate(units);
-        }
+        let found = self.allocate(units).or_else(|| {
+            self.merge_some();
+            self.allocate(units)
+        });
         let (block, address, units) = found?;
         self.leases.add(block, address, units);
         Some(block)
@@ -149,27 +156,48 @@ impl ShardState {
     /// Puts a reserved block back.
     #[inline]
     pub(in crate::core) fn unreserve(&mut self, id: BlockId) {
-        if self.front.is_full_for(self.leases[id].units) {
-            self.drain();
-        }
-        if let Some(id) = self.front.keep(&mut self.leases, id) {
+        let units = self.leases[id].units;
+        let is_kept = !self.front.is_full_for(units) || {
+            self.give_up(|front, leases, give| front.evict(leases, EVICTED, give));
+            !self.front.is_full_for(units)
+        };
+        let rest = if is_kept { self.front.keep(&mut self.leases, id) } else { Some(id) };
+        if let Some(id) = rest {
             self.end_lease(id);
         }
     }
 
-    /// Merges all free memory. Returns whether there was any to merge.
+    /// Whether anything is kept whole that could be merged.
+    pub(in crate::core) fn keeps_any(&self) -> bool {
+        self.front.keeps_any()
+    }
+
+    /// Merges a bounded part of what is kept whole. Returns whether more is.
+    pub(in crate::core) fn merge_some(&mut self) -> bool {
+        self.front.keeps_any() && self.give_up(|front, leases, give| front.drain(leases, PIECE, give))
+    }
+
+    /// Merges all free memory. To hold the lock for a short time only, see [`Shard::merge`].
+    pub(in crate::core) fn merge_all(&mut self) {
+        while self.merge_some() {}
+    }
+
+    /// Has the front give blocks to the heap.
     #[inline(never)]
-    pub(in crate::core) fn drain(&mut self) -> bool {
+    fn give_up<R>(
+        &mut self,
+        give_up: impl FnOnce(&mut Front, &mut Leases, &mut dyn FnMut(&mut Leases, BlockId)) -> R,
+    ) -> R {
         let Self { front, leases, fixed, shared, .. } = self;
         match shared {
             Some((arena, _)) => {
                 let mut arena = arena.lock();
-                front.drain(leases, |leases, id| {
+                give_up(front, leases, &mut |leases, id| {
                     leases.end(id);
                     arena.free(id);
                 })
             }
-            None => front.drain(leases, |leases, id| {
+            None => give_up(front, leases, &mut |leases, id| {
                 leases.end(id);
                 fixed.free(id);
             }),
@@ -193,23 +221,32 @@ impl ShardState {
 
     /// Takes out the shortest segment of the class that is one free block and has room for `units`.
     pub(in crate::core) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
-        self.drain();
+        self.merge_all();
         self.fixed.withdraw_idle(class, units)
     }
 
     /// Takes out segments that are free, newest first, of those that `fits`, until they have `wanted` bytes.
     pub(in crate::core) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
-        self.drain();
+        self.merge_all();
         self.fixed.withdraw_all(fits, wanted)
     }
 
     /// The longest free block of the class.
     pub(in crate::core) fn longest(&mut self, class: SizeClass) -> Units {
-        self.drain();
+        self.merge_all();
         match &self.shared {
             Some((arena, list)) => arena.lock().longest(*list),
             None => self.fixed.longest(class),
         }
+    }
+
+    /// Whether no block is out or in use elsewhere, nothing is told later, and there is no memory.
+    pub(in crate::core) fn has_nothing(&self) -> bool {
+        self.tallies.active() == 0
+            && self.newly_pending.is_empty()
+            && self.ring.waiting() == 0
+            && self.symmetric.is_none()
+            && self.fixed.is_empty()
     }
 
     /// Adds `stream` to those that use a block.
@@ -258,7 +295,7 @@ impl ShardState {
     }
 
     /// Sums of all blocks, small and large.
-    pub(in crate::core) fn usages(&self) -> (Usages, [Usages; 2]) {
+    pub(in crate::core) fn usages(&self) -> PoolUsages {
         self.tallies.usages()
     }
 
@@ -277,8 +314,8 @@ impl ShardState {
 
     /// The owner lets go, others do not yet: they are returned.
     pub(super) fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
+        self.leases.set(id, Tenancy::Pending);
         let lease = &mut self.leases[id];
-        lease.tenancy = Tenancy::Pending;
         let Lease { address, units, requested, .. } = *lease;
         let streams = self.uses.take(std::mem::replace(&mut lease.uses, NOBODY));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested);

@@ -77,6 +77,11 @@ pub enum Usage {
 }
 
 impl BlockState {
+    /// Memory that nobody has.
+    pub(super) fn free(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None }
+    }
+
     /// Its length, unless it is free.
     #[must_use]
     pub fn active_bytes(&self) -> u64 {

@@ -1,0 +1,70 @@
+//! Copies of a shard, made piece by piece: a hit waits for one piece at most.
+
+use super::{Shard, ShardState};
+use crate::core::lease::InUse;
+use crate::core::ring::{Batch, RingCopy};
+use crate::core::segment::Segment;
+use crate::core::tracker::Slots;
+
+/// Leases, segments and entries that are copied while the lock is held once. Fewer in tests, whose few blocks are to make
+/// several pieces.
+const PIECE: u32 = if cfg!(test) { 2 } else { 1024 };
+
+/// What a shard was at one moment.
+#[derive(Debug)]
+pub(in crate::core) struct ShardCopy {
+    pub(in crate::core) segments: Vec<Segment>,
+    /// Blocks that were handed out or in use by other streams, in no order.
+    pub(in crate::core) blocks: Vec<InUse>,
+    pub(in crate::core) entries: RingCopy,
+}
+
+impl Shard {
+    /// Copies the shard as it is when `first` looks at it. The caller holds the growth lock: segments neither come nor
+    /// go meanwhile, and no other copy is under way.
+    pub(in crate::core) fn copy(&self, with_entries: bool, first: impl FnOnce(&mut ShardState)) -> ShardCopy {
+        let mut entries = {
+            let mut state = self.state.lock();
+            first(&mut state);
+            state.leases.begin_copy();
+            state.ring.begin_copy()
+        };
+        let mut blocks = Vec::new();
+        loop {
+            blocks.reserve(2 * PIECE as usize);
+            if !self.state.lock().leases.copy_next(&mut blocks, PIECE) {
+                break;
+            }
+        }
+        if with_entries {
+            entries.reserve();
+            while self.state.lock().ring.copy_next(&mut entries, PIECE.into()) {}
+        }
+        ShardCopy { segments: self.segments(), blocks, entries }
+    }
+
+    /// Its segments. The caller holds the growth lock.
+    pub(in crate::core) fn segments(&self) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        let mut next = 0;
+        loop {
+            segments.reserve(PIECE as usize);
+            let state = self.state.lock();
+            let all = &state.fixed.segments;
+            let end = all.len().min(next + PIECE as usize);
+            segments.extend(all[next..end].iter().flatten().cloned());
+            if end == all.len() {
+                return segments;
+            }
+            next = end;
+        }
+    }
+
+    /// Takes the entries that trackers have still to get, and lets `slots` have those that follow.
+    pub(in crate::core) fn resubscribe(&self, state: &mut ShardState, slots: &Slots) -> (Slots, Batch) {
+        let mut before = Batch::default();
+        state.ring.take_outbox(&mut before);
+        state.ring.subscribed = !slots.is_empty();
+        (std::mem::replace(&mut state.slots, slots.clone()), before)
+    }
+}
