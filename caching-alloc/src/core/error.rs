@@ -58,12 +58,12 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A re-mappable pool tells no more streams apart.
-    #[error("pool {} has served {streams} streams, and tells no more apart; ask another pool for memory of {stream}", pool.0)]
+    /// A re-mappable pool serves no more streams at a time.
+    #[error("pool {} serves {streams} streams, the most at a time; ask another pool for memory of {stream}", pool.0)]
     TooManyStreams {
         /// The pool.
         pool: PoolId,
-        /// How many it has served.
+        /// How many it serves.
         streams: usize,
         /// The stream that a block was asked for on.
         stream: StreamId,

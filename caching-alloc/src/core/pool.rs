@@ -334,26 +334,30 @@ impl PoolCore {
         if candidates.is_empty() {
             return Vec::new();
         }
-        let retired = candidates.iter().filter_map(|shard| self.retire(shard, false)).collect();
+        let retired = self.retire(&candidates, false);
         locked(&self.shards).settle();
         retired
     }
 
-    /// Retires a shard, if it has nothing, and returns it to be dropped under no lock but the growth lock. What it has
-    /// free in an arena is left to the others, if the host sees, or with `wait` has waited until, its stream's work
-    /// has ended.
-    pub(super) fn retire(&self, shard: &Shard, wait: bool) -> Option<Arc<Shard>> {
-        if !self.leave_arena(shard, wait) || !shard.state.lock().has_nothing() {
-            return None;
-        }
-        let shards = self.shards();
+    /// Retires those of the shards that have nothing, and returns them to be dropped under no lock but the growth lock,
+    /// which the caller holds. What they have free in an arena is left to the others, if the host sees, or with `wait`
+    /// has waited until, their streams' work has ended.
+    pub(super) fn retire(&self, shards: &[Arc<Shard>], wait: bool) -> Vec<Arc<Shard>> {
+        let mut retired = shards.to_vec();
+        retired.retain(|shard| self.leave_arena(shard, wait));
+        // Whoever adds up the usages meanwhile waits until what goes here has been added to the past.
         let mut past = locked(&self.past);
-        let before = sum_of(&shards);
-        if !shard.retire() {
-            return None;
+        retired.retain(|shard| shard.retire());
+        if retired.is_empty() {
+            return retired;
         }
-        past.add(&shard.state.lock().usages(), &before);
-        locked(&self.shards).remove(shard)
+        let mut gone = PoolUsages::default();
+        retired.iter().for_each(|shard| gone.merge(&shard.state.lock().usages()));
+        past.add(gone, sum_of(&self.shards()));
+        drop(past);
+        let mut table = locked(&self.shards);
+        retired.iter().for_each(|shard| table.remove(shard));
+        retired
     }
 
     /// Leaves what a shard has free in the arena, if there is one, to the others. Returns whether it has nothing there.

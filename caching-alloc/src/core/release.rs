@@ -56,7 +56,7 @@ impl Device {
                 shard.synchronize_pending();
                 self.release_shard(growth, &shard, &|_, _| true, u64::MAX);
                 shard.settle_entries();
-                drop(pool.retire(&shard, true));
+                drop(pool.retire(&[shard], true));
             }
         }
     }

@@ -255,12 +255,11 @@ impl PoolUsages {
 pub(super) struct PastUsages(PoolUsages);
 
 impl PastUsages {
-    /// Adds a shard that is retired; `before`: what the shards have counted that there were then.
-    pub(super) fn add(&mut self, shard: &PoolUsages, before: &PoolUsages) {
-        let (mut shard, mut before) = (*shard, *before);
-        for ((past, shard), before) in self.0.gauges().zip(shard.gauges()).zip(before.gauges()) {
-            past.total += shard.total;
-            past.peak = past.peak.max(before.peak);
+    /// Adds what shards have counted that are retired; `live`: what all others have counted until then.
+    pub(super) fn add(&mut self, mut retired: PoolUsages, mut live: PoolUsages) {
+        for ((past, retired), live) in self.0.gauges().zip(retired.gauges()).zip(live.gauges()) {
+            past.total += retired.total;
+            past.peak = past.peak.max(live.peak + retired.peak);
         }
     }
 

@@ -84,13 +84,13 @@ impl ShardTable {
         self.crowd = 2 * (self.by_stream.len() + IDLE);
     }
 
-    /// Forgets a shard, which the caller drops when it holds no lock.
-    pub(super) fn remove(&mut self, shard: &Shard) -> Option<Arc<Shard>> {
+    /// Forgets a shard that is retired. The caller has it, and drops it when it holds no lock.
+    pub(super) fn remove(&mut self, shard: &Arc<Shard>) {
         self.by_age.remove(&shard.age);
+        self.by_stream.remove(&shard.stream);
         if shard.list != Arena::NOBODYS_LIST {
             self.spare_lists.push(shard.list);
         }
-        self.by_stream.remove(&shard.stream)
     }
 
     /// Forgets every stream; the shards live on until their last blocks are back.
