@@ -9,8 +9,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{env, process, thread};
 
+use ::cudarc::driver::sys::CUstreamCaptureMode;
 use ::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg,
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, result,
 };
 use caching_alloc::core::{AllocError, Allocator, SegmentSource, Settings, StreamId};
 use caching_alloc::cudarc::{Adopted, BlockSlice, CudarcError};
@@ -100,6 +101,32 @@ fn hold(adopted: &Adopted, stream: &CudaStream) -> mpsc::Sender<()> {
     let stream = unsafe { Stream::borrowed(adopted.context(), stream.cu_stream().cast()) };
     stream.launch_host_fn(move || held.recv().unwrap_or_default()).unwrap();
     release
+}
+
+#[test]
+fn a_stream_that_cudarc_captures_gets_no_memory_that_may_move_or_go() {
+    over_each_driver("a_stream_that_cudarc_captures_gets_no_memory_that_may_move_or_go", |cuda| {
+        for (adopted, allocator) in allocators(&cuda) {
+            let stream = cuda.new_stream().unwrap();
+            let pool = allocator.default_pool();
+            // SAFETY: nobody reads it.
+            let allocate = || unsafe { adopted.alloc::<u8>(pool, &stream, 4096) };
+            drop(allocate().unwrap());
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            let captured = allocate().map(drop);
+            // SAFETY: the stream's capture has begun, and its graph is given back.
+            unsafe {
+                let graph = result::stream::end_capture(stream.cu_stream()).unwrap();
+                result::graph::destroy(graph).unwrap();
+            }
+            let error = captured.unwrap_err();
+            assert!(
+                matches!(error, CudarcError::Alloc(AllocError::CaptureOutsideGraphPool { .. })),
+                "{error}"
+            );
+            drop(allocate().unwrap());
+        }
+    });
 }
 
 #[test]

@@ -92,7 +92,7 @@ impl Adopted {
         if context.raw().addr() != cuda.cu_ctx().addr() {
             return Err(not_shared(Some(context.raw().addr())));
         }
-        let events = Arc::new(DriverEvents::new(&context));
+        let events = Arc::new(DriverEvents::with_uncounted_captures(&context));
         Ok(Self { cuda: cuda.clone(), context, events })
     }
 

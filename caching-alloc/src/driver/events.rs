@@ -20,6 +20,7 @@ pub struct DriverEvents {
     events: Mutex<HashMap<EventId, Arc<Event>>>,
     idle: Mutex<Vec<Arc<Event>>>,
     next: AtomicU64,
+    captures: Arc<AtomicUsize>,
 }
 
 /// The streams that are known. Numbers are not used twice, as the driver's handles are: memory that was freed on a
@@ -32,15 +33,26 @@ struct Streams {
 }
 
 impl DriverEvents {
-    /// Events of the context's device.
+    /// Events of the context's device, whose streams are captured by [`Stream::begin_capture`] only.
     #[must_use]
     pub fn new(context: &Context) -> Self {
+        Self::with(context, context.driver().open_captures().clone())
+    }
+
+    /// The same for streams whose captures nobody counts: the driver is asked at every request.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn with_uncounted_captures(context: &Context) -> Self {
+        Self::with(context, Arc::new(AtomicUsize::new(1)))
+    }
+
+    fn with(context: &Context, captures: Arc<AtomicUsize>) -> Self {
         Self {
             context: context.clone(),
             streams: Mutex::default(),
             events: Mutex::default(),
             idle: Mutex::default(),
             next: AtomicU64::new(0),
+            captures,
         }
     }
 
@@ -66,7 +78,8 @@ impl DriverEvents {
     }
 
     /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail. What the allocator has
-    /// cached under its number goes back to the driver when memory is scarce or trimmed.
+    /// cached under its number goes back to the driver when memory is scarce or trimmed, or at once with
+    /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this.
     pub fn forget(&self, stream: StreamId) {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);
@@ -146,7 +159,7 @@ impl StreamEvents for DriverEvents {
     }
 
     fn captures(&self) -> Option<Arc<AtomicUsize>> {
-        Some(self.context.driver().open_captures().clone())
+        Some(self.captures.clone())
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
