@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s, tight};
@@ -18,6 +19,7 @@ struct Paused {
     streams: Arc<HostStreams>,
     in_allocate: Pause,
     in_is_capturing: Pause,
+    in_record: Pause,
 }
 
 fn paused() -> (Arc<Paused>, Allocator) {
@@ -26,6 +28,7 @@ fn paused() -> (Arc<Paused>, Allocator) {
         streams: Arc::default(),
         in_allocate: Pause::default(),
         in_is_capturing: Pause::default(),
+        in_record: Pause::default(),
     };
     let host = Arc::new(host);
     let allocator = Allocator::new(host.clone(), host.clone(), tight());
@@ -50,6 +53,7 @@ impl SegmentSource for Paused {
 
 impl StreamEvents for Paused {
     fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        self.in_record.pass();
         self.streams.record(stream)
     }
     fn query(&self, event: EventId) -> Result<bool, EventError> {
@@ -92,19 +96,27 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
     let warm = graphs.capture(&[s(7)]);
     drop(allocator.allocate(3 * MIB, s(7)).unwrap());
     drop(warm);
-    // The trim has found that nothing keeps the pool.
     host.in_is_capturing.arm();
+    host.in_record.arm();
     std::thread::scope(|scope| {
-        let trim = scope.spawn(|| allocator.empty_cache().unwrap());
+        let trim = scope.spawn(|| {
+            allocator.empty_cache().unwrap();
+            host.in_record.open();
+        });
+        // The trim has found that nothing keeps the pool.
         host.in_is_capturing.wait_until_reached();
         let graph = scope.spawn(|| {
             let capture = graphs.capture(&[s(7)]);
             host.streams.set_capturing(s(7), true);
             let baked = allocator.allocate(3 * MIB, s(7)).unwrap().address();
             host.streams.set_capturing(s(7), false);
+            host.in_record.wait_until_reached();
             (capture.end(), baked)
         });
         host.in_is_capturing.release_after(&graph);
+        // It has taken the memory out of the pool, and waits for the stream.
+        host.in_record.wait_until_reached();
+        host.in_record.release_after(&graph);
         trim.join().unwrap();
         let (graph, baked) = graph.join().unwrap();
         let held = |address| {
@@ -116,8 +128,8 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
     });
 }
 
-#[test]
-fn a_pool_that_was_frozen_while_a_request_waited_does_not_grow() {
+/// Freezes a pool while a request for it waits for another growth, in this order or the other.
+fn freeze_beside_a_request(freeze_first: bool) {
     let (host, allocator) = paused();
     let pool = private_pool(&allocator);
     drop(pool.allocate(MIB, s(1)).unwrap());
@@ -126,16 +138,32 @@ fn a_pool_that_was_frozen_while_a_request_waited_does_not_grow() {
         // Holds up every growth.
         let slow = scope.spawn(|| allocator.allocate(30 * MIB, s(2)).unwrap());
         host.in_allocate.wait_until_reached();
-        let waiting = scope.spawn(|| pool.allocate(20 * MIB, s(1)));
-        let frozen = scope.spawn(|| {
+        let freeze = || {
             let freeze = pool.freeze();
             (freeze, pool.stats().reserved.current)
-        });
+        };
+        let request = || pool.allocate(20 * MIB, s(1));
+        // Locks are given to waiting threads in turn, mostly.
+        let turn = || std::thread::sleep(Duration::from_millis(200));
+        let (frozen, waiting) = if freeze_first {
+            let frozen = scope.spawn(freeze);
+            turn();
+            (frozen, scope.spawn(request))
+        } else {
+            let waiting = scope.spawn(request);
+            turn();
+            (scope.spawn(freeze), waiting)
+        };
         host.in_allocate.release_after(&frozen);
         let ((freeze, before), served) = (frozen.join().unwrap(), waiting.join().unwrap());
         assert_eq!(pool.stats().reserved.current, before, "{served:?} came while the pool was frozen");
         drop((slow.join().unwrap(), freeze));
     });
+}
+
+#[test]
+fn a_pool_that_was_frozen_while_a_request_waited_does_not_grow() {
+    [false, true].into_iter().for_each(freeze_beside_a_request);
 }
 
 #[test]

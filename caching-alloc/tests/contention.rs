@@ -1,11 +1,11 @@
 //! Threads that want all the memory there is: none is told that there is not enough.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s};
-use caching_alloc::core::{Allocator, EventError, EventId, Settings, StreamEvents, StreamId};
+use caching_alloc::core::{Allocator, Block, EventError, EventId, Reuse, Settings, StreamEvents, StreamId};
 use caching_alloc::host::{HostSource, HostStreams};
 
 /// Streams that stop a thread inside a query.
@@ -97,4 +97,85 @@ fn threads_that_together_want_all_memory_get_it() {
             assert_eq!(bench.allocator.stats().all.allocated.current, 0);
         }
     }
+}
+
+/// Streams in whose calls another thread of the program exchanges its block, of stream 1, for one of stream 2 and back:
+/// one of the two is free always, the one that is not being looked at.
+#[derive(Debug, Default)]
+struct Exchanges {
+    streams: HostStreams,
+    theirs: Mutex<Option<(Allocator, Block)>>,
+    left: AtomicU64,
+}
+
+impl Exchanges {
+    const BYTES: u64 = 20 * MIB;
+
+    fn exchange(&self, from: StreamId) {
+        let mut theirs = self.theirs.lock().unwrap();
+        let Some((allocator, block)) = theirs.take_if(|(_, block)| block.stream() == from) else { return };
+        if self.left.load(Ordering::Relaxed) == 0 {
+            *theirs = Some((allocator, block));
+            return;
+        }
+        self.left.fetch_sub(1, Ordering::Relaxed);
+        drop(block);
+        let other = if from == s(1) { s(2) } else { s(1) };
+        let block = allocator.allocate(Self::BYTES, other).unwrap();
+        *theirs = Some((allocator, block));
+    }
+}
+
+impl StreamEvents for Exchanges {
+    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
+        self.streams.record(stream)
+    }
+    fn query(&self, event: EventId) -> Result<bool, EventError> {
+        self.streams.query(event)
+    }
+    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
+        self.streams.wait(stream, event)
+    }
+    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
+        self.exchange(s(2));
+        self.streams.synchronize(event)
+    }
+    fn synchronize_device(&self) -> Result<(), EventError> {
+        self.streams.synchronize_device()
+    }
+    fn recycle(&self, event: EventId) {
+        self.streams.recycle(event);
+    }
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
+        if stream == s(2) {
+            self.exchange(s(1));
+        }
+        self.streams.is_capturing(stream)
+    }
+}
+
+#[test]
+fn a_request_looks_again_when_blocks_have_moved_meanwhile() {
+    let exact = Settings {
+        small_segment: 2 * MIB,
+        large_segment: 2 * MIB,
+        growth_divisor: u64::MAX,
+        reuse: Reuse::OwnStream,
+        ..Settings::default()
+    };
+    let streams = Arc::new(Exchanges::default());
+    let source = Arc::new(HostSource::new(2 * Exchanges::BYTES + 2 * MIB));
+    let allocator = Allocator::new(source, streams.clone(), exact);
+    let theirs = allocator.allocate(Exchanges::BYTES, s(1)).unwrap();
+    drop(allocator.allocate(Exchanges::BYTES, s(2)).unwrap());
+    // A request that finds nothing waits for the end of this one's use.
+    let used = allocator.allocate(512, s(3)).unwrap();
+    streams.streams.enqueue(s(4));
+    used.record_stream(s(4)).unwrap();
+    drop(used);
+    *streams.theirs.lock().unwrap() = Some((allocator.clone(), theirs));
+    streams.left.store(3, Ordering::Relaxed);
+    let mine = allocator.allocate(Exchanges::BYTES, s(1)).expect("there is room for both blocks");
+    assert_eq!(streams.left.load(Ordering::Relaxed), 0, "blocks have moved");
+    drop((mine, streams.theirs.lock().unwrap().take()));
 }

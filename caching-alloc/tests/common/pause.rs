@@ -50,6 +50,11 @@ impl Pause {
         while begin.elapsed() < WATCHED && !other.is_finished() {
             std::thread::sleep(Duration::from_millis(1));
         }
+        self.open();
+    }
+
+    /// Stops no thread any more, and lets go whoever has been stopped or waits for that.
+    pub(crate) fn open(&self) {
         self.set(State::Open);
     }
 
