@@ -168,6 +168,6 @@ fn pools_that_come_and_go_leave_nothing_on_the_host() {
     let held = HELD.get();
     (0..POOLS).for_each(|_| come_and_go());
     let left = HELD.get() - held;
-    // Other tests take desks too: some of these may have to be made anew.
+    // Other tests take slots too: some of these may have to be made anew.
     assert!(left < 100 * POOLS, "{left} bytes of {POOLS} pools");
 }

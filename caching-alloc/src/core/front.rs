@@ -1,9 +1,10 @@
 //! Freed blocks, kept whole for the next request of the same length: the quick way in and out.
 //!
 //! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
-//! the blocks of it go to the heap. Bounded in bytes; at the bound a few blocks of each length in turn go to the heap, so
-//! that the lengths kept are those in use and no single free takes long. Of long blocks only the last is kept, and only for the very next request that the
-//! heap would serve: if that is of another length, the heap has the block first, as if it had never been kept.
+//! the blocks of it go to the heap. Bounded in bytes. At the bound a few blocks of each length in turn go to the heap:
+//! the lengths kept are those in use, and no single free takes long. Of long blocks only the last is kept, and only for
+//! the very next request that the heap would serve: if that is of another length, the heap has the block first, as if it
+//! had never been kept.
 
 use super::heap::{BlockId, NONE};
 use super::lease::{Leases, Tenancy};

@@ -50,7 +50,7 @@ fn a_thread_that_ends_leaves_what_it_kept_to_the_others() {
 }
 
 #[test]
-fn a_block_that_outlives_its_pool_leaves_its_desk_to_the_next() {
+fn a_block_that_outlives_its_pool_leaves_its_slot_to_the_next() {
     check(|| {
         let program = Program::new(16 * MIB);
         let pool = program.pool(PoolSettings::default());
@@ -77,7 +77,7 @@ fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
         other.join().unwrap();
         // Borrowed, or the default pool's own; while the lender's memory is on its way back there is none.
         let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
-        // Were the lender's desk free already, this would have it.
+        // Were the lender's slot free already, this would have it.
         let next = program.pool(PoolSettings::default());
         assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
         assert_eq!(mine.block().requested(), LONG);
