@@ -134,7 +134,6 @@ impl Shard {
             return Ok(Some(block));
         }
         self.refuse_frozen(request, least)?;
-        let operations = self.device.operations();
         if polled.is_none()
             && self.poll_pending()
             && let Some(block) = self.hit(request)
@@ -183,7 +182,7 @@ impl Shard {
         {
             return Ok(Some(block));
         }
-        self.until_nothing_moves(operations, || {
+        self.until_nothing_moves(|| {
             if self.device.release_cached(growth, u64::MAX, None) > 0
                 && let Some(block) = self.grow(growth, request, class, least)?
             {
@@ -208,13 +207,13 @@ impl Shard {
     }
 
     /// Repeats the last attempts of a request as long as they fail while blocks change hands: what another thread
-    /// frees in a place that was looked at before, and takes in one that was not, is seen in neither. `before` is the
-    /// number of operations when this request began to look.
+    /// frees in a place that was looked at before, and takes in one that was not, is seen in neither. An attempt looks
+    /// everywhere.
     pub(super) fn until_nothing_moves(
         &self,
-        mut before: u64,
         mut attempt: impl FnMut() -> Result<Option<Block>, AllocError>,
     ) -> Result<Option<Block>, AllocError> {
+        let mut before = self.device.operations();
         for _ in 0..LAST_ATTEMPTS {
             if let Some(block) = attempt()? {
                 return Ok(Some(block));

@@ -69,7 +69,6 @@ impl Shard {
             return Ok(None);
         }
         self.refuse_frozen(request, bytes_of(request.units))?;
-        let operations = self.device.operations();
         self.device.reap(growth);
         let tier = self.pool.arena_mut().tier(request.units);
         if let Some(block) = self.merged(request).or_else(|| self.out_of_others(request, Some(tier))) {
@@ -89,7 +88,7 @@ impl Shard {
             return Ok(Some(block));
         }
         self.device.totals().retries += 1;
-        self.until_nothing_moves(operations, || {
+        self.until_nothing_moves(|| {
             for wait in [false, true] {
                 if wait {
                     self.device.shards().iter().for_each(|shard| _ = shard.synchronize_pending());
