@@ -81,6 +81,22 @@ fn a_frozen_pool_forgets_no_stream() {
     assert!(bench.allocator.forget_stream(s(1)).unwrap() >= MIB);
 }
 
+#[test]
+fn a_stream_that_comes_back_gets_no_memory_of_those_that_came_after_it() {
+    let bench = bench(u64::MAX, tight());
+    drop(bench.allocator.allocate(4096, s(1)).unwrap());
+    bench.allocator.empty_cache().unwrap();
+    // This thread remembers where the first stream's cache was, which one of these takes over.
+    let allocate = || (2..200).map(|stream| bench.allocator.allocate(4096, s(stream)).unwrap()).collect();
+    let others: Vec<Block> = std::thread::scope(|scope| scope.spawn(allocate).join().unwrap());
+    let again = bench.allocator.allocate(4096, s(1)).unwrap();
+    for stream in std::iter::once(&again).chain(&others).map(Block::stream) {
+        let usages = bench.allocator.usage_by_stream();
+        let blocks = usages.iter().find(|(of, _)| *of == stream).map(|(_, usages)| usages.blocks.current);
+        assert_eq!(blocks, Some(1), "{stream}");
+    }
+}
+
 /// Counts blocks that are handed out and come back.
 #[derive(Default)]
 struct Count(std::sync::Mutex<[u64; 2]>);
