@@ -34,6 +34,7 @@ pub mod record;
 #[cfg(feature = "registration")]
 pub mod registration;
 pub mod store;
+mod sync;
 mod watch;
 
 use chain::chain;
@@ -44,8 +45,8 @@ use rare::{Slim, rare};
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 extern crate self as process_group;
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 #[path = "../tests/main.rs"]
 mod end_to_end;

@@ -1,8 +1,8 @@
-//! `cargo xtask interleave`: what threads do to each other in the caching allocator, in the orders that checkers choose.
+//! `cargo xtask interleave`: what threads do to each other, in the orders that checkers choose.
 //!
-//! The models are in `caching-alloc/src/core/interleavings`. They drive the crate's real code, built with a checker's
-//! mutexes and atomics in place of the standard library's. loom tries every order of the small models that can differ,
-//! up to a bound on preemptions; shuttle also tries many orders of longer programs.
+//! The models are in modules called `interleavings`, beside what they are about. They drive the crates' real code,
+//! built with a checker's mutexes and atomics in place of the standard library's. loom tries every order of the small
+//! models that can differ, up to a bound on preemptions; shuttle also tries many orders of longer programs.
 
 use std::path::Path;
 
@@ -43,16 +43,22 @@ const CHECKERS: [Checker; 2] = [
     },
 ];
 
+/// The crates that have models.
+const CRATES: [&str; 2] = ["caching-alloc", "process-group"];
+
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = shell::workspace()?;
-    CHECKERS.iter().try_for_each(|checker| check(&root, checker, options.quick))
+    for checker in &CHECKERS {
+        CRATES.iter().try_for_each(|name| check(&root, name, checker, options.quick))?;
+    }
+    Ok(())
 }
 
-fn check(root: &Path, checker: &Checker, quick: bool) -> Result<()> {
+fn check(root: &Path, crate_name: &str, checker: &Checker, quick: bool) -> Result<()> {
     let Checker { name, variable, unit, .. } = checker;
     let bound = if quick { checker.quick } else { checker.full };
-    println!("{name}: {bound} {unit}");
-    let package = shell::package("caching-alloc");
+    println!("{name}, {crate_name}: {bound} {unit}");
+    let package = shell::package(crate_name);
     let test = ["test", "--quiet", "--package", &package, "--lib", "--", "interleavings::"];
     let mut test = shell::cargo(root, &test);
     // The flags are of every dependency: a folder of its own keeps those that are built without.

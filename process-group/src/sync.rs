@@ -1,0 +1,69 @@
+//! Locks and atomics: the standard library's, or those of a checker, which chooses the order in which threads run (`--cfg
+//! loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders of larger ones). `cargo xtask
+//! interleave` runs the crate's models, its modules `interleavings`, with each.
+//!
+//! References are counted by the standard library's `Arc` always, and what is set once stays its `OnceLock`: a checker
+//! switches threads at its own types only.
+
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, atomic};
+#[cfg(all(test, shuttle))]
+pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard, atomic};
+#[cfg(not(all(test, any(loom, shuttle))))]
+pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, atomic};
+
+/// A static that threads share. A checker makes it anew for each order that it tries.
+#[cfg(not(all(test, any(loom, shuttle))))]
+macro_rules! global {
+    ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {
+        $(#[$what])* static $name: $of = $value;
+    };
+}
+#[cfg(all(test, loom))]
+macro_rules! global {
+    ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {
+        loom::lazy_static! { $(#[$what])* static ref $name: $of = $value; }
+    };
+}
+#[cfg(all(test, shuttle))]
+macro_rules! global {
+    ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {
+        shuttle::lazy_static! { $(#[$what])* static ref $name: $of = $value; }
+    };
+}
+pub(crate) use global;
+
+/// Runs models of a few threads, in the orders that the checker chooses; without one, on threads of the system, as they
+/// come.
+#[cfg(test)]
+pub(crate) mod model {
+    #[cfg(loom)]
+    pub(crate) use loom::thread;
+    #[cfg(shuttle)]
+    pub(crate) use shuttle::thread;
+    #[cfg(not(any(loom, shuttle)))]
+    pub(crate) use std::thread;
+
+    #[cfg(loom)]
+    pub(crate) fn check(program: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound.get_or_insert(3);
+        builder.max_branches = 100_000;
+        builder.check(program);
+    }
+
+    #[cfg(shuttle)]
+    pub(crate) fn check(program: impl Fn() + Send + Sync + 'static) {
+        let orders =
+            std::env::var("SHUTTLE_ORDERS").ok().and_then(|number| number.parse().ok()).unwrap_or(300);
+        let program = std::sync::Arc::new(program);
+        let again = program.clone();
+        shuttle::check_random(move || program(), orders);
+        shuttle::check_pct(move || again(), orders, 3);
+    }
+
+    #[cfg(not(any(loom, shuttle)))]
+    pub(crate) fn check(program: impl Fn() + Send + Sync + 'static) {
+        (0..200).for_each(|_| program());
+    }
+}
