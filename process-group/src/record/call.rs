@@ -134,10 +134,6 @@ impl Operation {
     pub const fn is_end(self) -> bool {
         matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)
     }
-
-    pub(super) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
 }
 
 /// What PyTorch calls an element type.

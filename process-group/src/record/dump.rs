@@ -281,19 +281,10 @@ impl Dump {
     }
 }
 
-/// What is done is so with everything before it on its stream.
 fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Vec<Entry> {
-    let mut done: HashMap<u64, u64> = HashMap::new();
     let entry = |record: &Record| {
         let Call { operation, dtype, reduction, peer, send, receive, on_path, places: lie } = record.call;
         let place = &record.position;
-        let mut completed = Some(record.completed).filter(|time| *time > 0);
-        if record.stream != 0 && !record.captured {
-            match completed {
-                Some(time) => _ = done.insert(record.stream, time),
-                None => completed = done.get(&record.stream).copied(),
-            }
-        }
         let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
         Some(Entry {
             record: record.number,
@@ -313,13 +304,11 @@ fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Ve
             receive,
             created_ns: scale.day(record.created),
             started_ns: Some(record.started).filter(|time| *time > 0).map(|time| scale.day(time)),
-            completed_ns: completed.map(|time| scale.day(time)),
+            completed_ns: Some(record.completed).filter(|time| *time > 0).map(|time| scale.day(time)),
             elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
             places: lie,
         })
     };
-    let mut entries: Vec<_> = records.iter().rev().filter_map(entry).collect();
-    entries.reverse();
-    entries
+    records.iter().filter_map(entry).collect()
 }

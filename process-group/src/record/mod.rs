@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `call` | what is recorded of a call |
 //! | `clock` | when it was |
-//! | `ring` | the last calls of a rank: bounded, written without a lock or an allocation |
+//! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation |
 //! | `recorder` | a rank's ring, and the groups that write to it |
 //! | `dump`, `document` | what was recorded, as data and as files that PyTorch's analyser reads |
 //! | `progress` | how far every member is |

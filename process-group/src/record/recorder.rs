@@ -205,9 +205,15 @@ impl Track {
     }
 
     /// Records a call that is about to be launched. `batch` is what the batch that it is in has counted already: a
-    /// batch counts once as a collective and once as a message.
+    /// batch counts once as a collective and once as a message. `work` is what its work has recorded already.
     #[inline(always)]
-    fn begin(&self, call: &Call, batch: Option<&mut Batched>, site: &'static Location<'static>) -> Begun {
+    fn begin(
+        &self,
+        call: &Call,
+        batch: Option<&mut Batched>,
+        work: Span,
+        site: &'static Location<'static>,
+    ) -> Begun {
         let batched = batch.is_some();
         let message = call.operation.is_message();
         let mut alone = Batched::default();
@@ -225,7 +231,7 @@ impl Track {
             message,
             batched,
         };
-        Begun { record: self.recorder.ring.write(call, position, site, ticks()), counted }
+        Begun { record: self.recorder.ring.write(call, position, work, site, ticks()), counted }
     }
 
     /// Takes back a call that was refused.
@@ -249,7 +255,13 @@ impl Track {
     }
 
     /// Records the end of the batch that `name` is made of, if it had anything; returns the record's number.
-    fn end_batch(&self, batch: Batched, name: &str, site: &'static Location<'static>) -> Option<u64> {
+    fn end_batch(
+        &self,
+        batch: Batched,
+        name: &str,
+        work: Span,
+        site: &'static Location<'static>,
+    ) -> Option<u64> {
         (batch.collective || batch.message).then(|| {
             let position = Position {
                 group: self.group,
@@ -259,14 +271,14 @@ impl Track {
                 message: !batch.collective,
                 batched: true,
             };
-            self.recorder.ring.write(&Call::end(name), position, site, ticks())
+            self.recorder.ring.write(&Call::end(name), position, work, site, ticks())
         })
     }
 
     /// Records a call that is in no batch and about to be launched.
     #[inline(always)]
     pub(crate) fn begin_one(&self, call: &Call, site: &'static Location<'static>) -> Begun {
-        self.begin(call, None, site)
+        self.begin(call, None, Span::default(), site)
     }
 
     /// The call was refused.
@@ -282,15 +294,15 @@ impl Track {
         Span::default().with(begun.record)
     }
 
-    /// Says on which stream these calls are.
-    #[inline]
-    pub(crate) fn enqueued(&self, span: Span, stream: u64, captured: bool) {
-        self.recorder.ring.enqueued(span, self.group, stream, captured);
+    /// A graph captured these calls.
+    #[cold]
+    pub(crate) fn captured(&self, span: Span) {
+        self.recorder.ring.captured(span);
     }
 
     /// Says that these calls were seen to have begun.
     pub(crate) fn started(&self, span: Span) {
-        self.recorder.ring.started(span, self.group, ticks);
+        self.recorder.ring.started(span, ticks);
     }
 
     /// Says that these calls were seen to be done, at `now` if that was not said before, and how many µs the device
@@ -303,7 +315,7 @@ impl Track {
     ) {
         // Not 0, which stands for not asked.
         let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
-        self.recorder.ring.completed(span, self.group, now, elapsed);
+        self.recorder.ring.completed(span, now, elapsed);
     }
 }
 
@@ -326,7 +338,7 @@ impl<'a> Recording<'a> {
 
     /// Launches a call, which is recorded before and taken back if it is refused.
     pub(crate) fn call<E>(&mut self, call: &Call, launch: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-        let begun = self.track.begin(call, self.batch.as_mut(), self.site);
+        let begun = self.track.begin(call, self.batch.as_mut(), self.span, self.site);
         if let Err(error) = launch() {
             self.track.refuse(call, begun, self.batch.as_mut());
             return Err(error);
@@ -339,7 +351,7 @@ impl<'a> Recording<'a> {
     /// All that `name` is made of are launched: their records.
     pub(crate) fn end(self, name: &str) -> Span {
         self.track.rolling.step(self.fold);
-        let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.site));
+        let end = self.batch.and_then(|batch| self.track.end_batch(batch, name, self.span, self.site));
         end.map_or(self.span, |end| self.span.with(end))
     }
 }

@@ -1,0 +1,84 @@
+//! Threads that record calls in a ring of one or two slots, and one that reads.
+
+use std::{panic::Location, sync::Arc};
+
+use super::{super::call::Operation, *};
+use crate::sync::model::{check, thread};
+
+/// Writes a record in which every number is `value`.
+fn write(ring: &Ring, value: u64) -> u64 {
+    let call = Call {
+        operation: Operation::AllReduce,
+        dtype: 0,
+        reduction: 0,
+        peer: None,
+        send: value,
+        receive: value,
+        on_path: false,
+        places: Default::default(),
+    };
+    let position = Position {
+        group: value as u32,
+        collective: value,
+        messages: value,
+        pair: value,
+        message: false,
+        batched: false,
+    };
+    ring.write(&call, position, Span::default(), Location::caller(), value)
+}
+
+/// Every record is of one call, and is done at the time of that call, if at all; the calls that are there.
+fn values(ring: &Ring) -> Vec<u64> {
+    let value = |record: Record| {
+        let (value, Position { group, collective, messages, pair, .. }) = (record.created, record.position);
+        let (call, group) = (record.call, u64::from(group));
+        assert_eq!([call.send, call.receive, group, collective, messages, pair], [value; 6]);
+        assert!([0, value].contains(&record.completed), "{value} is done at {}", record.completed);
+        value
+    };
+    ring.read().into_iter().map(value).collect()
+}
+
+fn spawn(ring: &Arc<Ring>, run: impl FnOnce(&Ring) + Send + 'static) -> thread::JoinHandle<()> {
+    let ring = ring.clone();
+    thread::spawn(move || run(&ring))
+}
+
+/// A call that is launched, and done; the driver is asked how long it took.
+fn launch(ring: &Ring, value: u64) {
+    let span = Span::default().with(write(ring, value));
+    ring.completed(span, || value, || value);
+}
+
+#[test]
+fn records_are_whole_and_done_by_themselves() {
+    for slots in [1, 2] {
+        check(move || {
+            let ring = Arc::new(Ring::new(slots));
+            let threads = [
+                spawn(&ring, |ring| (1..3).for_each(|value| launch(ring, value))),
+                spawn(&ring, |ring| launch(ring, 3)),
+                spawn(&ring, |ring| drop(values(ring))),
+            ];
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(values(&ring).len(), slots);
+        });
+    }
+}
+
+#[test]
+fn a_number_that_is_given_again_is_of_one_record() {
+    check(|| {
+        let ring = Arc::new(Ring::new(2));
+        launch(&ring, 1);
+        let threads = [
+            spawn(&ring, |ring| ring.retract(write(ring, 2))),
+            spawn(&ring, |ring| launch(ring, 3)),
+            spawn(&ring, |ring| drop(values(ring))),
+        ];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let values = values(&ring);
+        assert!(values.contains(&3) && !values.contains(&2), "{values:?}");
+    });
+}
