@@ -49,7 +49,7 @@ struct Oldest {
     /// When they were looked at.
     looked: Option<Instant>,
     /// By their keys, and how long they were seen to be that.
-    works: Vec<((usize, u64), Duration)>,
+    works: Vec<(u64, Duration)>,
 }
 
 impl Duty {
@@ -99,12 +99,13 @@ impl Duty {
 
     /// A look at works and calls: what is late; of several what has waited longest, and was called first.
     fn look(&self, now: Instant) -> Option<Pending> {
+        let open = self.outstanding().settle();
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);
         let Oldest { looked, works } = std::mem::take(&mut *oldest);
         oldest.looked = Some(now);
         let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
         let step = step.min(Self::STEP);
-        let works = self.outstanding().settle().into_iter().map(|work| {
+        let works = open.into_iter().map(|work| {
             let former = works.iter().find(|(other, _)| *other == work.key());
             let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
             oldest.works.push((work.key(), waited));
@@ -209,7 +210,7 @@ impl Vigil {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use rusty_fork::rusty_fork_test;
 

@@ -158,9 +158,8 @@ impl ProcessGroup {
         // What is captured is not on the stream; it must not hide what is.
         if work.is_captured() {
             self.counter.captured(count);
-        } else {
-            self.outstanding.put(&work);
+            return Ok(work);
         }
-        Ok(work)
+        Ok(self.outstanding.put(work))
     }
 }

@@ -276,7 +276,7 @@ impl ProcessGroup {
     /// [`GroupError::WorkTimeout`] with the first operation that is not; [`GroupError::Comm`] for what went wrong
     /// in the background.
     pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
-        self.outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))
+        self.outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))
     }
 
     /// Waits on the host until `work`, which is of this group, is done; past the deadline it asks all members how far
@@ -340,7 +340,7 @@ impl ProcessGroup {
         counter.vigil.check()?;
         // NCCL waits for its own; of what was revoked there is nothing to wait for.
         if messages.are_on_path() && counter.vigil.check_work().is_ok() {
-            outstanding.all().iter().try_for_each(|work| work.wait_timeout(deadline))?;
+            outstanding.latest().iter().try_for_each(|work| work.wait_timeout(deadline))?;
         }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =

@@ -1,7 +1,7 @@
 //! One thread a process that looks after the works and the communicators of all groups.
 //!
 //! It asks the oldest work of each stream, and every communicator for errors in the background; it waits for nobody, makes
-//! no call that another rank has to join, frees nothing, and sleeps without a group.
+//! no call that another rank has to join, holds no lock while it asks, and sleeps without a group.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
@@ -47,29 +47,26 @@ impl Watchdog {
     }
 
     fn work(&self) {
-        let mut vigils = self.lock();
         loop {
-            if vigils.is_empty() {
+            let mut vigils = self.lock();
+            while vigils.is_empty() {
                 vigils = self.changed.wait(vigils).unwrap_or_else(PoisonError::into_inner);
-                continue;
             }
+            let watched = vigils.clone();
+            drop(vigils);
             let now = Instant::now();
             let mut pause = Self::LONGEST;
-            // Whoever ends a group waits until it is not looked at: nothing of it is held elsewhere then.
-            for vigil in vigils.iter().filter_map(Weak::upgrade) {
+            for vigil in watched.iter().filter_map(Weak::upgrade) {
                 vigil.look(now);
                 pause = vigil.duty().map_or(pause, |duty| pause.min(duty.work_timeout() / Self::SHARE));
             }
-            vigils.retain(|vigil| vigil.strong_count() > 0);
-            drop(vigils);
             // Not on the condition: a new group is looked at soon enough.
             thread::sleep(pause.max(Self::SHORTEST));
-            vigils = self.lock();
         }
     }
 }
 
-/// A group that is watched over, until this is dropped: then nothing of it is held here.
+/// A group that is watched over, until this is dropped: a look that is under way ends by itself.
 pub(crate) struct Guard(Weak<Vigil>);
 
 impl Drop for Guard {

@@ -23,6 +23,7 @@ use cuda_driver::{
 use super::{
     super::{GroupError, Result, counter::Counter},
     Work,
+    outstanding::Interval,
 };
 use crate::{Slim, record::Span};
 
@@ -30,8 +31,7 @@ use crate::{Slim, record::Span};
 pub(super) struct Mark {
     pub(super) operation: &'static str,
     pub(super) sequence: u64,
-    /// How often it was used.
-    pub(super) uses: u64,
+    pub(super) interval: Interval,
     pub(super) stream: StreamKey,
     /// Its event is a mark in a capture. The driver refuses to answer for such a one, and asking it during the
     /// capture ends the capture in vain (measured), so it is never asked.
@@ -56,35 +56,45 @@ impl Mark {
 }
 
 /// A mark of an operation that is yet to be launched; nobody else holds it.
-pub(in crate::group) struct Blank(Arc<Mark>);
+pub(in crate::group) struct Blank {
+    mark: Arc<Mark>,
+    /// See [`Interval`].
+    begun: u64,
+}
 
 impl Blank {
     /// Of an operation of a group.
     #[cold]
     pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> Slim<Self, GroupError> {
-        Ok(Self(Arc::new(Mark {
+        let mark = Mark {
             operation: "",
             sequence: 0,
-            uses: 0,
+            interval: Interval::default(),
             stream: StreamKey::default(),
             captured: false,
             span: Span::default(),
             start: if marks.timing { Some(marks.lease()?) } else { None },
             done: marks.lease()?,
             counter: counter.clone(),
-        })))
+        };
+        Ok(Self { mark: Arc::new(mark), begun: 0 })
+    }
+
+    /// For an operation that begins at this time of its group's clock.
+    pub(super) fn begun(self, begun: u64) -> Self {
+        Self { begun, ..self }
     }
 
     /// That of a work that is done, if nobody else holds it.
     pub(super) fn again(work: Work) -> Option<Self> {
         // There are no weak ones, and who holds the only one is the only one who could make another.
-        (Arc::strong_count(&work.mark) == 1).then_some(Self(work.mark))
+        (Arc::strong_count(&work.mark) == 1).then_some(Self { mark: work.mark, begun: 0 })
     }
 
     /// Marks the place before the operation, where operations are timed. What is captured is not.
     #[inline]
     pub(in crate::group) fn start(&mut self, stream: &Stream) -> Slim<(), GroupError> {
-        match &self.0.start {
+        match &self.mark.start {
             None => Ok(()),
             Some(start) => start.record_timed(stream),
         }
@@ -99,21 +109,22 @@ impl Blank {
         stream: &Stream,
         span: Span,
     ) -> Slim<Work, GroupError> {
-        stream.record(self.0.done.event())?;
+        stream.record(self.mark.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
-        let key = StreamKey::of(stream);
-        self.0.counter.track.enqueued(span, key.handle as u64, captured);
-        let Some(mark) = Arc::get_mut(&mut self.0) else { unreachable!("a blank has one holder") };
+        if captured {
+            self.mark.counter.track.captured(span);
+        }
+        let Some(mark) = Arc::get_mut(&mut self.mark) else { unreachable!("a blank has one holder") };
         (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
-        mark.uses += 1;
-        (mark.stream, mark.captured) = (key, captured);
-        Ok(Work { mark: self.0 })
+        mark.interval = Interval { begun: self.begun, recorded: 0 };
+        (mark.stream, mark.captured) = (StreamKey::of(stream), captured);
+        Ok(Work { mark: self.mark })
     }
 }
 
 /// What tells a stream from the others of its context. (The legacy default stream has the same one in every context.)
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct StreamKey {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(in crate::group) struct StreamKey {
     handle: usize,
     /// Whose stream it is, where the handle means another one on each thread.
     thread: Option<ThreadId>,

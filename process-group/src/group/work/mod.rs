@@ -3,7 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mark` | the places before and after an operation on its stream, which are used again |
-//! | `outstanding` | the latest works of every stream |
+//! | `outstanding` | the works of every stream that are not known to be done |
 //! | `keep` | owners of memory that are kept until operations are done |
 
 mod keep;
@@ -44,9 +44,9 @@ impl Work {
         self.mark.operation
     }
 
-    /// What it alone has: which mark, in which use.
-    pub(super) fn key(&self) -> (usize, u64) {
-        (Arc::as_ptr(&self.mark).addr(), self.mark.uses)
+    /// What tells it from the group's other works.
+    pub(super) fn key(&self) -> u64 {
+        self.mark.interval.recorded
     }
 
     /// Whether a graph captured it, so that it was not enqueued itself.

@@ -1,8 +1,16 @@
-//! The latest works of every stream.
+//! The works of every stream that are not known to be done.
+//!
+//! The thread that launches a work records its event, and holds no lock during that call or any other call of the driver:
+//! a call that hangs holds up nobody else. So works enter in an order that may differ from that of their events where
+//! several threads share a stream. What is known of each is the [`Interval`] in which its event was recorded. Events of
+//! intervals that do not overlap are in the order of the intervals. Works whose intervals overlap are asked about one by
+//! one; there are never more of them than threads that call at a time.
+//!
+//! A work stays until it, or one whose event comes later, was seen to be done.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, PoisonError},
 };
 
 use super::{
@@ -13,180 +21,319 @@ use super::{
 use crate::{
     Slim,
     record::{Look, ticks},
+    sync::{Mutex, MutexGuard},
 };
 
-/// The latest works of every stream. When one is done, so is everything before it there, so the last of each stands
-/// for all; the others are for the flight recorder, which wants to know how far a stream has come.
-#[derive(Default)]
-pub(in crate::group) struct Outstanding {
-    kept: Mutex<Kept>,
+/// When a work's event was recorded: after `begun` and before `recorded`, by the clock of its [`Outstanding`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::group) struct Interval {
+    pub(super) begun: u64,
+    /// 0: it has not entered. No two works of a group have the same.
+    pub(super) recorded: u64,
 }
 
-#[derive(Default)]
-struct Kept {
-    streams: Vec<Line>,
+impl Interval {
+    /// Whether its event comes before the other's, if both are on one stream.
+    fn precedes(self, later: Self) -> bool {
+        self.recorded < later.begun
+    }
+}
+
+/// What has to be known of a work.
+pub(in crate::group) trait Tracked: Clone {
+    type Stream: Copy + PartialEq;
+    /// What the next work is made of.
+    type Blank;
+
+    fn stream(&self) -> Self::Stream;
+    fn interval(&self) -> Interval;
+    /// The work enters; nobody else has it yet.
+    fn set_recorded(&mut self, recorded: u64);
+    /// Asks the driver. What it does not answer for is not known to be done.
+    fn is_known_done(&self) -> bool;
+    /// It was seen to be done at `now`, unless that was told before.
+    fn tell_done(&self, now: u64);
+    /// What is left of it, if nobody else holds it.
+    fn recycle(self) -> Option<Self::Blank>;
+}
+
+/// The works of every stream of a group that are not known to be done, and the last one that is.
+pub(in crate::group) struct Outstanding<W: Tracked = Work> {
+    state: Mutex<State<W>>,
+}
+
+struct State<W: Tracked> {
+    /// Advances when a work begins and when it enters.
+    clock: u64,
+    streams: Vec<StreamWorks<W>>,
     /// What works have left that nobody else held.
-    blanks: Vec<Blank>,
+    blanks: Vec<W::Blank>,
 }
 
-/// The works of one stream, oldest first. All are of the group's context, in which keys are unique.
-struct Line {
-    stream: StreamKey,
-    works: VecDeque<Work>,
+/// The works of one stream, in the order in which they entered; never none. All are of the group's context, in which
+/// streams are told apart by their keys.
+struct StreamWorks<W: Tracked> {
+    stream: W::Stream,
+    works: VecDeque<W>,
+}
+
+impl<W: Tracked> Default for Outstanding<W> {
+    fn default() -> Self {
+        Self { state: Mutex::new(State { clock: 0, streams: Vec::new(), blanks: Vec::new() }) }
+    }
+}
+
+impl<W: Tracked> Outstanding<W> {
+    /// After how many works of a stream the oldest are looked at, and how many of them at a time: a query costs as much as
+    /// ten event records.
+    const STRIDE: usize = 128;
+    /// From how many streams on those are forgotten on which nothing is open.
+    const STREAMS: usize = 16;
+    /// How many blanks are kept.
+    const BLANKS: usize = 1024;
+
+    fn state(&self) -> MutexGuard<'_, State<W>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A work begins: when, and what it can be made of. Its event is recorded after this.
+    #[inline(always)]
+    fn begin(&self) -> (u64, Option<W::Blank>) {
+        let mut state = self.state();
+        state.clock += 1;
+        (state.clock, state.blanks.pop())
+    }
+
+    /// A work enters, whose event is recorded.
+    #[inline(always)]
+    pub(in crate::group) fn put(&self, mut work: W) -> W {
+        let stream = work.stream();
+        let (is_new, is_due) = {
+            let State { clock, streams, .. } = &mut *self.state();
+            *clock += 1;
+            work.set_recorded(*clock);
+            match streams.iter_mut().find(|known| known.stream == stream) {
+                Some(known) => {
+                    known.works.push_back(work.clone());
+                    (false, known.works.len().is_multiple_of(Self::STRIDE))
+                }
+                None => {
+                    streams.push(StreamWorks { stream, works: VecDeque::from([work.clone()]) });
+                    (true, streams.len() > Self::STREAMS)
+                }
+            }
+        };
+        if is_due {
+            if is_new { self.forget_idle_streams() } else { self.trim(stream) }
+        }
+        work
+    }
+
+    /// Works of every stream that are done no sooner than all the others there: when they are done, everything is.
+    pub(in crate::group) fn latest(&self) -> Vec<W> {
+        self.state().streams.iter().flat_map(StreamWorks::latest).collect()
+    }
+
+    /// Whether all works are done.
+    pub(in crate::group) fn is_done(&self) -> bool {
+        self.latest().iter().all(W::is_known_done)
+    }
+
+    /// The oldest work of every stream that is not done. One query for a stream where nothing has changed.
+    pub(in crate::group) fn settle(&self) -> Vec<W> {
+        let first = |known: &StreamWorks<W>| known.works.front().cloned();
+        let oldest: Vec<W> = self.state().streams.iter().filter_map(first).collect();
+        let open = |oldest: W| match oldest.is_known_done() {
+            true => self.sweep(self.first(oldest.stream(), usize::MAX)).into_iter().next(),
+            false => Some(oldest),
+        };
+        oldest.into_iter().filter_map(open).collect()
+    }
+
+    /// The first works of a stream, so many at most.
+    fn first(&self, stream: W::Stream, count: usize) -> Vec<W> {
+        let state = self.state();
+        let known = state.streams.iter().find(|known| known.stream == stream);
+        known.map_or(Vec::new(), |known| known.works.iter().take(count).cloned().collect())
+    }
+
+    /// All works, by stream.
+    fn all(&self) -> Vec<Vec<W>> {
+        self.state().streams.iter().map(|known| known.works.iter().cloned().collect()).collect()
+    }
+
+    /// Asks which of these works of one stream are done, and forgets those; the others, in their order.
+    fn sweep(&self, works: Vec<W>) -> Vec<W> {
+        let is_done = find_done(&works);
+        let (mut done, mut open) = (Vec::new(), Vec::new());
+        for (work, is_done) in works.into_iter().zip(is_done) {
+            if is_done { done.push(work) } else { open.push(work) }
+        }
+        self.forget(done);
+        open
+    }
+
+    /// Forgets the oldest works of a stream if they are done, with one query.
+    #[cold]
+    fn trim(&self, stream: W::Stream) {
+        let mut works = self.first(stream, Self::STRIDE);
+        if let Some(last) = works.last().filter(|last| last.is_known_done()).cloned() {
+            let at = last.interval();
+            works.retain(|work| work.interval() == at || work.interval().precedes(at));
+            drop(last);
+            self.forget(works);
+        }
+    }
+
+    /// Streams come and go: those on which nothing is open are forgotten.
+    #[cold]
+    fn forget_idle_streams(&self) {
+        let mut idle = Vec::new();
+        for works in self.all() {
+            let last = works.last().map(|last| (last.stream(), last.interval()));
+            if self.sweep(works).is_empty() {
+                idle.extend(last);
+            }
+        }
+        let is_idle = |known: &mut StreamWorks<W>| {
+            known.works.len() == 1 && idle.contains(&(known.stream, known.works[0].interval()))
+        };
+        // Dropped with the lock released: events may be destroyed.
+        let gone: Vec<_> = self.state().streams.extract_if(.., is_idle).collect();
+        drop(gone);
+    }
+
+    /// Forgets works of one stream that are done, in the order in which they entered; the stream's last one stays.
+    fn forget(&self, done: Vec<W>) {
+        let Some(stream) = done.first().map(W::stream) else { return };
+        // Before they go: who dumps meanwhile finds them here, or told.
+        let now = ticks();
+        done.iter().for_each(|work| work.tell_done(now));
+        if let Some(known) = self.state().streams.iter_mut().find(|known| known.stream == stream) {
+            known.forget(&done);
+        }
+        let mut blanks: Vec<_> = done.into_iter().filter_map(W::recycle).collect();
+        let mut state = self.state();
+        let room = Self::BLANKS.saturating_sub(state.blanks.len());
+        state.blanks.extend(blanks.drain(..room.min(blanks.len())));
+        // What there is no room for goes with the lock released: events may be destroyed.
+        drop(state);
+    }
+}
+
+impl<W: Tracked> StreamWorks<W> {
+    /// The last work, and those whose events may come after its own.
+    fn latest(&self) -> impl Iterator<Item = W> {
+        let mut newest = 0;
+        let may_be_last = move |work: &&W| {
+            let Interval { begun, recorded } = work.interval();
+            let precedes = recorded < newest;
+            newest = newest.max(begun);
+            !precedes
+        };
+        self.works.iter().rev().take_while(may_be_last).cloned()
+    }
+
+    /// Forgets these works, but for the last of the stream. Another thread may have forgotten some of them before.
+    fn forget(&mut self, done: &[W]) {
+        let entered = |work: &W| work.interval().recorded;
+        let mut left = done.iter().map(entered).peekable();
+        while self.works.len() > 1
+            && left.next_if(|at| self.works.front().map(entered) == Some(*at)).is_some()
+        {
+            self.works.pop_front();
+        }
+        // The rest lies between works of other threads.
+        if left.peek().is_some() {
+            let last = self.works.back().map(entered);
+            let is_done = |at| done.binary_search_by_key(&at, entered).is_ok();
+            self.works.retain(|work| Some(entered(work)) == last || !is_done(entered(work)));
+        }
+    }
+}
+
+/// Which works of one stream are done, with as many queries as a binary search takes, and one for each work whose event
+/// may be on either side of the place that the stream has come to.
+fn find_done<W: Tracked>(works: &[W]) -> Vec<bool> {
+    let mut is_done = vec![false; works.len()];
+    let mut open: Vec<usize> = (0..works.len()).collect();
+    // Often all are.
+    let mut next = open.len().saturating_sub(1);
+    while !open.is_empty() {
+        let asked = open.remove(next);
+        let interval = works[asked].interval();
+        if works[asked].is_known_done() {
+            let before = open.partition_point(|other| works[*other].interval().precedes(interval));
+            open.drain(..before).chain([asked]).for_each(|done| is_done[done] = true);
+        } else {
+            open.retain(|other| !interval.precedes(works[*other].interval()));
+        }
+        next = open.len() / 2;
+    }
+    is_done
+}
+
+impl Tracked for Work {
+    type Stream = StreamKey;
+    type Blank = Blank;
+
+    fn stream(&self) -> StreamKey {
+        self.mark.stream
+    }
+
+    fn interval(&self) -> Interval {
+        self.mark.interval
+    }
+
+    fn set_recorded(&mut self, recorded: u64) {
+        let Some(mark) = Arc::get_mut(&mut self.mark) else {
+            unreachable!("a work has one holder until it enters")
+        };
+        mark.interval.recorded = recorded;
+    }
+
+    fn is_known_done(&self) -> bool {
+        self.is_done().unwrap_or(false)
+    }
+
+    fn tell_done(&self, now: u64) {
+        Self::tell_done(self, || now);
+    }
+
+    fn recycle(self) -> Option<Blank> {
+        Blank::again(self)
+    }
 }
 
 impl Outstanding {
-    /// A stream takes about as many launches before the host waits: what is further back is done.
-    const KEPT: usize = 1024;
-    /// After how many works a stream is looked at, and how many go at a time.
-    const STRIDE: usize = 128;
-    /// So many of the last works of a stream are asked about: threads that use one may enter theirs in another order than
-    /// the stream has them.
-    const TAIL: usize = 4;
-    /// From how many streams on it is looked at which are of use: those that are used in turns stay.
-    const STREAMS: usize = 16;
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A mark for the next operation.
+    /// A mark for the next operation, whose event is recorded after this.
     #[inline(always)]
     pub(in crate::group) fn blank(
         &self,
         marks: &Arc<Marks>,
         counter: &Arc<Counter>,
     ) -> Slim<Blank, GroupError> {
-        let kept = self.kept().blanks.pop();
-        match kept {
-            Some(blank) => Ok(blank),
-            None => Blank::new(marks, counter),
-        }
-    }
-
-    /// Adds the latest work of its stream.
-    #[inline(always)]
-    pub(in crate::group) fn put(&self, work: &Work) {
-        let Kept { streams, blanks } = &mut *self.kept();
-        let stream = work.mark.stream;
-        let Some(line) = streams.iter_mut().find(|line| line.stream == stream) else {
-            return Self::put_first(streams, blanks, work);
+        let (begun, kept) = self.begin();
+        let blank = match kept {
+            Some(blank) => blank,
+            None => Blank::new(marks, counter)?,
         };
-        if line.works.len().is_multiple_of(Self::STRIDE) {
-            line.drop_oldest(blanks);
-        }
-        line.works.push_back(work.clone());
-    }
-
-    /// Adds the first work of its stream. Streams come and go: of many, those on which nothing is open are forgotten.
-    #[cold]
-    fn put_first(streams: &mut Vec<Line>, blanks: &mut Vec<Blank>, work: &Work) {
-        if streams.len() >= Self::STREAMS {
-            streams.retain_mut(|line| {
-                let is_done = line.drop_done(blanks);
-                if is_done {
-                    line.drop_first(line.works.len(), blanks);
-                }
-                !is_done
-            });
-        }
-        let mut works = VecDeque::with_capacity(Self::STRIDE);
-        works.push_back(work.clone());
-        streams.push(Line { stream: work.mark.stream, works });
-    }
-
-    /// The oldest work of every stream.
-    pub(in crate::group) fn oldest(&self) -> Vec<Work> {
-        self.kept().streams.iter().filter_map(|line| line.works.front().cloned()).collect()
-    }
-
-    /// The oldest work of every stream that is not done. Who enqueues meanwhile does not wait for the driver's answers,
-    /// unless some are done.
-    pub(in crate::group) fn settle(&self) -> Vec<Work> {
-        let (done, mut open): (Vec<_>, Vec<_>) =
-            self.oldest().into_iter().partition(|work| work.is_done().unwrap_or(false));
-        let is_done = |front: &Work| done.iter().any(|work| work.key() == front.key());
-        let Kept { streams, blanks } = &mut *self.kept();
-        // Of one work that is done there is no more to say.
-        for line in
-            streams.iter_mut().filter(|line| line.works.len() > 1 && line.works.front().is_some_and(is_done))
-        {
-            line.drop_done(blanks);
-            open.extend(line.works.front().filter(|front| !front.is_done().unwrap_or(false)).cloned());
-        }
-        open
-    }
-
-    /// Whether all works are done.
-    pub(in crate::group) fn is_done(&self) -> bool {
-        self.all().iter().all(|work| work.is_done().unwrap_or(false))
-    }
-
-    /// The last works of every stream: when they are done, all are.
-    pub(in crate::group) fn all(&self) -> Vec<Work> {
-        self.kept().streams.iter().flat_map(|line| line.tail().cloned()).collect()
-    }
-}
-
-impl Line {
-    fn tail(&self) -> impl Iterator<Item = &Work> {
-        self.works.iter().rev().take(Outstanding::TAIL)
-    }
-
-    /// Lets go of the oldest works, a stride at a time, with one query for each and one more: a query costs as much as
-    /// ten event records.
-    #[cold]
-    fn drop_oldest(&mut self, blanks: &mut Vec<Blank>) {
-        const STRIDE: usize = Outstanding::STRIDE;
-        while let Some(last) = self.works.get(STRIDE - 1) {
-            let done = last.is_done().unwrap_or(false);
-            if !done && self.works.len() < Outstanding::KEPT {
-                return;
-            }
-            if done {
-                self.tell_done(STRIDE);
-            }
-            self.drop_first(STRIDE, blanks);
-        }
-    }
-
-    /// Tells the recorder which works are done, and lets go of them, but for the last; whether that is done too.
-    fn drop_done(&mut self, blanks: &mut Vec<Blank>) -> bool {
-        // What the driver does not answer for is not known to be done.
-        let done = |work: &Work| work.is_done().unwrap_or(false);
-        let count = match self.works.back() {
-            Some(last) if done(last) && self.tail().all(done) => self.works.len(),
-            _ => self.works.partition_point(done),
-        };
-        let all = self.works.len();
-        self.tell_done(count);
-        self.drop_first(count.min(all.saturating_sub(1)), blanks);
-        count == all
-    }
-
-    /// Tells the recorder that the first `count` are done, at one moment.
-    fn tell_done(&self, count: usize) {
-        let now = ticks();
-        self.works.range(..count).for_each(|work| work.tell_done(|| now));
-    }
-
-    fn drop_first(&mut self, count: usize, blanks: &mut Vec<Blank>) {
-        let room = Outstanding::KEPT.saturating_sub(blanks.len());
-        blanks.extend(self.works.drain(..count).filter_map(Blank::again).take(room));
+        Ok(blank.begun(begun))
     }
 }
 
 impl Look for Outstanding {
     fn look(&self) {
-        let Kept { streams, blanks } = &mut *self.kept();
-        for line in streams {
-            line.drop_done(blanks);
-            let _ = line.works.iter().all(Work::tell_started);
+        for works in self.all() {
+            let _ = self.sweep(works).iter().all(Work::tell_started);
         }
     }
 }
 
 #[cfg(test)]
+mod interleavings;
+
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use rusty_fork::rusty_fork_test;
 
@@ -202,11 +349,11 @@ mod tests {
                 let held = rank.stream();
                 let open = hold(&held);
                 let late = group.launched(&held).unwrap();
-                for _ in 0..5 * Outstanding::STREAMS {
+                for _ in 0..5 * Outstanding::<super::Work>::STREAMS {
                     group.launched(&rank.stream()).unwrap().wait_timeout(far()).unwrap();
                 }
-                let streams = group.outstanding.kept().streams.len();
-                assert!(streams <= Outstanding::STREAMS, "{streams} streams");
+                let streams = group.outstanding.state().streams.len();
+                assert!(streams <= Outstanding::<super::Work>::STREAMS, "{streams} streams");
                 group.quiesce(soon()).unwrap_err();
                 drop(open);
                 late.wait_timeout(far()).unwrap();

@@ -1,0 +1,147 @@
+//! Threads that launch on one stream, look at what is done, and wait.
+
+use std::sync::Arc;
+
+use super::{Interval, Outstanding, Tracked};
+use crate::sync::{
+    atomic::{AtomicUsize, Ordering},
+    model::{check, thread},
+};
+
+/// A stream: how many events were recorded, and how many of them it has passed.
+struct Stream {
+    recorded: AtomicUsize,
+    passed: AtomicUsize,
+}
+
+#[derive(Clone)]
+struct FakeWork {
+    stream: Arc<Stream>,
+    /// The place of its event.
+    place: usize,
+    interval: Interval,
+}
+
+impl Tracked for FakeWork {
+    type Stream = ();
+    type Blank = ();
+
+    fn stream(&self) {}
+
+    fn interval(&self) -> Interval {
+        self.interval
+    }
+
+    fn set_recorded(&mut self, recorded: u64) {
+        self.interval.recorded = recorded;
+    }
+
+    fn is_known_done(&self) -> bool {
+        self.place < self.stream.passed.load(Ordering::Relaxed)
+    }
+
+    fn tell_done(&self, _now: u64) {
+        let passed = self.stream.passed.load(Ordering::Relaxed);
+        assert!(self.place < passed, "{} is told done, but the stream has passed {passed}", self.place);
+    }
+
+    fn recycle(self) -> Option<()> {
+        None
+    }
+}
+
+/// A group that uses one stream.
+#[derive(Clone)]
+struct Group {
+    stream: Arc<Stream>,
+    outstanding: Arc<Outstanding<FakeWork>>,
+}
+
+impl Group {
+    fn new() -> Self {
+        let stream = Stream { recorded: AtomicUsize::new(0), passed: AtomicUsize::new(0) };
+        Self { stream: Arc::new(stream), outstanding: Arc::default() }
+    }
+
+    fn launch(&self) {
+        let (begun, _) = self.outstanding.begin();
+        let place = self.stream.recorded.fetch_add(1, Ordering::Relaxed);
+        let interval = Interval { begun, recorded: 0 };
+        self.outstanding.put(FakeWork { stream: self.stream.clone(), place, interval });
+    }
+
+    fn pass(&self, passed: usize) {
+        self.stream.passed.store(passed, Ordering::Relaxed);
+    }
+
+    /// Every call has returned, and the stream has not passed the last `open` events: nobody says otherwise.
+    fn judge(&self, launched: usize, open: usize) {
+        let passed = launched - open;
+        self.pass(passed);
+        assert_eq!(self.outstanding.is_done(), open == 0, "of {launched} works {open} are not done");
+        let left = self.outstanding.sweep(self.outstanding.first((), usize::MAX));
+        let mut places: Vec<_> = left.iter().map(|work| work.place).collect();
+        places.sort_unstable();
+        assert!(places.into_iter().eq(passed..launched), "works that are not done are kept");
+        self.pass(launched);
+        assert!(self.outstanding.is_done() && self.outstanding.settle().is_empty());
+        assert_eq!(self.outstanding.first((), usize::MAX).len(), 1, "the last one stays");
+    }
+}
+
+/// Threads that launch so many works each.
+fn launching(group: &Group, calls: &[usize]) -> Vec<thread::JoinHandle<()>> {
+    let launch = |calls: usize| {
+        let group = group.clone();
+        thread::spawn(move || (0..calls).for_each(|_| group.launch()))
+    };
+    calls.iter().map(|calls| launch(*calls)).collect()
+}
+
+#[test]
+fn work_is_not_done_before_its_event_is() {
+    for (calls, open) in [(&[2, 1][..], 1), (&[2, 2], 1), (&[1, 1], 2), (&[1, 1, 1], 1)] {
+        check(move || {
+            let group = Group::new();
+            for thread in launching(&group, calls) {
+                thread.join().unwrap();
+            }
+            group.judge(calls.iter().sum(), open);
+        });
+    }
+}
+
+#[test]
+fn who_looks_meanwhile_forgets_nothing_that_is_open() {
+    for open in [0, 1] {
+        check(move || {
+            let group = Group::new();
+            group.launch();
+            let threads = launching(&group, &[1, 1]);
+            let looking = {
+                let group = group.clone();
+                thread::spawn(move || {
+                    group.pass(1);
+                    group.outstanding.settle();
+                })
+            };
+            threads.into_iter().chain([looking]).for_each(|thread| thread.join().unwrap());
+            group.judge(3, open);
+        });
+    }
+}
+
+/// The watchdog and who dumps.
+#[test]
+fn two_who_look_forget_the_same_once() {
+    check(|| {
+        let group = Group::new();
+        (0..3).for_each(|_| group.launch());
+        group.pass(2);
+        let look = |group: Group| thread::spawn(move || drop(group.outstanding.settle()));
+        let threads = launching(&group, &[1]);
+        let looking = [look(group.clone()), look(group.clone())];
+        threads.into_iter().chain(looking).for_each(|thread| thread.join().unwrap());
+        group.judge(4, 2);
+    });
+}
