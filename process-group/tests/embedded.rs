@@ -23,6 +23,7 @@ mod lost;
 mod making;
 pub(crate) mod one_sided;
 pub(crate) mod operations;
+mod outstanding;
 mod p2p;
 pub(crate) mod processes;
 #[cfg(feature = "tracing")]

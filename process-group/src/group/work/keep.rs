@@ -1,42 +1,79 @@
 //! Owners of memory that are kept until operations are done.
 //!
-//! One thread a process looks after all of them, and ends when there are none: what is dropped may free memory, which may
-//! wait for a device, and nobody who watches over groups is to wait for that.
+//! One thread a process looks after all of them, and ends when there are none. It is not the watchdog: what is dropped may
+//! free memory, which may wait for a device.
 
 use std::{
     any::Any,
+    collections::{HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
 
-use super::Work;
+use super::{Work, mark::StreamKey};
 use crate::group::{GroupError, Result};
 
-/// How often it is asked what is done.
-const LOOK: Duration = Duration::from_millis(1);
-/// So many times in a row: a device that does not answer does nothing any more, but a call may fail.
+/// Between two looks at what is done: the shortest pause, after something was, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
+/// So many looks in a row: a device that does not answer does nothing any more, but a call may fail.
 const UNANSWERED: u32 = 100;
 
 struct Kept {
     work: Work,
     owner: Box<dyn Any + Send>,
-    unanswered: u32,
 }
 
 impl Kept {
-    fn is_over(&mut self) -> bool {
-        match self.work.is_done() {
-            Ok(done) => {
-                self.unanswered = 0;
-                done
-            }
-            Err(_) => {
-                self.unanswered += 1;
-                self.unanswered >= UNANSWERED
+    fn drop_owner(self) {
+        let Self { work, owner } = self;
+        drop(work);
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(owner)));
+    }
+}
+
+/// What is kept of one group's works on one stream, in the order in which they entered.
+#[derive(Default)]
+struct Line {
+    kept: VecDeque<Kept>,
+    /// How often in a row the driver did not answer.
+    unanswered: u32,
+}
+
+/// A group, by its counter, and a stream of it.
+type LineKey = (usize, StreamKey);
+
+impl Line {
+    fn add(&mut self, kept: Kept) {
+        let key = kept.work.key();
+        let at = self.kept.partition_point(|other| other.work.key() <= key);
+        self.kept.insert(at, kept);
+    }
+
+    /// Drops what is over, the oldest first: one query, and one for each that is done. Whether there was any.
+    fn drop_done(&mut self) -> bool {
+        let before = self.kept.len();
+        while let Some(oldest) = self.kept.front() {
+            match oldest.work.is_done() {
+                Ok(false) => {
+                    self.unanswered = 0;
+                    break;
+                }
+                Ok(true) => {
+                    self.unanswered = 0;
+                    self.kept.pop_front().into_iter().for_each(Kept::drop_owner);
+                }
+                Err(_) => {
+                    self.unanswered += 1;
+                    if self.unanswered >= UNANSWERED {
+                        self.kept.drain(..).for_each(Kept::drop_owner);
+                    }
+                    break;
+                }
             }
         }
+        self.kept.len() < before
     }
 }
 
@@ -55,8 +92,8 @@ fn keeper() -> MutexGuard<'static, Keeper> {
 impl Work {
     /// Keeps `owner` until the operation is done, whether or not anybody waits for that: what holds its buffers, such as a
     /// tensor of another library, which may be dropped here at once then. Also if the operation fails, or is given up: the
-    /// device may use its buffers until nothing of it runs. It is dropped on a thread of its own, within a few ms; a panic of
-    /// its destructor is swallowed there.
+    /// device may use its buffers until nothing of it runs. It is dropped on a thread of its own, within about 10 ms; a panic
+    /// of its destructor is swallowed there.
     ///
     /// Memory of an allocator that orders by streams needs no owner kept: tell the allocator of the stream instead, as
     /// `Block::record_stream` of caching-alloc does.
@@ -68,7 +105,7 @@ impl Work {
             return Err(self.captured());
         }
         let mut keeper = keeper();
-        keeper.kept.push(Kept { work: self.clone(), owner: Box::new(owner), unanswered: 0 });
+        keeper.kept.push(Kept { work: self.clone(), owner: Box::new(owner) });
         if !keeper.is_running {
             // Without a thread it is kept until there is one for another.
             keeper.is_running = thread::Builder::new().name("work-keeper".into()).spawn(look_after).is_ok();
@@ -87,20 +124,28 @@ impl Work {
 
 /// Drops what is over, until nothing is kept.
 fn look_after() {
-    let mut all = Vec::new();
+    let [shortest, longest] = PAUSES;
+    let (mut lines, mut pause) = (HashMap::<LineKey, Line>::new(), shortest);
     loop {
-        {
+        let new = {
             let mut keeper = keeper();
-            all.append(&mut keeper.kept);
-            if all.is_empty() {
+            if keeper.kept.is_empty() && lines.is_empty() {
                 keeper.is_running = false;
                 return;
             }
+            std::mem::take(&mut keeper.kept)
+        };
+        for kept in new {
+            let mark = &kept.work.mark;
+            let key = (Arc::as_ptr(&mark.counter).addr(), mark.stream);
+            lines.entry(key).or_default().add(kept);
         }
-        for Kept { work, owner, .. } in all.extract_if(.., Kept::is_over) {
-            drop(work);
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(owner)));
-        }
-        thread::sleep(LOOK);
+        let mut any = false;
+        lines.retain(|_, line| {
+            any |= line.drop_done();
+            !line.kept.is_empty()
+        });
+        pause = if any { shortest } else { longest.min(pause * 2) };
+        thread::sleep(pause);
     }
 }
