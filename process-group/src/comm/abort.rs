@@ -41,16 +41,12 @@ impl AbortHandle {
 
     /// Tells `listener` when the communicator is aborted, whoever does it; at once if it has ended.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
-        self.shared.tell(listener);
-        // An end that came in between found nobody to tell.
-        if self.has_ended() {
-            listener(Force::Aborted);
-        }
+        self.shared.gate.tell(listener);
     }
 
     /// Tells `listener` no more.
     pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
-        self.shared.tell_no_more(listener);
+        self.shared.gate.tell_no_more(listener);
     }
 
     /// Whether both are of one communicator.
@@ -61,6 +57,12 @@ impl AbortHandle {
     /// Whether it is being destroyed or aborted, or gone.
     pub(crate) fn has_ended(&self) -> bool {
         self.shared.gate.is_closed()
+    }
+
+    /// Lets go of those who wait for the destruction of a communicator that is blocked in it. NCCL frees the
+    /// communicator there, so that it cannot be aborted.
+    pub(crate) fn interrupt(&self) {
+        self.shared.gate.interrupt(Force::Aborted);
     }
 
     /// Aborts the communicator: calls that are blocked in it return with an error, further ones are refused, its
@@ -124,7 +126,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
             // Who finds the gate closed comes second, and leaves the work to the first.
             let idle = shared.gate.close_unmade(force.how());
             let first = !idle && shared.gate.close(force.how());
-            shared.interrupt(force);
+            shared.gate.interrupt(force);
             first.then(|| Raising::begin(shared))
         })
         .collect();

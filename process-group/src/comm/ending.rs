@@ -9,7 +9,7 @@ use super::{
     call::call,
     gate::Kind,
     group, reaper,
-    service::{Listener, Ticket, Unkept},
+    service::{Listener, Ticket, Unkept, promise},
     shared::Serving,
     turn::Turn,
 };
@@ -74,9 +74,11 @@ impl Communicator {
         const CALL: &str = "ncclCommDestroy";
         /// How long who waits goes on when the communicator is aborted meanwhile: a call that does not block is done.
         const GRACE: Duration = Duration::from_millis(50);
-        self.shared.gate.close_working(CALL, "destroyed")?;
+        let (promise, ticket) = promise();
+        let interruption = ticket.interruption(GRACE);
+        self.shared.gate.close_working(CALL, "destroyed", &interruption)?;
         let shared = self.shared.clone();
-        let ticket = self.service.submit(move || {
+        self.service.keep(promise, move || {
             let end = || {
                 // Who looks on, or registers memory, returns soon: those calls do not block.
                 let wait = Deadline::after(abort::PATIENCE);
@@ -95,8 +97,6 @@ impl Communicator {
             shared.let_go();
             Ok(())
         });
-        let interruption = ticket.interruption(GRACE);
-        self.shared.tell(&interruption);
         Ok(Destroying { ticket, _interruption: interruption })
     }
 

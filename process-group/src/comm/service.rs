@@ -52,12 +52,20 @@ impl Service {
 
     /// Hands `job` to the thread.
     pub(crate) fn submit<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Ticket<T> {
-        let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending(None)), changed: Condvar::new() });
-        let promise = Promise { slot: slot.clone() };
+        let (promise, ticket) = promise();
+        self.keep(promise, job);
+        ticket
+    }
+
+    /// Hands `job` to the thread, whose value was promised before.
+    pub(crate) fn keep<T: Send + 'static>(
+        &self,
+        promise: Promise<T>,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) {
         let job = Box::new(move || promise.keep(job()));
         // The thread lives as long as the handle; were it gone, the dropped promise would tell the ticket.
         let _ = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).send(job);
-        Ticket { slot }
     }
 }
 
@@ -93,8 +101,15 @@ impl<T> Slot<T> {
     }
 }
 
-struct Promise<T> {
+/// The other end of a ticket. Dropped without a value, it breaks the ticket.
+pub(crate) struct Promise<T> {
     slot: Arc<Slot<T>>,
+}
+
+/// A value that is promised before there is a job for it.
+pub(crate) fn promise<T>() -> (Promise<T>, Ticket<T>) {
+    let slot = Arc::new(Slot { outcome: Mutex::new(Outcome::Pending(None)), changed: Condvar::new() });
+    (Promise { slot: slot.clone() }, Ticket { slot })
 }
 
 impl<T> Promise<T> {

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use super::{
     making::Making,
     reaper,
     registry::Registry,
-    service::{Force, Listener, Service, Ticket, Unkept},
+    service::{Listener, Service, Ticket, Unkept},
     window::Windows,
 };
 use crate::store::Deadline;
@@ -42,8 +42,6 @@ pub(crate) struct Shared {
     windows: Mutex<Windows>,
     /// Once NCCL has made it.
     pub(super) making: OnceLock<Making>,
-    /// Told of an abort.
-    listeners: Mutex<Vec<Weak<Listener>>>,
     /// Whether one-sided operations were prepared.
     pub(crate) one_sided: AtomicBool,
     pub(crate) registry: Registry,
@@ -73,7 +71,6 @@ impl Shared {
             config: raw,
             windows: Mutex::default(),
             making: OnceLock::new(),
-            listeners: Mutex::default(),
             one_sided: AtomicBool::new(false),
             registry: Registry::default(),
             children: Mutex::default(),
@@ -99,26 +96,6 @@ impl Shared {
     /// Never held during a call of NCCL.
     pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells `listener` of aborts from now on, as long as it is there.
-    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        listeners.retain(|listener| listener.strong_count() > 0);
-        listeners.push(Arc::downgrade(listener));
-    }
-
-    /// Tells `listener` no more.
-    pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
-        let listener = Arc::downgrade(listener);
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        listeners.retain(|other| !other.ptr_eq(&listener));
-    }
-
-    /// The gate is closed, and an abort begins: who waits for this rank's calls need not wait any more.
-    pub(crate) fn interrupt(&self, force: Force) {
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
     /// Keeps a child that nobody is given until this communicator is gone: until then NCCL raises this one's abort flag
@@ -222,11 +199,8 @@ impl<T: Send + 'static> Serving<T> {
             result
         });
         let interruption = ticket.interruption(Duration::ZERO);
-        shared.tell(&interruption);
-        // An abort that came in between found nobody to tell.
-        if shared.gate.is_closed() {
-            interruption(Force::Aborted);
-        }
+        // Also of an abort that came in between.
+        shared.gate.tell(&interruption);
         Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 

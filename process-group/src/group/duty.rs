@@ -212,6 +212,7 @@ impl Vigil {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use gpu_sim::{Action, Injection};
     use rusty_fork::rusty_fork_test;
 
     use super::*;
@@ -232,6 +233,31 @@ mod tests {
     }
 
     rusty_fork_test! {
+        /// As where a member of this host dies while NCCL destroys the communicator.
+        #[test]
+        fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
+            let machine = machine(1);
+            let hang = Duration::from_secs(60);
+            machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang)));
+            machine.ranks(1, |rank| {
+                let group = rank.world();
+                let vigil = group.counter.vigil.clone();
+                let begun = Instant::now();
+                let error = thread::scope(|scope| {
+                    let destroying = scope.spawn(|| group.destroy(far()));
+                    while machine.world.calls("ncclCommDestroy") == 0 {
+                        thread::yield_now();
+                    }
+                    vigil.fail("a test".into());
+                    destroying.join().unwrap().unwrap_err()
+                });
+                assert!(matches!(&error, GroupError::MemberFailed { .. }), "{error}");
+                assert!(begun.elapsed() < hang, "it waited until the call returned");
+                // What frees a communicator is not called beside what frees it.
+                assert_eq!(machine.world.calls("ncclCommAbort"), 0);
+            });
+        }
+
         /// What the others were asked about came to its end.
         #[test]
         fn what_is_late_later_is_asked_about_anew() {

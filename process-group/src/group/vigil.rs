@@ -455,8 +455,9 @@ impl Vigil {
                 held.what.abort(Deadline::after(PATIENCE));
             });
         }
-        let mut communicators = self.communicators();
-        communicators.retain(|communicator| !communicator.has_ended());
+        let (ending, communicators): (Vec<_>, Vec<_>) =
+            self.communicators().into_iter().partition(AbortHandle::has_ended);
+        ending.iter().for_each(AbortHandle::interrupt);
         if communicators.is_empty() {
             return;
         }

@@ -1,6 +1,11 @@
 //! Abort: out of whatever a rank is blocked in, by release, from any thread.
 
-use std::{sync::Mutex, thread, time::Duration};
+use std::{
+    hint,
+    sync::Mutex,
+    thread,
+    time::{Duration, Instant},
+};
 
 use gpu_sim::{Action, Injection};
 use process_group::comm::{
@@ -117,6 +122,38 @@ rusty_fork_test! {
         assert!(wait_for_dropped(far()));
         assert_eq!(*told.lock().unwrap(), [""; 0]);
         machine.world.finish().unwrap();
+    }
+
+    /// Whoever aborts does so at any time: here as soon as the destruction has closed the communicator.
+    #[test]
+    fn an_abort_lets_go_of_who_waits_for_a_destruction_that_is_blocked() {
+        const ROUNDS: u32 = 40;
+        let machine = machine(1);
+        let hang = Duration::from_secs(60);
+        set_drop_error_hook(|_| ());
+        machine.ranks(1, |rank| {
+            for round in 0..ROUNDS {
+                let communicator = rank.communicator_named(&round.to_string());
+                let handle = communicator.abort_handle();
+                machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang)));
+                let begun = Instant::now();
+                let (destroyed, aborted) = thread::scope(|scope| {
+                    let abort = scope.spawn(|| {
+                        while handle.async_error().is_ok() {
+                            hint::spin_loop();
+                        }
+                        handle.abort(Deadline::now())
+                    });
+                    (communicator.destroy(far()), abort.join().unwrap())
+                });
+                let error = destroyed.unwrap_err();
+                assert!(matches!(&error, CommError::Leaked { why, .. } if why.contains("aborted")), "{error}");
+                assert!(begun.elapsed() < hang, "round {round} waited until the call returned");
+                // NCCL frees the communicator in that call: a second one that frees it would do so twice.
+                assert!(matches!(aborted, Ok(()) | Err(CommError::Leaked { .. })), "{aborted:?}");
+                assert_eq!(machine.world.calls("ncclCommAbort"), 0);
+            }
+        });
     }
 
     #[test]

@@ -14,17 +14,24 @@
 mod rights;
 
 use std::{
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicU8, Ordering},
-    },
+    fmt,
+    sync::{Arc, PoisonError, Weak},
     thread::{self, ThreadId},
 };
 
 use self::rights::Locked;
 pub(crate) use self::rights::{Entry, Observer};
-use super::{CommError, Result, group};
-use crate::store::Deadline;
+use super::{
+    CommError, Result, group,
+    service::{Force, Listener},
+};
+use crate::{
+    store::Deadline,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
+};
 
 /// What a call needs besides being alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +65,6 @@ enum Phase {
     Closed(Arc<str>),
 }
 
-#[derive(Debug)]
 struct State {
     phase: Phase,
     /// Whether work was given up, and no more is taken.
@@ -69,6 +75,8 @@ struct State {
     observers: usize,
     /// Threads that wait for a change: to wake nobody costs a call of the system too.
     waiting: usize,
+    /// Told of aborts. Here, so that an abort that finds the gate closed finds those who were to be told when it closed.
+    listeners: Vec<Weak<Listener>>,
 }
 
 /// A call that went past the lock is inside.
@@ -77,7 +85,6 @@ const INSIDE: u8 = 1;
 const LOCKED: u8 = 2;
 
 /// The gate of one communicator.
-#[derive(Debug)]
 pub(crate) struct Gate {
     communicator: String,
     word: AtomicU8,
@@ -89,7 +96,15 @@ impl Gate {
     /// The gate of what is not made yet; `communicator` is how errors call its owner.
     pub(crate) fn new(communicator: String) -> Self {
         let phase = Phase::Unmade;
-        let state = State { phase, revoked: false, inside: None, group: None, observers: 0, waiting: 0 };
+        let state = State {
+            phase,
+            revoked: false,
+            inside: None,
+            group: None,
+            observers: 0,
+            waiting: 0,
+            listeners: Vec::new(),
+        };
         let word = AtomicU8::new(LOCKED);
         Self { communicator, word, state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -314,13 +329,44 @@ impl Gate {
         self.lock().phase = Phase::Closed(how.into());
     }
 
-    /// Closes the gate of a communicator that works, and refuses if it does not.
-    pub(crate) fn close_working(&self, call: &'static str, how: &str) -> Result<()> {
+    /// Closes the gate of a communicator that works, and refuses if it does not. From then on `listener` is told of
+    /// aborts, as by [`tell`](Self::tell).
+    pub(crate) fn close_working(
+        &self,
+        call: &'static str,
+        how: &str,
+        listener: &Arc<Listener>,
+    ) -> Result<()> {
         let mut state = self.lock();
         self.admitted(&state, call)?;
         state.phase = Phase::Closed(how.into());
+        state.listeners.push(Arc::downgrade(listener));
         self.changed(state);
         Ok(())
+    }
+
+    /// Tells `listener` of aborts from now on, as long as it is there; at once if the gate is closed, whatever closed it.
+    pub(crate) fn tell(&self, listener: &Arc<Listener>) {
+        let mut state = self.lock();
+        state.listeners.retain(|listener| listener.strong_count() > 0);
+        state.listeners.push(Arc::downgrade(listener));
+        let is_closed = matches!(state.phase, Phase::Closed(_));
+        drop(state);
+        if is_closed {
+            listener(Force::Aborted);
+        }
+    }
+
+    /// Tells `listener` no more.
+    pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
+        let listener = Arc::downgrade(listener);
+        self.lock().listeners.retain(|other| !other.ptr_eq(&listener));
+    }
+
+    /// The gate is closed, and an abort begins: who waits for this rank's calls need not wait any more.
+    pub(crate) fn interrupt(&self, force: Force) {
+        let listeners = self.lock().listeners.clone();
+        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
     /// Waits until nobody is inside or looking, and no group holds queued work. The error says who still is.
@@ -347,136 +393,14 @@ impl Gate {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::Duration;
-
-    fn gate() -> Gate {
-        let gate = Gate::new("a".into());
-        gate.open();
-        gate
-    }
-
-    fn soon() -> Option<Deadline> {
-        Some(Deadline::after(Duration::from_millis(5)))
-    }
-
-    fn far() -> Deadline {
-        Deadline::after(Duration::from_secs(60))
-    }
-
-    #[test]
-    fn one_call_at_a_time() {
-        let gate = gate();
-        let entry = gate.enter("first", Kind::Enqueue, None).unwrap();
-        let error = gate.enter("second", Kind::Local, soon()).unwrap_err();
-        assert!(error.to_string().contains("the enqueueing of an operation"), "{error}");
-        drop(entry);
-        let entry = gate.enter("first", Kind::Local, None).unwrap();
-        let error = gate.enter("second", Kind::Enqueue, soon()).unwrap_err();
-        assert!(matches!(error, CommError::Busy { busy_with: "first", .. }), "{error}");
-        drop(entry);
-        gate.enter("third", Kind::Collective, soon()).unwrap();
-    }
-
-    #[test]
-    fn one_call_at_a_time_whichever_way_they_come() {
-        use std::sync::atomic::AtomicBool;
-
-        let gate = gate();
-        let inside = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for kind in [Kind::Enqueue, Kind::Enqueue, Kind::Local, Kind::Collective] {
-                let (gate, inside) = (&gate, &inside);
-                scope.spawn(move || {
-                    for _ in 0..5_000 {
-                        let entry = gate.enter("call", kind, None).unwrap();
-                        assert!(!inside.swap(true, Ordering::Relaxed));
-                        thread::yield_now();
-                        assert!(inside.swap(false, Ordering::Relaxed));
-                        drop(entry);
-                    }
-                });
-            }
-            scope.spawn(|| (0..5_000).for_each(|_| drop(gate.observe("look").unwrap())));
-        });
-        gate.wait_empty(Deadline::now()).unwrap();
-        assert_eq!(gate.word.load(Ordering::Relaxed), 0, "everybody has left");
-    }
-
-    #[test]
-    fn what_is_not_made_lets_in_its_making_alone() {
-        let gate = Gate::new("a".into());
-        assert!(matches!(gate.enter("all_reduce", Kind::Enqueue, None), Err(CommError::Unmade { .. })));
-        let making = gate.enter("init", Kind::Making, None).unwrap();
-        assert!(!gate.close_unmade("destroyed"));
-        drop(making);
-        gate.open();
-        assert!(!gate.close_unmade("destroyed"));
-        gate.enter("all_reduce", Kind::Enqueue, None).unwrap();
-        let never = Gate::new("b".into());
-        assert!(never.close_unmade("destroyed"));
-        never.open();
-        assert!(matches!(never.check("x"), Err(CommError::Closed { .. })));
-    }
-
-    #[test]
-    fn a_group_keeps_out_collectives_of_others_but_not_local_calls() {
-        let gate = gate();
-        drop(gate.enter("queued", Kind::Enqueue, None).unwrap());
-        gate.join_group();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                assert!(gate.enter("all_reduce", Kind::Enqueue, soon()).is_err());
-                assert!(gate.enter("split", Kind::Collective, soon()).is_err());
-                gate.enter("register", Kind::Local, soon()).unwrap();
-            });
-        });
-        drop(gate.enter("queued too", Kind::Enqueue, soon()).unwrap());
-        assert!(gate.wait_empty(Deadline::now()).is_err());
-        gate.leave_group();
-        gate.wait_empty(Deadline::now()).unwrap();
-        gate.enter("split", Kind::Collective, soon()).unwrap();
-    }
-
-    #[test]
-    fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
-        let gate = gate();
-        gate.revoke();
-        for kind in [Kind::Enqueue, Kind::Collective] {
-            assert!(matches!(gate.enter("x", kind, None), Err(CommError::Revoked { .. })));
-        }
-        for kind in [Kind::Local, Kind::Child, Kind::Rescue] {
-            gate.enter("x", kind, None).unwrap();
-        }
-        gate.poison("an error");
-        assert!(matches!(gate.enter("x", Kind::Child, None), Err(CommError::Poisoned { .. })));
-        gate.enter("x", Kind::Rescue, None).unwrap();
-        gate.close("aborted");
-        assert!(matches!(gate.enter("x", Kind::Rescue, None), Err(CommError::Closed { .. })));
-    }
-
-    #[test]
-    fn those_who_wait_learn_that_the_gate_has_closed() {
-        let gate = gate();
-        let entry = gate.enter("register windows", Kind::Collective, None).unwrap();
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| gate.enter("all_reduce", Kind::Enqueue, None).map(drop));
-            gate.poison("registration was late");
-            let error = waiting.join().unwrap().unwrap_err();
-            assert!(error.to_string().contains("registration was late"), "{error}");
-        });
-        gate.poison("a second reason");
-        assert!(gate.check("x").unwrap_err().to_string().contains("registration was late"));
-        assert!(gate.close("aborted"));
-        assert!(!gate.close("aborted again"));
-        assert_eq!(gate.wait_empty(Deadline::now()), Err("register windows"));
-        thread::scope(|scope| {
-            let abort = scope.spawn(|| gate.wait_empty(far()));
-            drop(entry);
-            abort.join().unwrap().unwrap();
-        });
-        assert!(matches!(gate.check("x"), Err(CommError::Closed { .. })));
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("communicator", &self.communicator).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod interleavings;
+
+#[cfg(test)]
+mod tests;

@@ -3,10 +3,10 @@
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    sync::{MutexGuard, atomic::Ordering},
 };
 
 use super::{Gate, INSIDE, LOCKED, Phase, State};
+use crate::sync::{MutexGuard, atomic::Ordering};
 
 /// The right to be inside NCCL with one communicator.
 pub(crate) struct Entry<'a> {

@@ -1,0 +1,109 @@
+//! Threads that enqueue, look, abort and destroy.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::sync::{
+    atomic::{AtomicBool, AtomicUsize},
+    model::{check, thread},
+};
+
+/// A gate, and who is inside NCCL.
+struct Model {
+    gate: Gate,
+    inside: AtomicUsize,
+    is_freed: AtomicBool,
+}
+
+impl Model {
+    fn new() -> Arc<Self> {
+        let gate = Gate::new("a".into());
+        gate.open();
+        Arc::new(Self { gate, inside: AtomicUsize::new(0), is_freed: AtomicBool::new(false) })
+    }
+
+    /// A call, if it is let in.
+    fn call(&self, kind: Kind) {
+        if let Ok(entry) = self.gate.enter("call", kind, None) {
+            assert_eq!(self.inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
+            assert!(!self.is_freed.load(Ordering::Relaxed), "it is freed");
+            self.inside.fetch_sub(1, Ordering::Relaxed);
+            drop(entry);
+        }
+    }
+
+    /// Frees what is closed.
+    fn free(&self) {
+        self.gate.wait_empty(Deadline::after(std::time::Duration::MAX)).unwrap();
+        assert_eq!(self.inside.load(Ordering::Relaxed), 0, "somebody is inside");
+        self.is_freed.store(true, Ordering::Relaxed);
+    }
+
+    fn abort(&self) {
+        let is_first = self.gate.close("aborted");
+        self.gate.interrupt(Force::Aborted);
+        if is_first {
+            self.free();
+        }
+    }
+}
+
+fn spawn(model: &Arc<Model>, run: impl FnOnce(&Model) + Send + 'static) -> thread::JoinHandle<()> {
+    let model = model.clone();
+    thread::spawn(move || run(&model))
+}
+
+/// Whoever has closed the gate for a destruction is told of every abort that finds it closed.
+#[test]
+fn an_abort_tells_who_destroys() {
+    check(|| {
+        let model = Model::new();
+        let aborting = spawn(&model, Model::abort);
+        let told = Arc::new(AtomicBool::new(false));
+        let listener: Arc<Listener> = {
+            let told = told.clone();
+            Arc::new(move |_| told.store(true, Ordering::Relaxed))
+        };
+        let closed = model.gate.close_working("destroy", "destroyed", &listener);
+        aborting.join().unwrap();
+        assert_eq!(told.load(Ordering::Relaxed), closed.is_ok());
+    });
+}
+
+/// A call that waits is told also of an abort that comes before it waits.
+#[test]
+fn an_abort_tells_who_waits_for_a_call() {
+    check(|| {
+        let model = Model::new();
+        let aborting = spawn(&model, Model::abort);
+        let told = Arc::new(AtomicBool::new(false));
+        let listener: Arc<Listener> = {
+            let told = told.clone();
+            Arc::new(move |_| told.store(true, Ordering::Relaxed))
+        };
+        model.gate.tell(&listener);
+        aborting.join().unwrap();
+        assert!(told.load(Ordering::Relaxed));
+    });
+}
+
+#[test]
+fn one_is_inside_and_nobody_once_it_is_freed() {
+    let programs: [[fn(&Model); 2]; 4] = [
+        [|model| model.call(Kind::Enqueue), |model| model.call(Kind::Local)],
+        [|model| model.call(Kind::Enqueue), Model::abort],
+        [|model| model.call(Kind::Local), Model::abort],
+        [|model| drop(model.gate.observe("look")), Model::abort],
+    ];
+    for program in programs {
+        check(move || {
+            let model = Model::new();
+            let threads: Vec<_> = program.iter().map(|run| spawn(&model, *run)).collect();
+            model.call(Kind::Enqueue);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            if !model.gate.is_closed() {
+                assert_eq!(model.gate.word.load(Ordering::Relaxed), 0, "everybody has left");
+            }
+        });
+    }
+}
