@@ -16,6 +16,8 @@ pub(super) struct Peer {
     /// Its place in the group.
     pub(super) place: usize,
     pub(super) page: Page,
+    /// The lock there that this process waits for.
+    pub(super) slot: usize,
     /// Ends with its process, at the latest.
     pub(super) socket: OwnedFd,
     /// The process itself, where the kernel gives it.
@@ -24,10 +26,16 @@ pub(super) struct Peer {
 
 const LOCKS: Tag = Tag(*b"lock");
 
-/// The places of members that are other processes of this host.
+/// The places of members that are other processes of this host: those that have a lock each in the page of the member at
+/// `place`, in this order.
 pub(super) fn others(place: usize, members: &[Member]) -> impl Iterator<Item = usize> {
     let me = &members[place];
     (0..members.len()).filter(move |other| me.is_beside(&members[*other]))
+}
+
+/// Which lock `waiter` waits for in the page of the member at `owner`.
+pub(super) fn slot(waiter: usize, owner: usize, members: &[Member]) -> Option<usize> {
+    others(owner, members).position(|other| other == waiter)
 }
 
 /// Meets the processes of this host that are members; `own` is the memory of this one's locks.
@@ -52,7 +60,7 @@ pub(super) fn meet(
     };
     let door = Door::open().map_err(told)?;
     store.set(&key(place as u64), &door.card())?;
-    let others: Vec<u64> = others(place, members).map(|other| other as u64).collect();
+    let expected: Vec<u64> = others(place, members).map(|other| other as u64).collect();
     let mut missing = None;
     let card = |place| {
         let card = store.get(&key(place), deadline);
@@ -61,15 +69,16 @@ pub(super) fn meet(
         }
         card
     };
-    let met = exchange(&door, place as u64, &others, card, &[(LOCKS, own)], deadline);
+    let met = exchange(&door, place as u64, &expected, card, &[(LOCKS, own)], deadline);
     let peer = |Met { link, descriptors }: Met| {
-        let (place, own) = (link.place(), descriptors.first());
-        let page =
-            own.ok_or_else(|| "no descriptor".into()).and_then(|own| Page::open(own.as_fd(), members.len()));
-        let page = page.map_err(|problem| PeerError::Greeting { rank: rank(place), problem })?;
+        let (peer, memory) = (link.place(), descriptors.first());
+        let refused = |problem| PeerError::Greeting { rank: rank(peer), problem };
+        let (owner, memory) = (peer as usize, memory.ok_or_else(|| refused("no descriptor".into()))?);
+        let page = Page::open(memory.as_fd(), others(owner, members).count()).map_err(refused)?;
+        let slot = slot(place, owner, members).ok_or_else(|| refused("it is not beside this one".into()))?;
         // Kernels before 5.3 have none, and sandboxes may refuse it: the socket's end is a witness too.
         let process = pidfd_open(link.process().map_err(told)?, PidfdFlags::empty()).ok();
-        Ok(Peer { place: place as usize, page, socket: link.into_socket(), process })
+        Ok(Peer { place: owner, page, slot, socket: link.into_socket(), process })
     };
     met.map_err(|error| missing.take().unwrap_or_else(|| told(error)))?.into_iter().map(peer).collect()
 }

@@ -1,6 +1,6 @@
 //! Which processes of this host are still there.
 //!
-//! Every process holds a lock for each of its peers, which the kernel lets go of when the process dies; says regularly
+//! Every process holds a lock for each of its peers on the host, which the kernel lets go of when the process dies; says regularly
 //! that it runs; and keeps a socket to each of them. A thread waits for each peer's lock, and one looks after all the
 //! rest. What is found is told once: the first word on a peer counts.
 
@@ -146,11 +146,12 @@ impl Peers {
     ) -> Result<Self, PeerError> {
         let shared =
             Arc::new(Shared { listeners: Mutex::default(), lost: Mutex::default(), is_over: false.into() });
-        if meet::others(place, members).next().is_none() {
+        let others = meet::others(place, members).count();
+        if others == 0 {
             return Ok(Self { shared, bell: None, keeper: None });
         }
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
-        let (memory, page) = Page::create(members.len())?;
+        let (memory, page) = Page::create(others)?;
         // The locks are held, by a thread that lives as long as the watch, before anybody else knows of them.
         let (say, held) = mpsc::channel();
         let (give, peers) = mpsc::channel::<Vec<Watched>>();
@@ -177,14 +178,14 @@ impl Peers {
         held.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
         let mut watched = Vec::new();
         for peer in meet::meet(store, place, members, memory.as_fd(), deadline)? {
-            let Peer { place: other, page, socket, process } = peer;
+            let Peer { place: other, page, slot, socket, process } = peer;
             let (rank, page) = (members[other].rank, Arc::new(page));
             let peer = Watched { rank, page: page.clone(), socket, process };
             let shared = shared.clone();
             thread::Builder::new()
                 .name(format!("peer {rank}"))
                 .stack_size(64 << 10)
-                .spawn(move || wait(&page, place, rank, &shared))?;
+                .spawn(move || wait(&page, slot, rank, &shared))?;
             watched.push(peer);
         }
         let _ = give.send(watched);

@@ -19,12 +19,13 @@ use std::{
 use crate::local::SharedMemory;
 
 /// Changes with the layout; the size of a lock is part of it, since that is the C library's.
-const MAGIC: u64 = 0x7067_7065_6572_0001 ^ (size_of::<libc::pthread_mutex_t>() as u64) << 32;
+const MAGIC: u64 = 0x7067_7065_6572_0002 ^ (size_of::<libc::pthread_mutex_t>() as u64) << 32;
 
+/// Atomics alone: whoever has the memory may write to it at any time.
 #[repr(C, align(64))]
 struct Head {
-    magic: u64,
-    slots: u64,
+    magic: AtomicU64,
+    slots: AtomicU64,
     /// How often the owner has said that it is running.
     beats: AtomicU64,
     /// The owner has let go on purpose.
@@ -36,7 +37,7 @@ struct Slot(UnsafeCell<libc::pthread_mutex_t>);
 
 /// One process's locks, mapped by it or by a peer.
 ///
-/// What is in the memory are atomics, constants, and locks that are made for several processes.
+/// What is in the memory are atomics, and locks that are made for several processes.
 pub(super) struct Page {
     memory: SharedMemory,
     slots: usize,
@@ -56,15 +57,16 @@ impl Page {
         size_of::<Head>() + slots * size_of::<Slot>()
     }
 
-    /// New locks, held by nobody, and what others map them by.
+    /// New locks, held by nobody, and what others map them by. One thread [holds](Self::hold) all of them, of which the
+    /// kernel releases 2,048 at most: so there are as many as there are peers on this host, not in the job.
     pub(super) fn create(slots: usize) -> io::Result<(OwnedFd, Self)> {
         let (descriptor, memory) = SharedMemory::create(Self::bytes(slots))?;
         let page = Self { memory, slots };
         // SAFETY: the mapping is that long, aligned to pages, and nobody else's yet.
         unsafe {
             page.base().write(Head {
-                magic: MAGIC,
-                slots: slots as u64,
+                magic: AtomicU64::new(MAGIC),
+                slots: AtomicU64::new(slots as u64),
                 beats: AtomicU64::new(0),
                 has_left: AtomicU32::new(0),
             });
@@ -79,8 +81,8 @@ impl Page {
     /// What the descriptor is instead.
     pub(super) fn open(memory: BorrowedFd<'_>, slots: usize) -> Result<Self, String> {
         let page = Self { memory: SharedMemory::open(memory, Self::bytes(slots))?, slots };
-        let Head { magic, slots: has, .. } = page.head();
-        if (*magic, *has) != (MAGIC, slots as u64) {
+        let [magic, has] = [&page.head().magic, &page.head().slots].map(|word| word.load(Ordering::Relaxed));
+        if (magic, has) != (MAGIC, slots as u64) {
             return Err(format!("its memory begins with {magic:#x}, {has}; expected {MAGIC:#x}, {slots}"));
         }
         Ok(page)
@@ -91,7 +93,8 @@ impl Page {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped as long as `self` is; zeros and what `create` writes are both valid.
+        // SAFETY: mapped as long as `self` is; all of it are atomics, for which every value is valid, so that others may
+        // write to it meanwhile.
         unsafe { self.base().as_ref() }
     }
 
@@ -195,6 +198,7 @@ mod tests {
     use std::{mem, os::fd::AsFd, sync::mpsc, thread};
 
     use super::*;
+    use crate::{group::Member, peers::meet};
 
     const SOON: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
@@ -237,6 +241,19 @@ mod tests {
         thread.join().unwrap();
         assert_eq!(ends, [Some(End::Died); 3]);
         assert_eq!(page.wait(1, SOON).unwrap(), Some(End::Died), "and again");
+    }
+
+    /// More ranks than the kernel releases locks of a thread.
+    #[test]
+    fn a_death_is_seen_by_every_peer_in_a_job_of_many_ranks() {
+        let members: Vec<_> = (0..3000).map(|rank| Member::example(rank, rank as u64 % 1000)).collect();
+        let (owner, peers) = (2007, [7, 1007]);
+        let (page, tell, thread) = peer(meet::others(owner, &members).count());
+        let slots = peers.map(|place| meet::slot(place, owner, &members).unwrap());
+        assert_eq!(slots.map(|slot| page.wait(slot, SOON).unwrap()), [None; 2]);
+        tell.send(mem::forget).unwrap();
+        thread.join().unwrap();
+        assert_eq!(slots.map(|slot| page.wait(slot, LONG).unwrap()), [Some(End::Died); 2]);
     }
 
     #[test]
