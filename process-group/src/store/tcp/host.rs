@@ -8,6 +8,7 @@ use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::OwnedFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -52,6 +53,8 @@ pub struct HostReport {
     pub rejected: u64,
     /// The last 16 of them, the oldest first.
     pub rejections: VecDeque<(Option<SocketAddr>, Rejection)>,
+    /// Why the host serves nobody any more, if so. Its clients have lost their connections.
+    pub failure: Option<Arc<str>>,
 }
 
 impl HostReport {
@@ -120,7 +123,7 @@ impl Drop for Host {
         if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
             && let Some(thread) = self.thread.take()
         {
-            // A panic of the thread has closed its sockets: the clients know.
+            // Its report has told whether it failed.
             let _ = thread.join();
         }
     }
@@ -194,19 +197,33 @@ impl Serving {
         })
     }
 
+    /// Serves until it is told to stop, or until it cannot, which the report tells before the clients lose their
+    /// connections.
     fn run(mut self) {
+        let failure: Option<Arc<str>> = match catch_unwind(AssertUnwindSafe(|| self.serve())) {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!("waiting for its clients: {error}").into()),
+            Err(_) => Some("its thread has panicked".into()),
+        };
+        let mut report = self.shared.report();
+        (report.clients, report.memory, report.failure) = (0, 0, failure);
+        self.shared.left.notify_all();
+        drop(report);
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(256);
         loop {
             events.clear();
             match epoll::wait(&self.epoll, spare_capacity(&mut events), self.timeout().as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return,
+                Err(error) => return Err(error.into()),
             }
             self.now = self.started.elapsed();
             for event in &events {
                 match event.data.u64() {
                     LISTENER => self.accept(),
-                    STOP => return,
+                    STOP => return Ok(()),
                     client => self.ready(client, event.flags),
                 }
             }
@@ -369,5 +386,37 @@ impl Serving {
             // Fails only for a descriptor that is not there, or where there is no memory; this one is ours.
             let _ = epoll::modify(&self.epoll, &client.stream, data, interest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read as _,
+        net::{Ipv4Addr, TcpStream},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_fails_says_so_and_lets_go_of_its_clients() {
+        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, shared) = (Arc::new(spare().unwrap()), Arc::new(Shared::default()));
+        let limits = (ServerLimits::default(), None);
+        let mut serving = Serving::new(listener, &stop, limits, shared.clone()).unwrap();
+        let mut client = TcpStream::connect(address).unwrap();
+        serving.accept();
+        serving.count();
+        let mut host = Host { address, stop, shared, thread: None };
+        assert_eq!((host.report().clients, host.report().failure), (1, None));
+        // Nothing that can be waited for.
+        serving.epoll = spare().unwrap();
+        host.thread = Some(thread::spawn(move || serving.run()));
+        assert_eq!(host.drain(Deadline::after(Duration::from_secs(60))), 0);
+        let failure = host.report().failure.unwrap();
+        assert!(failure.contains("waiting for its clients: Invalid argument"), "{failure}");
+        // Its end, or a reset: the connection is closed.
+        assert!(!matches!(client.read(&mut [0]), Ok(1..)));
     }
 }
