@@ -12,17 +12,20 @@ use std::{
     collections::{BTreeMap, VecDeque},
     ffi::c_void,
     fmt, ptr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, PoisonError},
 };
 
 use cuda_driver::{DevicePtr, graph::RelaxedCapture};
 use nccl_sys::Feature;
 
 use super::{ArgumentError, CommError, Result, call::call, gate::Kind, shared::Shared};
-use crate::store::Deadline;
+use crate::{
+    store::Deadline,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 const REGISTER: &str = "ncclCommRegister";
 const DEREGISTER: &str = "ncclCommDeregister";
@@ -58,7 +61,7 @@ struct State {
     alarm: Option<Arc<Alarm>>,
     /// Who has ranges come and go.
     users: usize,
-    /// Nothing comes any more: the communicator is about to end.
+    /// Nothing comes any more: the communicator is about to end, or has.
     ending: bool,
 }
 
@@ -126,9 +129,17 @@ impl Registry {
         self.lock().failure.clone()
     }
 
-    /// Notes a range; it must be alone there.
+    /// Notes a range that is to come; it must be alone there. Nothing of a communicator that is about to end.
+    fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<()> {
+        let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
+        self.insert(REGISTER, address, range)
+    }
+
     fn insert(&self, call: &'static str, address: u64, range: Range) -> Result<()> {
         let mut state = self.lock();
+        if state.ending && range.phase == Phase::Coming {
+            return Ok(());
+        }
         let end = address.saturating_add(range.bytes as u64);
         let before = state.ranges.range(..end).next_back();
         if let Some((at, known)) = before.filter(|(at, known)| **at + known.bytes as u64 > address) {
@@ -248,6 +259,7 @@ impl Registry {
     /// The communicator is gone, and NCCL knows nothing of it any more.
     pub(super) fn clear(&self) {
         let mut state = self.lock();
+        state.ending = true;
         let ranges = std::mem::take(&mut state.ranges);
         state.todo.clear();
         drop(state);
@@ -290,11 +302,7 @@ impl Shared {
 
     /// Has a range registered before the next call, or by [`settle_by`](Self::settle_by).
     pub(crate) fn note(&self, address: u64, bytes: usize, keeper: Arc<dyn Keeper>) -> Result<(), Unsettled> {
-        let range = Range { bytes, phase: Phase::Coming, unwanted: false, keeper: Some(keeper) };
-        if self.registry.lock().ending {
-            return Ok(());
-        }
-        self.registry.insert(REGISTER, address, range).map_err(|source| {
+        self.registry.note(address, bytes, keeper).map_err(|source| {
             let unsettled = Unsettled { address, bytes, is_registration: true, source: source.into() };
             self.lacks(&unsettled.reason());
             unsettled
@@ -487,4 +495,43 @@ impl Shared {
 /// What no single range failed with.
 fn nowhere(source: CommError) -> Unsettled {
     Unsettled { address: 0, bytes: 0, is_registration: true, source: source.into() }
+}
+
+#[cfg(test)]
+mod interleavings {
+    use super::*;
+    use crate::sync::model::{check, thread};
+
+    struct Memory;
+
+    impl Keeper for Memory {
+        fn registered(&self) {}
+        fn deregistered(&self) {}
+        fn failed(&self) {}
+    }
+
+    /// Segments come on another thread while a communicator is destroyed, or aborted.
+    #[test]
+    fn what_comes_while_a_communicator_ends_is_not_kept() {
+        for is_destroyed in [true, false] {
+            check(move || {
+                let (registry, memory) = (Arc::new(Registry::default()), Arc::new(Memory));
+                let coming = {
+                    let (registry, memory) = (registry.clone(), memory.clone());
+                    thread::spawn(move || {
+                        for address in [1, 2] {
+                            registry.note(address, 1, memory.clone()).unwrap();
+                        }
+                    })
+                };
+                if is_destroyed {
+                    registry.retire();
+                    assert!(registry.next().is_none(), "nothing is begun towards the end");
+                }
+                registry.clear();
+                coming.join().unwrap();
+                assert_eq!(Arc::strong_count(&memory), 1, "memory is kept by what has ended");
+            });
+        }
+    }
 }
