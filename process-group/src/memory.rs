@@ -6,13 +6,15 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use cuda_driver::{Context, DevicePtr, memory::MemoryKind};
+
+use crate::sync::{
+    atomic::{AtomicU64, Ordering},
+    global,
+};
 
 /// Why a segment is not registered, though its allocator is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
@@ -172,8 +174,10 @@ const OTHERS: usize = 4096;
 
 static MAP: RwLock<Map> = RwLock::new(Map { segments: BTreeMap::new(), others: BTreeMap::new() });
 
-/// Changes whenever a segment comes or goes; never 0.
-static GENERATION: AtomicU64 = AtomicU64::new(1);
+global! {
+    /// Changes whenever a segment comes or goes; never 0.
+    static GENERATION: AtomicU64 = AtomicU64::new(1);
+}
 
 fn read() -> RwLockReadGuard<'static, Map> {
     MAP.read().unwrap_or_else(PoisonError::into_inner)
@@ -183,10 +187,11 @@ fn write() -> RwLockWriteGuard<'static, Map> {
     MAP.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of the last change: what was looked up under another is to be looked up again.
+/// The number of the last change: what was looked up under another is to be looked up again. Who reads it before a look
+/// sees what was changed before.
 #[inline]
 pub(crate) fn generation() -> u64 {
-    GENERATION.load(Ordering::Relaxed)
+    GENERATION.load(Ordering::Acquire)
 }
 
 /// What was looked up is to be looked up again.

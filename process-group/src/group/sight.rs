@@ -9,10 +9,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{
-        Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    },
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
@@ -24,6 +21,7 @@ use crate::{
     comm::{Communicator, Nccl, Operation, Task},
     memory::{self, CommonPlace, Place},
     rare,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 /// What was found out about a range. A reader that finds the same stamp before and after has read one entry.
@@ -281,5 +279,67 @@ fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError
 impl fmt::Debug for Sight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sight").field("looks", &self.looks).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod interleavings {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::model::{check, thread};
+
+    /// A look beside a change, such as of what the members have agreed to register.
+    #[test]
+    fn what_is_remembered_under_a_generation_was_found_in_it() {
+        check(|| {
+            let (fact, slot) = (Arc::new(AtomicU64::new(0)), Arc::new(Slot::default()));
+            let changing = {
+                let fact = fact.clone();
+                thread::spawn(move || {
+                    fact.store(1, Ordering::Release);
+                    memory::renew();
+                })
+            };
+            let looking = {
+                let (fact, slot) = (fact.clone(), slot.clone());
+                thread::spawn(move || {
+                    // As `Sight::find`.
+                    let generation = memory::generation();
+                    let lying = Lying::ALL[fact.load(Ordering::Acquire) as usize];
+                    slot.set(generation, (0, 16), lying, CommonPlace::default());
+                })
+            };
+            // As `Sight::known`.
+            let seen = slot.find(memory::generation(), 0, 16);
+            assert!(seen.is_none_or(|(lying, _)| Lying::ALL[..2].contains(&lying)));
+            changing.join().unwrap();
+            looking.join().unwrap();
+            let remembered = slot.find(memory::generation(), 0, 16);
+            assert!(remembered.is_none_or(|(lying, _)| lying == Lying::ALL[1]), "found before the change");
+        });
+    }
+
+    /// Two entries of one slot, and who looks for either.
+    #[test]
+    fn an_entry_is_read_whole() {
+        check(|| {
+            let slot = Arc::new(Slot::default());
+            let set = |slot: &Slot, at: usize| {
+                let start = 16 * at as u64;
+                slot.set(1, (start, start + 16), Lying::ALL[at], CommonPlace::new(1, at as u32, 0));
+            };
+            set(&slot, 0);
+            let writing = {
+                let slot = slot.clone();
+                thread::spawn(move || set(&slot, 1))
+            };
+            for at in [0, 1] {
+                let found = slot.find(1, 16 * at as u64, 16 * at as u64 + 16);
+                let whole = (Lying::ALL[at], CommonPlace::new(1, at as u32, 0));
+                assert!(found.is_none_or(|found| found == whole), "{found:?} at {at}");
+            }
+            writing.join().unwrap();
+        });
     }
 }
