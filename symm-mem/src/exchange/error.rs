@@ -92,6 +92,14 @@ pub enum ExchangeError {
         /// The group's name.
         group: String,
     },
+    /// Another rank of this process closes memory of its peers, and its device is not idle. The others were told.
+    #[error(
+        "another rank of this process has been closing memory of its peers for {waited:.1?}: what its device works on must          end first"
+    )]
+    Closing {
+        /// How long that was waited for.
+        waited: Duration,
+    },
     /// The ranks' slots could not be exchanged.
     #[error(transparent)]
     Rendezvous(Box<RendezvousError>),

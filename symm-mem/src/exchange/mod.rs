@@ -82,7 +82,8 @@ use process_group::store::Deadline;
 use self::{
     core::Core,
     generation::Generations,
-    shared::{Shared, Tools},
+    quiet::Present,
+    shared::{Shared, Tools, rank_of},
     slots::SLOT_BYTES,
 };
 pub use self::{
@@ -145,7 +146,7 @@ impl Exchange {
         // To make it is no part of a capture that happens to be open, and must not ruin it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let group = info.name().to_owned();
-        let (slab, tools) = match prepared(context, &options) {
+        let (slab, tools) = match prepared(&info, context, &options) {
             Ok(prepared) => prepared,
             Err(error) => {
                 // Whoever has none says so to the others.
@@ -253,10 +254,18 @@ impl Exchange {
 }
 
 /// This rank's slots, which nobody else knows yet, and what is needed to look at them.
-fn prepared(context: &Context, options: &ExchangeOptions) -> Result<(PeerMemory, Tools), ExchangeError> {
+fn prepared(
+    info: &GroupInfo,
+    context: &Context,
+    options: &ExchangeOptions,
+) -> Result<(PeerMemory, Tools), ExchangeError> {
+    // So much later than the others it may come to the meeting.
+    let deadline = Deadline::after(options.deadline / 2);
+    let present = Present::new(rank_of(info), deadline);
+    let present = present.ok_or_else(|| ExchangeError::Closing { waited: deadline.waited() })?;
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
     let slab = PeerMemory::new(context, bytes, handles)?;
     slab.clear(context)?;
-    Ok((slab, Tools::new(context, options.channels)?))
+    Ok((slab, Tools::new(context, options.channels, present)?))
 }

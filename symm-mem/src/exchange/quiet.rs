@@ -15,7 +15,7 @@
 //! that wait for signals do, is to be over before a plan is dropped there, or to need nothing that is yet to be enqueued.
 //!
 //! A process of one rank does not wait: what its device waits for are other processes, which do not stop in this one's
-//! driver.
+//! driver. A second rank comes only while no memory is closed so, since it may enqueue at once.
 
 use std::{
     collections::HashMap,
@@ -26,6 +26,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+use process_group::store::Deadline;
 
 /// For how long it is looked for a moment before anything is held back.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -38,7 +40,9 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Transfers under way in this process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-/// Held by those who enqueue one, together, and by who closes memory, alone.
+/// Shared by those who enqueue one and by those who close memory in a process of one rank; held alone by who closes memory
+/// beside other ranks, and by a second rank as it comes. Whoever wants it alone tries: those who share it do not wait for
+/// them.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -86,11 +90,10 @@ fn is_held() -> bool {
 /// While it lives memory may be closed; it keeps others from enqueueing. `None`: not now. For longer than [`HOLD`] nobody is
 /// waited for: who is enqueueing may wait for the device.
 pub(super) fn moment() -> Option<Moment> {
-    let ranks = ranks();
-    let is_alone = ranks.iter().all(|rank| Some(rank) == ranks.first());
-    drop(ranks);
-    if is_alone {
-        return Some(Moment { _gate: None });
+    if let Some(shared) = unless_held(GATE.try_read())
+        && is_alone(&ranks())
+    {
+        return Some(Moment::OfOneRank { _gate: shared });
     }
     if let Some(moment) = now() {
         holds().due = None;
@@ -117,27 +120,51 @@ pub(super) fn moment() -> Option<Moment> {
 
 /// A moment, if there is one now.
 fn now() -> Option<Moment> {
-    let gate = match GATE.try_write() {
-        Ok(gate) => gate,
-        Err(TryLockError::Poisoned(gate)) => gate.into_inner(),
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(Moment { _gate: Some(gate) })
+    let gate = unless_held(GATE.try_write())?;
+    (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(Moment::OfSeveral { _gate: gate })
+}
+
+fn unless_held<T>(tried: Result<T, TryLockError<T>>) -> Option<T> {
+    match tried {
+        Ok(gate) => Some(gate),
+        Err(TryLockError::Poisoned(gate)) => Some(gate.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// See [`moment`].
-pub(super) struct Moment {
-    _gate: Option<RwLockWriteGuard<'static, ()>>,
+pub(super) enum Moment {
+    OfOneRank { _gate: RwLockReadGuard<'static, ()> },
+    OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
 }
 
 /// An exchange of this process, as long as it lives.
+#[derive(Debug)]
 pub(super) struct Present(u32);
 
 impl Present {
-    pub(super) fn new(rank: u32) -> Self {
-        ranks().push(rank);
-        Self(rank)
+    /// `rank` has an exchange. A second rank waits until the first closes no memory; `None` if it still does at the deadline.
+    pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
+        loop {
+            // Held until the rank is there: who closes as the only one looks for others under it.
+            let gate = unless_held(GATE.try_write());
+            let mut ranks = ranks();
+            if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
+                ranks.push(rank);
+                return Some(Self(rank));
+            }
+            drop(ranks);
+            if deadline.expired() {
+                return None;
+            }
+            thread::sleep(LOOK);
+        }
     }
+}
+
+/// Whether all exchanges are of one rank.
+fn is_alone(ranks: &[u32]) -> bool {
+    ranks.iter().all(|rank| Some(rank) == ranks.first())
 }
 
 impl Drop for Present {
@@ -193,8 +220,34 @@ fn ranks() -> MutexGuard<'static, Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use rusty_fork::rusty_fork_test;
 
     use super::*;
+
+    rusty_fork_test! {
+        /// Its transfers are enqueued without regard to who closes memory as the only rank.
+        #[test]
+        fn a_second_rank_comes_when_the_first_closes_no_memory() {
+            let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
+            let new = |rank, patience| Present::new(rank, Deadline::after(patience));
+            let first = new(0, far).unwrap();
+            // The only rank enqueues while it closes: nobody in this process waits for that.
+            let (closing, enqueueing) = (moment().unwrap(), enqueueing());
+            drop(enqueueing);
+            let also_first = new(0, Duration::ZERO).unwrap();
+            assert!(new(1, soon).is_none(), "memory is being closed");
+            drop(closing);
+            let second = new(1, far).unwrap();
+            begun();
+            assert!(moment().is_none(), "a transfer is under way");
+            ended();
+            let closing = moment().unwrap();
+            new(2, Duration::ZERO).unwrap();
+            assert!(GATE.try_read().is_err(), "nobody enqueues while memory of several is closed");
+            drop((closing, second, first, also_first));
+            assert!(ranks().is_empty());
+        }
+    }
 
     proptest! {
         /// Rounds are as far as the end that is farther, also where their numbers begin anew.

@@ -31,10 +31,15 @@ pub(super) struct Tools {
     mirror: Mirror,
     glance: Mirror,
     glanced: Event,
+    present: Present,
 }
 
 impl Tools {
-    pub(super) fn new(context: &Context, channels: usize) -> Result<Self, cuda_driver::Error> {
+    pub(super) fn new(
+        context: &Context,
+        channels: usize,
+        present: Present,
+    ) -> Result<Self, cuda_driver::Error> {
         // Streams of one priority may share a queue of the hardware, where one that waits holds up the others.
         let (_, highest) = context.stream_priority_range()?;
         Ok(Self {
@@ -42,6 +47,7 @@ impl Tools {
             mirror: Mirror::new(context, channels)?,
             glance: Mirror::new(context, channels)?,
             glanced: Event::new(context, EventFlags::DISABLE_TIMING)?,
+            present,
         })
     }
 }
@@ -72,8 +78,7 @@ impl Shared {
         tools: Tools,
         options: ExchangeOptions,
     ) -> Self {
-        let rank = rank_of(&info);
-        let Tools { control, mirror, glance, glanced } = tools;
+        let Tools { control, mirror, glance, glanced, present } = tools;
         Self {
             info,
             context: context.clone(),
@@ -85,7 +90,7 @@ impl Shared {
             watch: Watch::new(glance, glanced),
             closer: Closer::new(options.lease),
             mirror: Mutex::new(mirror),
-            _present: Present::new(rank),
+            _present: present,
         }
     }
 
@@ -140,7 +145,7 @@ impl Shared {
     }
 }
 
-fn rank_of(info: &GroupInfo) -> u32 {
+pub(super) fn rank_of(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 
