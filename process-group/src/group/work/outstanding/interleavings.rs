@@ -131,6 +131,30 @@ fn who_looks_meanwhile_forgets_nothing_that_is_open() {
     }
 }
 
+/// More threads than loom can try every order of.
+#[cfg(not(loom))]
+#[test]
+fn many_threads_launch_and_look() {
+    check(|| {
+        let group = Group::new();
+        let threads = launching(&group, &[2; 6]);
+        let looking = {
+            let group = group.clone();
+            thread::spawn(move || {
+                for passed in 1..5 {
+                    // The stream passes what is there.
+                    if passed <= group.stream.recorded.load(Ordering::Relaxed) {
+                        group.pass(passed);
+                    }
+                    group.outstanding.settle();
+                }
+            })
+        };
+        threads.into_iter().chain([looking]).for_each(|thread| thread.join().unwrap());
+        group.judge(12, 3);
+    });
+}
+
 /// The watchdog and who dumps.
 #[test]
 fn two_who_look_forget_the_same_once() {
