@@ -1,7 +1,7 @@
 //! How the ranks of a job become a group.
 
 use std::{
-    fmt, fs,
+    fmt, fs, io,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -260,7 +260,7 @@ impl Builder {
         let met = began.elapsed();
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
-        let watch = Arc::new(Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers));
+        let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))?;
         // From now on a loss ends whatever this rank waits in.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
         let uid = number(&vigil, &name, (rank == 0).then_some(&numbers), deadline)?;
@@ -363,6 +363,11 @@ pub(super) struct Ready {
     pub(super) checked: bool,
     /// What it says of registration.
     pub(super) stance: Stance,
+}
+
+/// The watch over a job, if the system has the threads for it.
+pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>> {
+    begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
 }
 
 /// The number of a new group: its rank 0, which has the `numbers`, takes the next and tells the others.

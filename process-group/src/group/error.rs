@@ -1,6 +1,6 @@
 //! What can go wrong with a process group.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use super::{
     BufferError, Disagreement, MessageDifference, Misplaced, PathError, ShrinkError, SplitError, TorchError,
@@ -231,6 +231,17 @@ pub enum GroupError {
         rank: usize,
         /// What is wrong with it.
         loss: Loss,
+    },
+
+    /// A thread that the group needs could not be started.
+    #[error("{group}: the {thread} thread could not be started")]
+    Thread {
+        /// The group's name.
+        group: String,
+        /// What the thread is for.
+        thread: &'static str,
+        /// What the operating system said.
+        source: io::Error,
     },
 
     /// A `torch.distributed` job cannot be joined.

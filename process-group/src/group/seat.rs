@@ -8,7 +8,7 @@ use std::{
 use cuda_driver::Context;
 
 use super::{
-    GroupId, Member, NotRegistered, ProcessGroup, Result,
+    GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
     checked::Checked,
     connect::Connection,
     counter::Counter,
@@ -90,7 +90,7 @@ impl Seat {
         let seat = comm::Seat { nccl, context, rank: self.rank };
         let communicator = Communicator::prepare(&seat, self.ranks.len(), &self.config(config))?;
         let lazy = self.terms.lazy;
-        let group = self.group(vigil, group, communicator, Connection::default());
+        let group = self.group(vigil, group, communicator, Connection::default())?;
         if !lazy {
             group.connect(deadline)?;
         }
@@ -105,7 +105,7 @@ impl Seat {
         communicator: Communicator,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let group = self.group(vigil, id, communicator, Connection::default());
+        let group = self.group(vigil, id, communicator, Connection::default())?;
         group.connect(deadline)?;
         Ok(group)
     }
@@ -113,7 +113,7 @@ impl Seat {
     /// The group, with a communicator that is made already, of members that agree on nothing.
     pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         let vigil = self.vigil();
-        let group = self.group(vigil, id, communicator, Connection::made());
+        let group = self.group(vigil, id, communicator, Connection::made())?;
         announce(&group.followers, &group.communicator)?;
         let _ = group.registered.set(Registered::not(NotRegistered::Joined));
         Ok(group)
@@ -125,7 +125,7 @@ impl Seat {
         id: GroupId,
         communicator: Communicator,
         connection: Connection,
-    ) -> ProcessGroup {
+    ) -> Result<ProcessGroup> {
         vigil.guard(&communicator.abort_handle());
         let Self { name, rank, ranks, members, numbers, store, terms, .. } = self;
         let Self { recorder, desk, watch, messages, followers, .. } = self;
@@ -137,12 +137,16 @@ impl Seat {
         let (id_text, timeout) = (id.to_string(), terms.timeout);
         let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
         let track = Track::new(&recorder, entry, duty.rolling());
-        let guard = Watchdog::add(&vigil);
+        let guard = Watchdog::add(&vigil).map_err(|source| GroupError::Thread {
+            group: name.to_string(),
+            thread: "watchdog",
+            source,
+        })?;
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
         let sight = Sight::new(context, communicator.nccl(), terms.looks);
-        ProcessGroup {
+        Ok(ProcessGroup {
             name,
             rank,
             ranks,
@@ -168,6 +172,6 @@ impl Seat {
             checked: terms.checked.then(|| Checked::new(size)),
             registered: OnceLock::new(),
             sight,
-        }
+        })
     }
 }

@@ -17,7 +17,7 @@ use std::{slice, sync::Arc, thread, time::Duration};
 
 use super::{
     Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result,
-    builder::{FOLDER, Ready, own_part},
+    builder::{FOLDER, Ready, own_part, watch},
     p2p::Messages,
     seat::Seat,
 };
@@ -137,7 +137,7 @@ impl Builder {
         let desk = Arc::new(Desk::open(&store, size)?);
         Watch::announce(&store, rank)?;
         let alone = slice::from_ref(&me);
-        let watch = Arc::new(Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers));
+        let watch = watch(&name, Watch::begin(&store, rank, alone, terms.heartbeat, &recorder, peers))?;
         let seat = Seat {
             name,
             rank,

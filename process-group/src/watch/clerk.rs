@@ -3,7 +3,7 @@
 //! It alone talks to the store, so that whoever else watches waits for no network.
 
 use std::{
-    fmt,
+    fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -124,8 +124,10 @@ impl Watch {
         store.set(&beat_key(rank), b"0")
     }
 
-    /// Begins to watch over the members with this rank's part of the store; those of `peers` are watched already. A
-    /// system that has no thread left for it goes without.
+    /// Begins to watch over the members with this rank's part of the store; those of `peers` are watched already.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
     pub(crate) fn begin(
         store: &PrefixStore,
         rank: usize,
@@ -133,7 +135,7 @@ impl Watch {
         heartbeat: Duration,
         recorder: &Arc<Recorder>,
         peers: Peers,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let bell = recorder.bell().clone();
         let vigils = Arc::<Vigils>::default();
         let told = bell.clone();
@@ -157,10 +159,8 @@ impl Watch {
             vigils: vigils.clone(),
             bell: bell.clone(),
         };
-        if thread::Builder::new().name("watch-clerk".into()).spawn(move || clerk.work()).is_err() {
-            bell.is_gone();
-        }
-        Self { bell, vigils, peers, _listener: listener }
+        thread::Builder::new().name("watch-clerk".into()).spawn(move || clerk.work())?;
+        Ok(Self { bell, vigils, peers, _listener: listener })
     }
 
     pub(crate) fn bell(&self) -> &Arc<Bell> {

@@ -4,6 +4,7 @@
 //! no call that another rank has to join, holds no lock while it asks, and sleeps without a group.
 
 use std::{
+    io,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
@@ -12,9 +13,12 @@ use std::{
 use crate::group::Vigil;
 
 /// The groups of this process.
+#[derive(Default)]
 pub(crate) struct Watchdog {
     vigils: Mutex<Vec<Weak<Vigil>>>,
     changed: Condvar,
+    /// Whether its thread was started.
+    started: Mutex<bool>,
 }
 
 static WATCHDOG: OnceLock<Arc<Watchdog>> = OnceLock::new();
@@ -30,20 +34,27 @@ impl Watchdog {
         self.vigils.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Watches over a group until it [lets go](Guard) of it. A system that has no thread left for it goes without.
-    pub(crate) fn add(vigil: &Arc<Vigil>) -> Guard {
-        let mut is_new = false;
-        let watchdog = WATCHDOG.get_or_init(|| {
-            is_new = true;
-            Arc::new(Self { vigils: Mutex::default(), changed: Condvar::new() })
-        });
+    /// Watches over a group until it [lets go](Guard) of it.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
+    pub(crate) fn add(vigil: &Arc<Vigil>) -> io::Result<Guard> {
+        let watchdog = WATCHDOG.get_or_init(Arc::default);
+        watchdog.start()?;
         watchdog.lock().push(Arc::downgrade(vigil));
         watchdog.changed.notify_all();
-        if is_new {
-            let watchdog = watchdog.clone();
-            let _ = thread::Builder::new().name("watchdog".into()).spawn(move || watchdog.work());
+        Ok(Guard(Arc::downgrade(vigil)))
+    }
+
+    /// Starts the thread, unless it runs: one that could not be had is tried again for the next group.
+    fn start(self: &Arc<Self>) -> io::Result<()> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*started {
+            let watchdog = self.clone();
+            thread::Builder::new().name("watchdog".into()).spawn(move || watchdog.work())?;
+            *started = true;
         }
-        Guard(Arc::downgrade(vigil))
+        Ok(())
     }
 
     fn work(&self) {

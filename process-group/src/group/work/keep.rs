@@ -99,7 +99,8 @@ impl Work {
     /// `Block::record_stream` of caching-alloc does.
     ///
     /// # Errors
-    /// [`GroupError::Captured`]: a graph keeps nothing, and may run whenever; the owner is dropped.
+    /// [`GroupError::Captured`]: a graph keeps nothing, and may run whenever; the owner is dropped. [`GroupError::Thread`]: the
+    /// owner is kept until a later call has found a thread.
     pub fn keep(&self, owner: impl Send + 'static) -> Result<()> {
         if self.mark.captured {
             return Err(self.captured());
@@ -107,8 +108,10 @@ impl Work {
         let mut keeper = keeper();
         keeper.kept.push(Kept { work: self.clone(), owner: Box::new(owner) });
         if !keeper.is_running {
-            // Without a thread it is kept until there is one for another.
-            keeper.is_running = thread::Builder::new().name("work-keeper".into()).spawn(look_after).is_ok();
+            let spawned = thread::Builder::new().name("work-keeper".into()).spawn(look_after);
+            let group = || self.mark.counter.name.to_string();
+            spawned.map_err(|source| GroupError::Thread { group: group(), thread: "work-keeper", source })?;
+            keeper.is_running = true;
         }
         Ok(())
     }
