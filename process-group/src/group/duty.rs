@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     thread,
     time::{Duration, Instant},
 };
@@ -184,6 +184,25 @@ impl Vigil {
     pub(super) fn patience(&self) -> Duration {
         const ANSWER: Duration = Duration::from_secs(2);
         ANSWER + self.heartbeat
+    }
+
+    /// Asks all members how far they are, on a thread of its own; what they have answered, once that is known. A store that
+    /// does not answer holds up nobody.
+    pub(super) fn ask_aside(&self, deadline: Deadline) -> Arc<OnceLock<Progress>> {
+        let answer = Arc::<OnceLock<_>>::default();
+        if let Some(duty) = self.duty() {
+            let (desk, id, name, ranks) =
+                (duty.desk.clone(), duty.id.clone(), self.name.clone(), self.ranks.clone());
+            let answer = answer.clone();
+            let ask = move || {
+                if let Ok(progress) = desk.ask(&id, &name, &ranks, deadline) {
+                    let _ = answer.set(progress);
+                }
+            };
+            // Without a thread the wait's error names nobody.
+            let _ = thread::Builder::new().name("progress".into()).spawn(ask);
+        }
+        answer
     }
 
     fn overdue(&self, duty: &Duty, late: Pending, progress: Progress) -> Trouble {

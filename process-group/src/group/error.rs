@@ -193,10 +193,7 @@ pub enum GroupError {
     },
 
     /// Work was not done by the deadline.
-    #[error(
-        "{operation} (number {sequence} of {group}) is not done after {waited:?}: a member has not enqueued it, or \
-         the stream holds work before it that is not done"
-    )]
+    #[error("{operation} (number {sequence} of {group}) is not done after {waited:?}: {}", late(.progress))]
     WorkTimeout {
         /// The operation.
         operation: &'static str,
@@ -206,19 +203,9 @@ pub enum GroupError {
         group: String,
         /// How long the caller waited.
         waited: Duration,
-    },
-
-    /// Work was not done by the deadline, and the members said how far they are.
-    #[error("{operation} (number {sequence}) is not done after {waited:?}: {progress}")]
-    Stalled {
-        /// The operation.
-        operation: &'static str,
-        /// Its number in the group.
-        sequence: u64,
-        /// How long the caller waited.
-        waited: Duration,
-        /// How far each member is.
-        progress: Progress,
+        /// How far each member is, and so who has not joined. `None` if the members were not asked, because the deadline
+        /// was shorter than a second, or could not be.
+        progress: Option<Box<Progress>>,
     },
 
     /// A member is gone, or stopped: the group is over on every member that noticed, and what it had not finished may be
@@ -463,6 +450,16 @@ impl From<cuda_driver::Error> for Box<GroupError> {
 impl From<ArgumentError> for GroupError {
     fn from(error: ArgumentError) -> Self {
         Self::Comm(error.into())
+    }
+}
+
+/// What is known of work that is late.
+fn late(progress: &Option<Box<Progress>>) -> String {
+    match progress {
+        Some(progress) => progress.to_string(),
+        None => {
+            "a member has not enqueued it, or the stream holds work before it that is not done".to_owned()
+        }
     }
 }
 

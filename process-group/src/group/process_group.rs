@@ -283,15 +283,12 @@ impl ProcessGroup {
     /// they are, which takes up to `patience` more.
     ///
     /// # Errors
-    /// [`GroupError::Stalled`] with who has not joined, and what each did last; otherwise those of
-    /// [`Work::wait_timeout`], also when the store cannot be asked.
+    /// Those of [`Work::wait_timeout`].
     pub fn wait(&self, work: &Work, deadline: Deadline, patience: Duration) -> Result<()> {
         match work.wait_timeout(deadline) {
-            Err(GroupError::WorkTimeout { operation, sequence, group, waited }) => {
-                Err(match self.progress(Deadline::after(patience)) {
-                    Ok(progress) => GroupError::Stalled { operation, sequence, waited, progress },
-                    Err(_) => GroupError::WorkTimeout { operation, sequence, group, waited },
-                })
+            Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress: None }) => {
+                let progress = self.progress(Deadline::after(patience)).ok().map(Box::new);
+                Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress })
             }
             waited => waited,
         }

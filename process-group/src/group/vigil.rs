@@ -30,7 +30,7 @@ const WAIT: &str = "a wait for work";
 pub(crate) struct Vigil {
     pub(super) name: Arc<str>,
     /// The ranks of the job that are members.
-    ranks: Arc<[usize]>,
+    pub(super) ranks: Arc<[usize]>,
     /// This rank's place among them.
     place: usize,
     pub(super) store: PrefixStore,

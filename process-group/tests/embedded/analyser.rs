@@ -84,7 +84,7 @@ fn one_rank() {
     };
     if let Some(work) = work {
         let error = world.wait(&work, soon(), Duration::from_secs(60)).unwrap_err();
-        let GroupError::Stalled { progress, .. } = &error else { panic!("{error}") };
+        let GroupError::WorkTimeout { progress: Some(progress), .. } = &error else { panic!("{error}") };
         let missing: Vec<_> = progress.not_joined().map(|member| member.rank).collect();
         let text = error.to_string();
         if case == "absent" {

@@ -8,10 +8,11 @@ use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
     group::{Buffer, GroupError, Request, Witnesses},
+    store::Store,
 };
 use rusty_fork::rusty_fork_test;
 
-use super::common::{Rank, faithful, far, machine, values};
+use super::common::{Rank, faithful, far, machine, soon, values};
 
 /// Waits, in no call, until the group is over.
 fn until_over(group: &ProcessGroup) -> GroupError {
@@ -68,6 +69,57 @@ rusty_fork_test! {
             let _ = stream.synchronize();
         });
         assert!(fs::read_dir(folder.path()).unwrap().count() >= 3);
+    }
+
+    /// The idiom of the front page: the wait and the work have the same time, and the wait's is over first.
+    #[test]
+    fn a_wait_for_as_long_as_the_group_waits_names_who_has_not_joined() {
+        let machine = faithful(3, 22809);
+        machine.ranks(3, |rank| {
+            let world = rank.builder().timeout(Duration::from_secs(8)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            if rank.rank == 1 {
+                rank.store.wait(&["told 0", "told 2"], far()).unwrap();
+                return;
+            }
+            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            let error = work.wait_timeout(world.timeout()).unwrap_err();
+            let progress = match &error {
+                GroupError::WorkTimeout { progress: Some(progress), .. } => progress,
+                // Where this thread was not run for long, the watchdog comes first.
+                GroupError::Overdue { progress, .. } => progress,
+                other => panic!("{other}"),
+            };
+            assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
+            assert!(error.to_string().contains("rank 1 has not joined collective 1 of world"), "{error}");
+            rank.store.set(&format!("told {}", rank.rank), b"").unwrap();
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// Who asks again and again for a moment asks nobody else.
+    #[test]
+    fn a_short_wait_asks_no_other_member() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            if rank.rank == 0 {
+                let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+                let one = Buffer::new(memory.ptr(), 1, F32);
+                let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                for _ in 0..3 {
+                    let error = work.wait_timeout(soon()).unwrap_err();
+                    assert!(matches!(error, GroupError::WorkTimeout { progress: None, .. }), "{error}");
+                }
+                assert_eq!(rank.store.get("process-group/world/0/flight/asked", far()).unwrap(), b"0");
+                world.abort(far()).unwrap();
+                stream.synchronize().unwrap();
+            } else {
+                assert!(world.barrier(far()).is_err());
+            }
+        });
     }
 
     #[test]

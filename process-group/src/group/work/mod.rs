@@ -72,7 +72,8 @@ impl Work {
     /// # Errors
     /// What has ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
     /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]; [`GroupError::Path`] if another member
-    /// has ended messages and not said why for long, or by the deadline; [`GroupError::WorkTimeout`] past the deadline;
+    /// has ended messages and not said why for long, or by the deadline; [`GroupError::WorkTimeout`] past the deadline, with
+    /// the members that have not joined unless the deadline is shorter than a second;
     /// [`GroupError::Comm`] for what went wrong in the background; [`GroupError::Captured`]; [`GroupError::Driver`].
     pub fn wait_timeout(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.vigil.explain(self.wait_until(deadline))
@@ -82,17 +83,24 @@ impl Work {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
         let _range = profile::range("wait", &self.mark.counter.name, 0);
+        let vigil = &self.mark.counter.vigil;
+        let mut asked = None;
         loop {
             if self.is_completed()? {
                 return Ok(());
             }
-            let vigil = &self.mark.counter.vigil;
+            if asked.is_none() && Self::asks(deadline) {
+                // What is answered later comes too late.
+                let until = Deadline::after(deadline.remaining() / 4 * 3);
+                asked = Some(vigil.ask_aside(until));
+            }
             if deadline.expired() {
                 let timeout = || GroupError::WorkTimeout {
                     operation: self.mark.operation,
                     sequence: self.mark.sequence,
                     group: self.mark.counter.name.to_string(),
                     waited: deadline.waited(),
+                    progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
                 // Who has given up is known sooner than why.
                 let error = vigil.given_up().map_or_else(timeout, |(_, peer)| vigil.gave_up(peer));
@@ -104,6 +112,15 @@ impl Work {
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
         }
+    }
+
+    /// Whether it is time to ask the members how far they are, so that the error can say so when the deadline passes. Who
+    /// waits for less than a second asks again and again.
+    fn asks(deadline: Deadline) -> bool {
+        const SHORTEST: Duration = Duration::from_secs(1);
+        const LONGEST: Duration = Duration::from_secs(2);
+        let timeout = deadline.timeout();
+        timeout >= SHORTEST && deadline.remaining() <= LONGEST.min(timeout / 4)
     }
 
     /// Tells the flight recorder and the profilers of an error.
