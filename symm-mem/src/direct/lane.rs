@@ -1,7 +1,7 @@
 //! The messages of one direction between this rank and a peer: their order, and their chunks.
 
 use std::sync::{
-    Mutex, OnceLock,
+    Mutex, OnceLock, PoisonError,
     atomic::{Ordering, fence},
 };
 
@@ -24,6 +24,8 @@ pub(super) struct Lane {
     /// After the last chunk that runs by itself; and after the last on the second stream, which is before.
     end: Event,
     second_end: Event,
+    /// Streams that carry something of the lane that could not be marked.
+    unmarked: Mutex<Vec<Stream>>,
     pub(super) state: Mutex<State>,
 }
 
@@ -96,8 +98,8 @@ impl Lane {
     pub(super) fn new(context: &Context, way: Way, peer: usize) -> cuda_driver::Result<Self> {
         let event = || Event::new(context, EventFlags::DISABLE_TIMING);
         let state = State { next: [0, 0], last: None, captured: None, captured_end: event()? };
-        let streams = Default::default();
-        Ok(Self { way, peer, streams, end: event()?, second_end: event()?, state: Mutex::new(state) })
+        let (streams, unmarked, state) = (Default::default(), Mutex::default(), Mutex::new(state));
+        Ok(Self { way, peer, streams, end: event()?, second_end: event()?, unmarked, state })
     }
 
     /// One of its own streams, unless a capture that is open elsewhere has it.
@@ -138,8 +140,15 @@ impl Lane {
 
     /// Has `first` come after what `second` carries of the lane beside it.
     pub(super) fn join(&self, first: &Stream, second: &Stream) -> cuda_driver::Result<()> {
-        second.record(&self.second_end)?;
+        self.record(second, &self.second_end)?;
         first.wait(&self.second_end)
+    }
+
+    /// Marks the place that `stream` has come to; where that fails, the lane is idle only when the stream is.
+    fn record(&self, stream: &Stream, mark: &Event) -> cuda_driver::Result<()> {
+        stream.record(mark).inspect_err(|_| {
+            self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
+        })
     }
 
     /// Marks the place after what `stream` carries of the lane; the mark.
@@ -154,7 +163,7 @@ impl Lane {
             state.captured = capture;
             return Ok(&state.captured_end);
         }
-        stream.record(&self.end)?;
+        self.record(stream, &self.end)?;
         if !state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
             state.last = Some(stream.clone());
         }
@@ -167,7 +176,10 @@ impl Lane {
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
         // A context that is broken runs nothing any more.
         let is_past = |end: &Event| end.query().unwrap_or(true);
-        is_past(&self.end) && is_past(&self.second_end)
+        let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        is_past(&self.end)
+            && is_past(&self.second_end)
+            && unmarked.iter().all(|stream| stream.query().unwrap_or(true))
     }
 }
 

@@ -127,6 +127,30 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
     }
 }
 
+/// Nobody answers, so that only the group's end can end the waits that are enqueued by then.
+#[test]
+fn what_could_not_be_marked_is_ended_too() {
+    for count in 1..=3 {
+        let machine = Machine::start(2);
+        let done = Barrier::new(2);
+        machine.ranks(2, |rank| {
+            let group = rank.group(small());
+            let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank, 1000)));
+            group.barrier(far()).unwrap();
+            if rank.rank == 0 {
+                machine.world.faults().inject(Injection::new("cuEventRecord", failure()).nth(count)).unwrap();
+                // SAFETY: the memory lives until the stream is done.
+                let error = unsafe { group.send(buffer(&memory), 1, &stream) }.unwrap_err();
+                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{count}: {error}");
+                stream.synchronize().unwrap();
+            }
+            done.wait();
+            group.abort(far()).unwrap();
+        });
+        machine.finish();
+    }
+}
+
 /// Whoever ends its waits has its chunks go into slots that are not free: from then on no message of it is what it seems.
 #[test]
 fn what_may_have_been_given_up_is_no_message() {
@@ -159,7 +183,7 @@ fn what_may_have_been_given_up_is_no_message() {
                 assert!(!first.is_completed().unwrap(), "it may have been given up");
                 Some(group)
             };
-            // Who aborts by itself tells nobody why: it is known who did, sooner and later.
+            // Who aborts by itself tells nobody why: it is known who did, sooner by the path and later by the watch.
             for deadline in [Deadline::now(), far()] {
                 let error = first.wait_timeout(deadline).unwrap_err();
                 assert!(is_given_up(&error, 0), "{error}");
