@@ -22,6 +22,7 @@ use super::{
 /// How often a wait looks at the file: soon after it has begun, later as PyTorch's does.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LOOK: Duration = Duration::from_millis(10);
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
 
 /// A store in a file: for ranks that share a disk and no network. Clones are the same store.
 ///
@@ -191,7 +192,8 @@ impl Service for FileStore {
                 }
                 Err(_) => thread::sleep(pause.min(deadline.remaining())),
             }
-            pause = (pause * 2).min(LOOK);
+            // A long wait looks less often: it takes no more than a part of what it has taken already.
+            pause = (pause * 2).min((deadline.waited() / 64).clamp(LOOK, LONGEST_LOOK));
         }
     }
 
