@@ -30,7 +30,7 @@ const AFTER_THE_RECORD: &str = "cuStreamIsCapturing";
 fn delay(machine: &Machine, function: &str, calls: u64) {
     for nth in 1..=calls {
         let late = Injection::new(function, Action::Delay(Duration::from_millis(500)));
-        machine.world.faults().inject(late.nth(nth));
+        machine.world.faults().inject(late.nth(nth)).unwrap();
     }
 }
 
@@ -253,7 +253,7 @@ rusty_fork_test! {
             let stream = rank.stream();
             let open = hold(&stream);
             group.launched(&stream).unwrap();
-            machine.world.faults().inject(hang.clone().forever());
+            machine.world.faults().inject(hang.clone().forever()).unwrap();
             wait_for(&machine, "cuEventQuery", machine.world.calls("cuEventQuery") + 1);
             let dumping = {
                 let (group, so_far) = (group.clone(), machine.world.calls("cuEventQuery"));

@@ -2,6 +2,7 @@
 
 use std::{sync::mpsc, thread};
 
+use caching_alloc::core::PoolSettings;
 use cuda_driver::graph::CaptureMode;
 use gpu_sim::{Action, Injection};
 use process_group::{
@@ -112,12 +113,15 @@ rusty_fork_test! {
             let registrar = SegmentRegistrar::attach(&allocator).unwrap();
             let world = rank.builder().registration(true).build().unwrap();
             assert_eq!(registrar.counts().registrations, 0);
+            let pool = allocator.graph_pool(PoolSettings::default()).unwrap();
+            let requests = pool.capture(&[id]);
             let capture = stream.begin_capture(CaptureMode::Global).unwrap();
             let block = allocator.allocate(LARGE, id).unwrap();
             assert_eq!(registrar.counts().registrations, 1);
             let buffer = Buffer::new(cuda_driver::DevicePtr(block.address()), 4, F32);
             unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let exec = capture.end().unwrap().instantiate().unwrap();
+            let _memory = requests.end();
             unsafe { world.context().copy_from_host(buffer.ptr, &[1f32; 4]) }.unwrap();
             stream.launch(&exec).unwrap();
             stream.synchronize().unwrap();
