@@ -16,7 +16,7 @@ use super::{
     join::join,
     p2p::{self, Messages, P2pPolicy},
     process_group::SharedStore,
-    seat::{Seat, Terms},
+    seat::{Seat, Terms, stay_away},
     vigil::Vigil,
 };
 use crate::{
@@ -260,7 +260,8 @@ impl Builder {
         let met = began.elapsed();
         let numbers = PrefixStore::new("numbers", Arc::new(root));
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
-        let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))?;
+        let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
+            .inspect_err(|_| stay_away(&store, rank))?;
         // From now on a loss ends whatever this rank waits in.
         let vigil = Vigil::begin(&name, &ranks, rank, &store, &recorder, self.heartbeat, &watch);
         let uid = number(&vigil, &name, (rank == 0).then_some(&numbers), deadline)?;
@@ -370,14 +371,16 @@ pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>>
     begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
 }
 
+/// Where a group's first rank tells its number.
+pub(super) const NUMBER: &str = "number";
+
 /// The number of a new group: its rank 0, which has the `numbers`, takes the next and tells the others.
 fn number(vigil: &Vigil, group: &str, numbers: Option<&PrefixStore>, deadline: Deadline) -> Result<u64> {
-    const KEY: &str = "number";
     let word = match numbers {
         Some(numbers) => {
-            vigil.explain(vigil.say(KEY, &numbers.add("groups", 1)?.unsigned_abs().to_le_bytes()))?
+            vigil.explain(vigil.say(NUMBER, &numbers.add("groups", 1)?.unsigned_abs().to_le_bytes()))?
         }
-        None => vigil.hear(KEY, 0, "the start of the group", deadline)?,
+        None => vigil.hear(NUMBER, 0, "the start of the group", deadline)?,
     };
     read_number(group, 0, &word)
 }

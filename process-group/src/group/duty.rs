@@ -2,21 +2,21 @@
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use nccl_sys::ncclResult_t;
-
 use super::{
-    GroupError, MessageDifference, Result,
+    MessageDifference,
     calls::{Calls, Pending},
     vigil::Vigil,
     work::{Outstanding, Work},
 };
 use crate::{
-    comm::{AbortHandle, CommError},
     record::{Desk, Progress},
     store::{Deadline, Store},
     watch::{Rolling, Trouble},
@@ -33,6 +33,8 @@ pub(crate) struct Duty {
     /// On the group's path.
     calls: Calls,
     oldest: Mutex<Oldest>,
+    /// Whether members were found to have called different things.
+    suspected: AtomicBool,
     /// When the others were asked about what was late, and which that was, until something must have come of it.
     asked: Mutex<Option<(Instant, u64)>>,
 }
@@ -65,7 +67,8 @@ impl Duty {
         let (desk, outstanding) = (desk.clone(), Arc::downgrade(outstanding));
         let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
-        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, asked }
+        let suspected = AtomicBool::new(false);
+        Self { id, desk, rolling, outstanding, work_timeout, calls, oldest, suspected, asked }
     }
 
     /// The group's id.
@@ -76,6 +79,16 @@ impl Duty {
     /// What was called.
     pub(crate) fn rolling(&self) -> &Arc<Rolling> {
         &self.rolling
+    }
+
+    /// Members have called different things: who, they find out.
+    pub(crate) fn suspect(&self) {
+        self.suspected.store(true, Ordering::Release);
+    }
+
+    /// Whether members have called different things.
+    pub(super) fn is_suspected(&self) -> bool {
+        self.suspected.load(Ordering::Acquire)
     }
 
     /// The calls of the group's path that have not returned.
@@ -117,30 +130,7 @@ impl Duty {
     }
 }
 
-/// Whether the background has failed. Who closed a communicator knows; one in the making is not done.
-fn is_failure(error: &CommError) -> bool {
-    matches!(error, CommError::Nccl { code, .. } if *code != ncclResult_t::ncclInProgress)
-}
-
 impl Vigil {
-    /// What a communicator says of the background: what failed there ends the group on all members.
-    pub(super) fn judge(self: &Arc<Self>, found: Result<(), CommError>) -> Result<()> {
-        if let Some(error) = found.as_ref().err().filter(|error| is_failure(error)) {
-            self.fail(error.to_string());
-            return found.map_err(GroupError::from);
-        }
-        self.explain(found.map_err(GroupError::from))
-    }
-
-    /// Something has failed here that leaves the group useless: it ends on all members, with this reason. Waits for
-    /// nobody.
-    pub(crate) fn fail(self: &Arc<Self>, reason: String) {
-        let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
-        let trouble = Trouble::Failed { group, rank: self.rank(), reason };
-        self.bell.tell(trouble.clone());
-        self.trouble(trouble);
-    }
-
     /// The two ends of a message have called different things, which ends the group on all members. Waits for nobody.
     pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
         let group = self.duty().map_or(String::new(), |duty| duty.id.clone());
@@ -151,11 +141,9 @@ impl Vigil {
 
     /// One look of the watchdog.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) {
-        let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return };
-        let failed = |handle: &AbortHandle| handle.async_error().err().filter(is_failure);
-        if let Some(error) = self.communicators().iter().find_map(failed) {
-            return self.fail(error.to_string());
-        }
+        let Some(duty) = self.duty().filter(|_| !self.is_over()) else { return self.settle(now) };
+        let _ = self.check_background();
+        self.resolve(now);
         let late = duty.look(now);
         let mut asked = duty.asked.lock().unwrap_or_else(PoisonError::into_inner);
         match (*asked, late) {
@@ -235,8 +223,8 @@ mod tests {
     use rusty_fork::rusty_fork_test;
 
     use super::*;
-    use crate::comm::wait_for_dropped;
     use crate::end_to_end::embedded::common::{far, hold, machine};
+    use crate::{comm::wait_for_dropped, group::GroupError};
 
     const LONG: Duration = Duration::from_secs(3600);
 
@@ -257,7 +245,7 @@ mod tests {
         fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
             let machine = machine(1);
             let hang = Duration::from_secs(60);
-            machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang)));
+            machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang))).unwrap();
             machine.ranks(1, |rank| {
                 let group = rank.world();
                 let vigil = group.counter.vigil.clone();

@@ -220,6 +220,18 @@ pub enum GroupError {
         loss: Loss,
     },
 
+    /// Another member has dropped or aborted the group, and did not [destroy](super::ProcessGroup::destroy) it with all
+    /// members: the group is over. What it had finished before stays good.
+    #[error("{group}: rank {rank} has {how} the group, which ends it for all members")]
+    Left {
+        /// The group's name.
+        group: String,
+        /// The rank of the job.
+        rank: usize,
+        /// What it did: `dropped` or `aborted`.
+        how: String,
+    },
+
     /// A thread that the group needs could not be started.
     #[error("{group}: the {thread} thread could not be started")]
     Thread {

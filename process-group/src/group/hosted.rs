@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A group's store, on the rank that hosts it for the group. Members hear at it why a group is over, so when that was in
-/// trouble the store stays for a moment after the last of this rank's groups.
+/// trouble, or this rank has left it, the store stays for a moment after the last of this rank's groups.
 pub(super) struct Hosted {
     pub(super) store: TcpStore,
     pub(super) watch: Arc<Watch>,
@@ -35,7 +35,7 @@ impl Hosted {
 
 impl Drop for Hosted {
     fn drop(&mut self) {
-        if self.vigil.is_in_trouble() && !self.has_others() {
+        if (self.vigil.is_in_trouble() || self.vigil.has_left()) && !self.has_others() {
             self.farewell(Deadline::after(Self::MOMENT));
         }
     }

@@ -21,7 +21,8 @@
 //! | `checked` | calls that are compared before they are launched |
 //! | `registration`, `report` | whether memory is registered, on all members or on none; which buffers were |
 //! | `sight`, `places` | whether buffers are memory of the group's device, and where in its windows they lie |
-//! | `vigil`, `duty`, `calls` | what becomes of a group when a member is in trouble, and how that is found |
+//! | `vigil`, `end` | what becomes of a group when a member is in trouble or leaves |
+//! | `duty`, `calls`, `doubt` | how trouble is found |
 //!
 //! Invariants: what decides how members call NCCL is a function of records that all of them have; who is missing
 //! is named; a group is known by its [`GroupId`], never by a pointer or a name that can come again.
@@ -35,7 +36,9 @@ mod checked;
 mod collective;
 mod connect;
 mod counter;
+mod doubt;
 mod duty;
+mod end;
 mod environment;
 mod error;
 mod form;

@@ -16,6 +16,7 @@ use super::{
     checked::Checked,
     connect::Connection,
     counter::Counter,
+    end::Membership,
     form::Follower,
     hosted::Hosted,
     member,
@@ -69,6 +70,8 @@ impl fmt::Display for GroupId {
 /// # Ok(()) }
 /// ```
 pub struct ProcessGroup {
+    /// Goes first: the other members are told before anything is let go of.
+    pub(super) membership: Membership,
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
     /// The ranks of the job that are members, in the order of their ranks here.
@@ -194,7 +197,8 @@ impl ProcessGroup {
         &self.communicator
     }
 
-    /// The group's own part of the store, for its members' agreements.
+    /// The group's own part of the store, for its members' agreements. It can be used after the group is over: waits there
+    /// end with their deadline.
     #[must_use]
     pub fn store(&self) -> PrefixStore {
         PrefixStore::new("user", Arc::new(self.store.clone()))
@@ -237,7 +241,7 @@ impl ProcessGroup {
     /// [`GroupError::MemberFailed`]; [`GroupError::Comm`] for what went wrong in the background here, which ends it.
     pub fn check(&self) -> Result<()> {
         self.counter.vigil.check()?;
-        self.counter.vigil.judge(self.counter.vigil.async_error())
+        self.counter.vigil.check_background()
     }
 
     /// Whether the group goes on, as far as this process knows: [`check`](Self::check) without asking the library, for
@@ -333,7 +337,8 @@ impl ProcessGroup {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
         // What is outstanding goes last: with the path goes what is not done.
-        let Self { outstanding, communicator, messages, rank, counter, host, .. } = self;
+        // Dropped in the reverse order after an error: the store goes last.
+        let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
         counter.vigil.check()?;
         // NCCL waits for its own; of what was revoked there is nothing to wait for.
         if messages.are_on_path() && counter.vigil.check_work().is_ok() {
@@ -343,6 +348,7 @@ impl ProcessGroup {
         let destroyed =
             messages.into_iter().chain([communicator.destroy(deadline)]).collect::<comm::Result<()>>();
         counter.vigil.explain(destroyed.map_err(GroupError::from))?;
+        membership.end();
         // What is done now is not asked again.
         outstanding.look();
         if let Some(host) = &host {

@@ -9,23 +9,25 @@ use cuda_driver::Context;
 
 use super::{
     GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
+    builder::NUMBER,
     checked::Checked,
     connect::Connection,
     counter::Counter,
     duty::Duty,
+    end::Membership,
     form::{Follower, announce},
     member,
     p2p::Messages,
     registration::Registered,
     sight::Sight,
     startup::Clock,
-    vigil::Vigil,
+    vigil::{NO, Vigil},
     work::{Marks, Outstanding},
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     record::{Desk, GroupEntry, Recorder, Track},
-    store::{Deadline, PrefixStore},
+    store::{Deadline, PrefixStore, Store, give_up},
     watch::{Watch, Watchdog},
 };
 
@@ -88,12 +90,16 @@ impl Seat {
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
         let seat = comm::Seat { nccl, context, rank: self.rank };
-        let communicator = Communicator::prepare(&seat, self.ranks.len(), &self.config(config))?;
-        let lazy = self.terms.lazy;
-        let group = self.group(vigil, group, communicator, Connection::default())?;
+        let (store, rank, lazy) = (self.store.clone(), self.rank, self.terms.lazy);
+        let prepared = Communicator::prepare(&seat, self.ranks.len(), &self.config(config));
+        let made = prepared
+            .map_err(GroupError::from)
+            .and_then(|communicator| self.group(vigil, group, communicator, Connection::default()));
+        let group = made.inspect_err(|_| stay_away(&store, rank))?;
         if !lazy {
             group.connect(deadline)?;
         }
+        group.membership.begin();
         Ok(group)
     }
 
@@ -105,8 +111,11 @@ impl Seat {
         communicator: Communicator,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
-        let group = self.group(vigil, id, communicator, Connection::default())?;
+        let (store, rank) = (self.store.clone(), self.rank);
+        let made = self.group(vigil, id, communicator, Connection::default());
+        let group = made.inspect_err(|_| stay_away(&store, rank))?;
         group.connect(deadline)?;
+        group.membership.begin();
         Ok(group)
     }
 
@@ -142,11 +151,15 @@ impl Seat {
             thread: "watchdog",
             source,
         })?;
+        // A member that was quicker may have left already.
+        watch.recall(&vigil);
+        let membership = Membership::new(&vigil);
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
         let sight = Sight::new(context, communicator.nccl(), terms.looks);
         Ok(ProcessGroup {
+            membership,
             name,
             rank,
             ranks,
@@ -173,5 +186,14 @@ impl Seat {
             registered: OnceLock::new(),
             sight,
         })
+    }
+}
+
+/// Tells the members of a group that is being made that this rank will not come to their first meeting, nor tell the
+/// group's number. Without a store nobody can be told.
+pub(super) fn stay_away(store: &PrefixStore, rank: usize) {
+    let _ = store.compare_set(NUMBER, b"", format!("{NO}{rank}: it could not begin").as_bytes());
+    for meeting in ["connect/0/ready", "connect/0/made"] {
+        let _ = give_up(store, meeting, rank);
     }
 }

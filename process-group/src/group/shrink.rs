@@ -10,6 +10,7 @@ use nccl_sys::Feature;
 
 use super::{
     GroupError, GroupId, ProcessGroup, Result,
+    builder::NUMBER,
     error::list,
     seat::Seat,
     vigil::{Vigil, heard},
@@ -202,17 +203,16 @@ impl ProcessGroup {
 
     /// The new group's number: its first rank takes it, and tells the others.
     fn number_of(&self, vigil: &Vigil, leads: bool, leader: usize, deadline: Deadline) -> Result<u64> {
-        const KEY: &str = "number";
         let rank = self.members[leader].rank;
         let bytes = if leads {
             let number = self.numbers.add("groups", 1)?.unsigned_abs();
-            vigil.say(KEY, &number.to_le_bytes())?
+            vigil.say(NUMBER, &number.to_le_bytes())?
         } else {
-            vigil.hear(KEY, rank, "the shrinking", deadline)?
+            vigil.hear(NUMBER, rank, "the shrinking", deadline)?
         };
         <[u8; 8]>::try_from(&bytes[..]).map(u64::from_le_bytes).map_err(|_| {
             let found = String::from_utf8_lossy(&bytes).into_owned();
-            self.unreadable(KEY, found)
+            self.unreadable(NUMBER, found)
         })
     }
 

@@ -12,12 +12,12 @@ use std::{
 
 use nccl_sys::ncclResult_t;
 
-use super::{GroupError, Path, Result, duty::Duty, path::PathError};
+use super::{GroupError, Path, Result, doubt::Doubt, duty::Duty, path::PathError};
 use crate::{
-    comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
+    comm::{self, AbortHandle, CommError, Force},
     peers,
     record::Recorder,
-    store::{Deadline, PrefixStore, Store, StoreError, give_up},
+    store::{Deadline, PrefixStore, Store, StoreError},
     watch::{Bell, Trouble, Watch},
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct Vigil {
     /// The ranks of the job that are members.
     pub(super) ranks: Arc<[usize]>,
     /// This rank's place among them.
-    place: usize,
+    pub(super) place: usize,
     pub(super) store: PrefixStore,
     communicators: Mutex<Vec<AbortHandle>>,
     /// What messages have beside them.
@@ -46,37 +46,47 @@ pub(crate) struct Vigil {
     pub(super) heartbeat: Duration,
     /// What is watched from when the group is made.
     pub(super) duty: OnceLock<Duty>,
-    end: OnceLock<End>,
+    pub(super) end: OnceLock<End>,
+    /// When the watchdog first saw that another member had left.
+    pub(super) left: OnceLock<Instant>,
+    /// When the communicators are aborted because of that: whether this rank's work was done.
+    pub(super) settled: OnceLock<bool>,
+    /// Whether the others are to be told when this rank leaves.
+    pub(super) is_member: AtomicBool,
+    /// Whether they were.
+    pub(super) has_told: AtomicBool,
+    /// An error of a communicator, until it is known what it comes of.
+    pub(super) doubt: OnceLock<Doubt>,
     /// Whether the group's work was given up, and nothing else.
     revoked: AtomicBool,
     /// Where this rank waits for the others.
     waits: Mutex<Vec<Wait>>,
     /// Groups that are being made of this one's members.
-    unborn: Mutex<Vec<Weak<Unborn>>>,
+    pub(super) unborn: Mutex<Vec<Weak<Unborn>>>,
     /// Told of losses, and of aborts, as long as the vigil lasts.
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
 
 /// Why a group is over.
 #[derive(Debug, Clone)]
-enum End {
+pub(super) enum End {
     Trouble(Trouble),
     Force(Force),
 }
 
 /// A place in the store where this rank waits for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Wait {
+pub(super) enum Wait {
     Meeting(String),
     /// What one of the others is to say there.
     Word(String),
 }
 
 /// A group that is being made of another's members: an abort of that one ends it.
-pub(super) struct Unborn(Arc<Vigil>);
+pub(super) struct Unborn(pub(super) Arc<Vigil>);
 
 /// How what is said at a [`Wait::Word`] begins when it will not be said: no number begins so.
-const NO: &str = "given up by rank ";
+pub(super) const NO: &str = "given up by rank ";
 
 /// What was said at `key`, unless that is that it will not be said.
 pub(super) fn heard(key: &str, word: Vec<u8>) -> Result<Vec<u8>> {
@@ -111,6 +121,11 @@ impl Vigil {
             heartbeat,
             duty: OnceLock::new(),
             end: OnceLock::new(),
+            left: OnceLock::new(),
+            settled: OnceLock::new(),
+            is_member: AtomicBool::new(false),
+            has_told: AtomicBool::new(false),
+            doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: Mutex::default(),
             unborn: Mutex::default(),
@@ -169,6 +184,16 @@ impl Vigil {
         matches!(self.end.get(), Some(End::Trouble(_)))
     }
 
+    /// Whether it is over because another member has left it.
+    pub(super) fn was_left(&self) -> bool {
+        matches!(self.end.get(), Some(End::Trouble(Trouble::Left { .. })))
+    }
+
+    /// Whether this rank has left it, and has told the others.
+    pub(super) fn has_left(&self) -> bool {
+        self.has_told.load(Ordering::Acquire)
+    }
+
     /// The communicators that end with the group.
     pub(super) fn communicators(&self) -> Vec<AbortHandle> {
         self.guarded().clone()
@@ -184,10 +209,7 @@ impl Vigil {
         if let Some((_, forced)) = self.listeners.get() {
             communicator.tell(forced);
         }
-        // An end that came in between did not find it.
-        if self.end.get().is_some() {
-            self.abort();
-        }
+        self.abort_late();
     }
 
     /// Has a communicator that could not be made end by itself.
@@ -201,13 +223,10 @@ impl Vigil {
     /// Has the group's path end with it, which is held by the group itself.
     pub(super) fn guard_path(&self, path: &Arc<dyn Path>) {
         let _ = self.path.set(Arc::downgrade(path));
-        // As above.
-        if self.end.get().is_some() {
-            self.abort();
-        }
+        self.abort_late();
     }
 
-    fn path(&self) -> Option<Arc<dyn Path>> {
+    pub(super) fn path(&self) -> Option<Arc<dyn Path>> {
         self.path.get()?.upgrade()
     }
 
@@ -256,10 +275,17 @@ impl Vigil {
     /// # Errors
     /// Those of [`check`](Self::check); [`CommError::Revoked`].
     pub(super) fn check_work(&self) -> Result<()> {
-        self.check()?;
+        let was_left = self.was_left();
+        if !was_left {
+            self.check()?;
+        }
         if self.revoked.load(Ordering::Acquire) {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
+        }
+        // After a member has left, work is given up later, unless all of it was done.
+        if was_left && self.settled.get() == Some(&false) {
+            self.check()?;
         }
         Ok(())
     }
@@ -306,14 +332,31 @@ impl Vigil {
     /// What an error means.
     #[cold]
     pub(super) fn reason(&self, error: GroupError) -> GroupError {
+        use GroupError::{Comm, Driver, Path, Store, WorkTimeout};
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
+            // What this rank itself has met.
+            Some(End::Trouble(Trouble::Failed { rank, .. }))
+                if *rank == self.rank() && matches!(error, Driver(_)) =>
+            {
+                error
+            }
+            // What the members had agreed on, or this rank had given up, came before another left.
+            Some(End::Trouble(Trouble::Left { .. }))
+                if matches!(error, Comm(CommError::Revoked { .. }))
+                    || !matches!(
+                        error,
+                        Comm(_) | Driver(_) | Path { .. } | Store(_) | WorkTimeout { .. }
+                    ) =>
+            {
+                error
+            }
             Some(end) => self.error(end),
         }
     }
 
     #[cold]
-    fn error(&self, end: &End) -> GroupError {
+    pub(super) fn error(&self, end: &End) -> GroupError {
         match end {
             End::Trouble(trouble) => trouble.error(&self.name),
             End::Force(force) => {
@@ -375,15 +418,19 @@ impl Vigil {
         if let Err(GroupError::Store(StoreError::GivenUp { rank, .. })) = &mut waited {
             // It was said by the place in the group, also at a meeting of some members.
             *rank = self.ranks.get(*rank).copied().unwrap_or(*rank);
-            self.hear_why();
+            self.hear_why(self.heartbeat * 2);
+        }
+        // Who hosted it may be a member, whose death the kernel tells of in a moment.
+        if let Err(GroupError::Store(StoreError::HostDied { .. })) = &waited {
+            self.hear_why(self.heartbeat / 2);
         }
         self.explain(waited)
     }
 
     /// Another member knows why the group ends, and has told, or is about to.
-    fn hear_why(&self) {
+    fn hear_why(&self, patience: Duration) {
         self.bell.hurry();
-        let patience = Deadline::after(self.heartbeat * 2);
+        let patience = Deadline::after(patience);
         while !self.is_over() && !patience.expired() {
             thread::sleep(Duration::from_millis(1));
         }
@@ -393,113 +440,13 @@ impl Vigil {
     /// the others may see that before they notice themselves.
     pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
         if let Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) = &made {
-            self.hear_why();
+            self.hear_why(self.heartbeat * 2);
         }
         self.explain(made.map_err(GroupError::from))
     }
 
-    fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
+    pub(super) fn waits(&self) -> MutexGuard<'_, Vec<Wait>> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the group here. Waits for nobody: also on threads of the watch, which are not held up.
-    pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
-        self.end(End::Trouble(trouble));
-    }
-
-    /// On a thread of the watch, or of who aborts: neither is held up.
-    fn end(self: &Arc<Self>, end: End) {
-        let (culprit, why) = match &end {
-            End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
-            End::Force(force) => (None, format!("it has {} the group", force.how())),
-        };
-        let force = match &end {
-            End::Force(force) => Some(*force),
-            End::Trouble(_) => None,
-        };
-        if self.end.set(end).is_err() {
-            return;
-        }
-        self.abort();
-        // A loss they notice themselves, where it is theirs.
-        if let Some(force) = force {
-            let unborn = self.unborn.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            unborn.iter().filter_map(Weak::upgrade).for_each(|child| child.0.end(End::Force(force)));
-        }
-        let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
-        let no = format!("{NO}{place}: {why}");
-        // Later waits find that the group is over. The thread keeps nothing of the group that it does not need.
-        let (open, store, recorder) = (self.waits().clone(), self.store.clone(), self.recorder.clone());
-        let farewell = move || {
-            for wait in open {
-                // A store that cannot be reached ends the waits by itself.
-                let _ = match wait {
-                    Wait::Meeting(name) => give_up(&store, &name, place),
-                    Wait::Word(key) => store.compare_set(&key, b"", no.as_bytes()).map(drop),
-                };
-            }
-            if force != Some(Force::Dropped) {
-                recorder.trouble();
-            }
-        };
-        let _ = thread::Builder::new().name("farewell".into()).spawn(farewell);
-    }
-
-    /// Aborts the group's communicators and its path, in the background.
-    fn abort(&self) {
-        // Side by side: either may hold up a stream, or a thread, that the other waits for.
-        if let Some(path) = self.path() {
-            let held = Held::new(path);
-            aside(move || {
-                let held = held;
-                held.what.abort(Deadline::after(PATIENCE));
-            });
-        }
-        let (ending, communicators): (Vec<_>, Vec<_>) =
-            self.communicators().into_iter().partition(AbortHandle::has_ended);
-        ending.iter().for_each(AbortHandle::interrupt);
-        if communicators.is_empty() {
-            return;
-        }
-        let held = Held::new(communicators);
-        aside(move || {
-            let held = held;
-            // Who aborts later finds it done, whatever came of it.
-            let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
-            aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
-        });
-    }
-
-    /// The group is dropped with its path: what is not done then is given up, and says so.
-    pub(super) fn leave_path(self: &Arc<Self>) {
-        let Some(duty) = self.duty() else { return };
-        if !duty.is_done() {
-            self.end(End::Force(Force::Dropped));
-        }
-        // What is done may have been given up by another: later there is no path to see it by.
-        self.given_up();
-    }
-}
-
-/// What is aborted beside its owner, who may wait until nothing of it is held here any more: it goes before that is told.
-#[derive(Clone)]
-struct Held<T> {
-    what: T,
-    _beside: Arc<Beside>,
-}
-
-impl<T> Held<T> {
-    fn new(what: T) -> Self {
-        Self { what, _beside: Arc::new(Beside::begin()) }
-    }
-}
-
-/// Aborts on a thread of its own. Who cannot have one does so here: that the watch waits is better than that the group
-/// does.
-fn aside(abort: impl FnOnce() + Clone + Send + 'static) {
-    let here = abort.clone();
-    if thread::Builder::new().name("abort".into()).spawn(abort).is_err() {
-        here();
     }
 }
 

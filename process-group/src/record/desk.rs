@@ -13,7 +13,10 @@ use super::{
     progress::{Answer, decode, encode},
     recorder::Recorder,
 };
-use crate::store::{Deadline, PrefixStore, Store, StoreError};
+use crate::{
+    store::{Deadline, PrefixStore, Store, StoreError},
+    watch::wake,
+};
 
 /// The folder of a group's own part of the store in which its ranks ask and answer.
 const FOLDER: &str = "flight";
@@ -81,6 +84,7 @@ impl Desk {
         deadline: Deadline,
     ) -> Result<Progress, StoreError> {
         let number = question(&self.store, deadline)?;
+        wake(&self.store, ranks.iter().copied())?;
         let ask = |rank: &usize| {
             let own = answers(&self.store, number, *rank, deadline)?;
             Ok::<_, StoreError>(member(*rank, id, own.as_ref()))

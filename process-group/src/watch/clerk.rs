@@ -14,6 +14,7 @@ use super::{
     evidence::{decode_marks, encode_marks},
     machine::{Board, Input, Machine, Notices, Output, Post},
     rolling::Mark,
+    wake::{WakeThread, wake},
 };
 use crate::{
     group::{Duty, Member, Vigil},
@@ -41,6 +42,8 @@ pub(crate) struct Bell {
 #[derive(Default)]
 struct State {
     notices: Option<Notices>,
+    /// Who is woken after the next exchange.
+    wakes: Vec<usize>,
     /// The clerk has left.
     gone: bool,
 }
@@ -70,6 +73,12 @@ impl Bell {
         self.ring(|notices| notices.hurry = true);
     }
 
+    /// Has these ranks compare their calls with those of this one, now.
+    pub(crate) fn compare(&self, ranks: &[usize]) {
+        self.lock().wakes.extend(ranks);
+        self.hurry();
+    }
+
     fn wait(&self, until: Instant) -> Notices {
         let patience = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), patience, |state| state.notices.is_none());
@@ -92,8 +101,8 @@ impl Bell {
 #[derive(Default)]
 struct Watched {
     vigils: Vec<Weak<Vigil>>,
-    /// The losses that were told, for groups that begin later.
-    losses: Vec<Trouble>,
+    /// What was told, for groups that begin later.
+    known: Vec<Trouble>,
 }
 
 type Vigils = Mutex<Watched>;
@@ -145,8 +154,11 @@ impl Watch {
         let is_heard = post.is_heard();
         let pause = (heartbeat / if is_heard { 4 } else { 2 }).min(Clerk::PAUSE);
         let post = Post { pause, ..post };
+        let store = Desk::folder(store);
+        let woken = bell.clone();
         let clerk = Clerk {
-            store: Desk::folder(store),
+            _wake: WakeThread::start(&store, rank, move || woken.hurry())?,
+            store,
             rank,
             present: members.iter().map(|member| member.rank).collect(),
             is_heard,
@@ -176,9 +188,17 @@ impl Watch {
         let mut watched = lock(&self.vigils);
         watched.vigils.retain(|vigil| vigil.strong_count() > 0);
         watched.vigils.push(Arc::downgrade(vigil));
-        let known = watched.losses.clone();
         drop(watched);
-        known.into_iter().filter(|loss| vigil.is_about(loss)).for_each(|loss| vigil.trouble(loss));
+        self.recall(vigil);
+    }
+
+    /// Tells a group what was told before it began, or before it had its id.
+    pub(crate) fn recall(&self, vigil: &Arc<Vigil>) {
+        let known = lock(&self.vigils).known.clone();
+        known
+            .into_iter()
+            .filter(|trouble| vigil.is_about(trouble))
+            .for_each(|trouble| vigil.trouble(trouble));
     }
 
     /// Ends it when the clerk has passed on what is to be passed on, and has left the store.
@@ -252,6 +272,7 @@ struct Clerk {
     dumping: Option<JoinHandle<()>>,
     vigils: Arc<Vigils>,
     bell: Arc<Bell>,
+    _wake: WakeThread,
 }
 
 impl Clerk {
@@ -294,11 +315,7 @@ impl Clerk {
     fn perform(&mut self, output: Output) -> Result<Input> {
         match output {
             Output::Exchange { beat, watched } => return self.exchange(beat, &watched).map(Input::Read),
-            Output::Append(trouble) => {
-                let count = self.store.add(TROUBLES, 1)?.unsigned_abs();
-                self.store.compare_set(&trouble_key(count - 1), b"", trouble.encode().as_bytes())?;
-                return Ok(Input::Counted(count));
-            }
+            Output::Append(trouble) => return self.append(&trouble).map(Input::Counted),
             Output::Fetch(numbers) => {
                 let stand = |number| {
                     let stands = match self.store.get(&trouble_key(number), self.soon()) {
@@ -340,6 +357,38 @@ impl Clerk {
         Ok(Input::Done)
     }
 
+    /// Appends to the log, and has those whom it is about read that; the length of the log.
+    fn append(&self, trouble: &Trouble) -> Result<u64> {
+        let own = self.rank.to_string();
+        let is_first = self.store.compare_set(&trouble.claim(), b"", own.as_bytes())? == own.as_bytes();
+        let about = match trouble {
+            // Of all that leave a group one is enough.
+            Trouble::Left { .. } if !is_first => return Ok(self.store.add(TROUBLES, 0)?.unsigned_abs()),
+            Trouble::Left { members, .. } => members.to_vec(),
+            Trouble::Lost { .. } => self.present.clone(),
+            other => self.members(other.group().unwrap_or_default()),
+        };
+        let count = self.store.add(TROUBLES, 1)?.unsigned_abs();
+        self.store.compare_set(&trouble_key(count - 1), b"", trouble.encode().as_bytes())?;
+        if is_first {
+            self.wake_all(&about)?;
+        }
+        Ok(count)
+    }
+
+    /// Wakes the other ranks of these.
+    fn wake_all(&self, ranks: &[usize]) -> Result<()> {
+        wake(
+            &self.store,
+            ranks.iter().copied().filter(|rank| *rank != self.rank && self.present.contains(rank)),
+        )
+    }
+
+    /// The members of a group; none of one that is gone here.
+    fn members(&self, id: &str) -> Vec<usize> {
+        self.vigil(id).map(|vigil| vigil.ranks().to_vec()).unwrap_or_default()
+    }
+
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
         // Let go of before the store is asked: a group that ends meanwhile, and its device, are not held for it.
         let vigils = self.vigils();
@@ -356,6 +405,8 @@ impl Clerk {
             }
             Some(_) => {}
         }
+        let wakes = std::mem::take(&mut self.bell.lock().wakes);
+        self.wake_all(&wakes)?;
         read.retain(|rank| self.present.contains(rank));
         read.sort_unstable();
         read.dedup();
@@ -387,18 +438,23 @@ impl Clerk {
     }
 
     fn act(&self, trouble: Trouble) -> Result<()> {
-        if let Trouble::Suspect { group, .. } = &trouble {
+        if let Trouble::Suspect { group, ranks, .. } = &trouble {
             let testimony = {
                 let vigil = self.vigil(group);
                 let duty = vigil.as_ref().and_then(|vigil| vigil.duty());
                 let Some((duty, recorder)) = duty.zip(self.recorder.upgrade()) else { return Ok(()) };
+                duty.suspect();
                 Testimony::of(group, duty.rolling(), &recorder.dump())
             };
-            return self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes());
+            self.store.set(&testimony_key(group, self.rank), testimony.encode().as_bytes())?;
+            // They wait for it.
+            self.bell.hurry();
+            return self.wake_all(ranks);
         }
-        if let Trouble::Lost { .. } = &trouble {
-            lock(&self.vigils).losses.push(trouble.clone());
+        if matches!(trouble, Trouble::Left { rank, .. } if rank == self.rank) {
+            return Ok(());
         }
+        lock(&self.vigils).known.push(trouble.clone());
         self.vigils()
             .iter()
             .filter(|vigil| vigil.is_about(&trouble))
@@ -409,7 +465,7 @@ impl Clerk {
     /// What the members of a group have testified.
     fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
         // A group that is gone here needs no verdict.
-        let ranks = self.vigil(group).map(|vigil| vigil.ranks().to_vec()).unwrap_or_default();
+        let ranks = self.members(group);
         let keys: Vec<_> = ranks.iter().map(|rank| testimony_key(group, *rank)).collect();
         let names: Vec<_> = keys.iter().map(String::as_str).collect();
         let all = self.store.check(&names)?;

@@ -14,6 +14,10 @@ use super::{
 };
 use crate::peers::Loss;
 
+/// For how many heartbeats members' calls are compared before a failure in the background is taken for that of one rank:
+/// while no difference is known, and once there is one.
+pub(crate) const COMPARISON: [u32; 2] = [1, 4];
+
 /// Where a rank stands, as far as its watch depends on it.
 #[derive(Debug, Clone)]
 pub(super) struct Post {

@@ -9,6 +9,7 @@
 //! | `trouble` | what ends a group, and how members tell each other |
 //! | `machine` | heartbeats, the log of troubles, questions: the protocol, without clock, thread or store |
 //! | `clerk` | one thread a job that runs the protocol over the store |
+//! | `wake` | what has ranks read the log at once |
 //! | `watchdog` | one thread a process that looks after the works and communicators of all groups |
 //! | `rolling` | the hash of the calls of a group, which members compare |
 //! | `evidence` | what members called where their hashes differ, and whose call is the odd one |
@@ -24,12 +25,15 @@ mod rolling;
 #[cfg(test)]
 mod tests;
 mod trouble;
+mod wake;
 mod watchdog;
 
 pub use evidence::{Divergence, DivergentCall};
 
 pub(crate) use clerk::{Bell, Watch};
 pub(crate) use evidence::Testimony;
+pub(crate) use machine::COMPARISON;
 pub(crate) use rolling::{Fold, Rolling};
 pub(crate) use trouble::Trouble;
+pub(crate) use wake::wake;
 pub(crate) use watchdog::{Guard, Watchdog};

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{
     evidence::Testimony,
-    machine::{Board, Input, Machine, Notices, Output, Post},
+    machine::{Board, COMPARISON, Input, Machine, Notices, Output, Post},
     rolling::{Fold, Mark, Rolling},
     trouble::Trouble,
 };
@@ -53,6 +53,9 @@ struct Rank {
     notices: Notices,
     is_gone: bool,
     acted: Vec<(Duration, Trouble)>,
+    /// When a communicator of it failed.
+    failed: Option<Duration>,
+    suspected: bool,
 }
 
 /// A cheap source of numbers.
@@ -95,6 +98,8 @@ impl World {
                 notices: Notices::default(),
                 is_gone: false,
                 acted: Vec::new(),
+                failed: None,
+                suspected: false,
             }
         });
         let ranks: Vec<_> = ranks.collect();
@@ -132,6 +137,13 @@ impl World {
 
     fn step(&mut self, at: usize, now: Duration) {
         let rank = &mut self.ranks[at];
+        // As the group does where a communicator has failed.
+        let patience = HEARTBEAT * COMPARISON[usize::from(rank.suspected)];
+        if rank.failed.is_some_and(|failed| now >= failed + patience) && rank.acted.is_empty() {
+            rank.failed = None;
+            let trouble = Trouble::Failed { group: GROUP.into(), rank: at, reason: "test".into() };
+            rank.notices.troubles.push(trouble);
+        }
         let mut input = std::mem::replace(&mut rank.next.1, Input::Done);
         if let Input::Woken(_) = input {
             input = Input::Woken(std::mem::take(&mut rank.notices));
@@ -180,7 +192,9 @@ impl World {
             }
             Output::Append(trouble) => {
                 table.log.push(Some(trouble));
-                Input::Counted(table.log.len() as u64)
+                let count = table.log.len() as u64;
+                self.wake();
+                Input::Counted(count)
             }
             Output::Fetch(numbers) => {
                 Input::Troubles(table.log[numbers.start as usize..numbers.end as usize].to_vec())
@@ -190,6 +204,8 @@ impl World {
                     .filter_map(|number| Some((number, rank.rolling.after(number)?)));
                 let testimony = Testimony { marks: marks.collect(), calls: BTreeMap::new() };
                 table.testimonies.insert(at, testimony);
+                rank.suspected = true;
+                self.wake();
                 Input::Done
             }
             Output::Act(trouble) => {
@@ -207,6 +223,11 @@ impl World {
             }
             Output::Answer(_) | Output::Dump | Output::Sleep(_) | Output::Gone => Input::Done,
         }
+    }
+
+    /// Has all read the board soon.
+    fn wake(&mut self) {
+        self.ranks.iter_mut().for_each(|rank| rank.notices.hurry = true);
     }
 
     /// What each that lives acted on first.
@@ -299,6 +320,34 @@ proptest! {
             };
             prop_assert_eq!(&divergence.ranks, &[odd]);
             prop_assert_eq!((divergence.after, divergence.by), (at, at + 1));
+        }
+    }
+
+    /// Calls that differ have the communicators of all fail in the background, at different times: all learn that the
+    /// calls differ, and nobody blames a rank for the failure.
+    #[test]
+    fn a_failure_of_calls_that_differ_is_told_as_that(
+        size in 2usize..9, seed: u64, odd in any::<prop::sample::Index>(), calls in 0u64..100,
+    ) {
+        let odd = odd.index(size);
+        let mut world = World::new(&vec![Fate::Lives; size], seed, 0);
+        world.run(ms(400));
+        for rank in 0..size {
+            for call in 0..=calls {
+                let other = u64::from(rank == odd && call == calls);
+                world.ranks[rank].rolling.step(Fold::default().with(call % 3 + 10 * other, 8));
+            }
+            // The watchdog looks ten times a second.
+            world.ranks[rank].failed = Some(ms(400 + world.dice.below(100)));
+        }
+        world.wake();
+        world.run(ms(20_000));
+        for verdict in world.verdicts() {
+            let Some((_, Trouble::Diverged { divergence, .. })) = verdict else {
+                return Err(TestCaseError::fail(format!("{verdict:?}")));
+            };
+            prop_assert!(divergence.ranks.contains(&odd));
+            prop_assert_eq!(divergence.by, calls + 1);
         }
     }
 

@@ -1,6 +1,6 @@
 //! What ends a group on all of its members, and how they tell each other: as text, in the store.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use super::evidence::Divergence;
 use crate::{
@@ -14,6 +14,17 @@ use crate::{
 pub(crate) enum Trouble {
     /// A rank is gone: every group that it is a member of is over.
     Lost { rank: usize, loss: Loss },
+    /// A member has let go of the group while others may wait for it.
+    Left {
+        group: String,
+        rank: usize,
+        /// Dropped or aborted.
+        how: String,
+        /// How many collectives it had called: a member that has called more waits for it in vain.
+        collectives: u64,
+        /// The members, who are woken. Known to the rank that left only: it is not encoded.
+        members: Arc<[usize]>,
+    },
     /// A member met something that leaves the group useless.
     Failed { group: String, rank: usize, reason: String },
     /// Work of a member was not done in time.
@@ -44,7 +55,8 @@ impl Trouble {
     pub(crate) fn group(&self) -> Option<&str> {
         match self {
             Self::Lost { .. } => None,
-            Self::Failed { group, .. }
+            Self::Left { group, .. }
+            | Self::Failed { group, .. }
             | Self::Overdue { group, .. }
             | Self::Suspect { group, .. }
             | Self::Diverged { group, .. }
@@ -55,7 +67,10 @@ impl Trouble {
     /// The rank of the job that it is about, if it is one.
     pub(crate) fn culprit(&self) -> Option<usize> {
         match self {
-            Self::Lost { rank, .. } | Self::Failed { rank, .. } | Self::Overdue { rank, .. } => Some(*rank),
+            Self::Lost { rank, .. }
+            | Self::Left { rank, .. }
+            | Self::Failed { rank, .. }
+            | Self::Overdue { rank, .. } => Some(*rank),
             // One of the two, and nobody knows which.
             Self::Suspect { .. } | Self::MessagesDiffer { .. } => None,
             Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
@@ -68,6 +83,7 @@ impl Trouble {
         let group = group.to_owned();
         match self.clone() {
             Self::Lost { rank, loss } => GroupError::Lost { group, rank, loss },
+            Self::Left { rank, how, .. } => GroupError::Left { group, rank, how },
             Self::Failed { rank, reason, .. } => GroupError::MemberFailed { group, rank, reason },
             Self::Overdue { rank, operation, sequence, waited, progress, .. } => {
                 GroupError::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }
@@ -85,6 +101,20 @@ impl Trouble {
         }
     }
 
+    /// Where the first rank that tells of it says so: that rank alone wakes the others.
+    pub(super) fn claim(&self) -> String {
+        let kind = match self {
+            Self::Lost { rank, .. } => return format!("claims/lost/{rank}"),
+            Self::Left { .. } => "left",
+            Self::Failed { .. } => "failed",
+            Self::Overdue { .. } => "overdue",
+            Self::Suspect { .. } => "suspect",
+            Self::Diverged { .. } => "diverged",
+            Self::MessagesDiffer { .. } => "message",
+        };
+        format!("claims/{kind}/{}", self.group().unwrap_or_default())
+    }
+
     /// Whether it says no more than `other` does, which stands already.
     pub(super) fn is_covered_by(&self, other: &Self) -> bool {
         match (self, other) {
@@ -100,6 +130,9 @@ impl Trouble {
         match self {
             Self::Lost { rank, loss: Loss::Silent(time) } => format!("silent\t{rank}\t{}", time.as_micros()),
             Self::Lost { rank, .. } => format!("died\t{rank}"),
+            Self::Left { group, rank, how, collectives, .. } => {
+                format!("left\t{}\t{rank}\t{}\t{collectives}", plain(group), plain(how))
+            }
             Self::Failed { group, rank, reason } => {
                 format!("failed\t{}\t{rank}\t{}", plain(group), plain(reason))
             }
@@ -136,6 +169,13 @@ impl Trouble {
             "silent" => {
                 Self::Lost { rank: parse(fields)?, loss: Loss::Silent(Duration::from_micros(parse(fields)?)) }
             }
+            "left" => Self::Left {
+                group: parse(fields)?,
+                rank: parse(fields)?,
+                how: parse(fields)?,
+                collectives: parse(fields)?,
+                members: Arc::default(),
+            },
             "failed" => Self::Failed { group: parse(fields)?, rank: parse(fields)?, reason: parse(fields)? },
             "overdue" => Self::Overdue {
                 group: parse(fields)?,
@@ -206,6 +246,9 @@ mod tests {
             any::<usize>().prop_map(|rank| Trouble::Lost { rank, loss: Loss::Died }),
             (any::<usize>(), time())
                 .prop_map(|(rank, time)| Trouble::Lost { rank, loss: Loss::Silent(time) }),
+            (word(), any::<usize>(), word(), any::<u64>()).prop_map(|(group, rank, how, collectives)| {
+                Trouble::Left { group, rank, how, collectives, members: Arc::default() }
+            }),
             (word(), any::<usize>(), word()).prop_map(|(group, rank, reason)| Trouble::Failed {
                 group,
                 rank,

@@ -14,7 +14,7 @@ use process_group::comm::{
 };
 use process_group::{
     group::{Buffer, GroupError},
-    store::{Deadline, Store, StoreError},
+    store::{Deadline, Store},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -77,12 +77,8 @@ rusty_fork_test! {
             let buffer = Buffer::new(memory.ptr(), 4, F32);
             if rank.rank == 1 {
                 rank.store.wait(&["aborted"], far()).unwrap();
-                // The other has said that it does not come.
                 let error = world.barrier(far()).unwrap_err();
-                assert!(
-                    matches!(&error, GroupError::Store(StoreError::GivenUp { .. }) | GroupError::Absent { .. }),
-                    "{error}"
-                );
+                assert!(matches!(&error, GroupError::Left { rank: 0, how, .. } if how == "aborted"), "{error}");
                 return world.abort(far()).unwrap();
             }
             let work = unsafe { world.all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
@@ -135,7 +131,7 @@ rusty_fork_test! {
             for round in 0..ROUNDS {
                 let communicator = rank.communicator_named(&round.to_string());
                 let handle = communicator.abort_handle();
-                machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang)));
+                machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang))).unwrap();
                 let begun = Instant::now();
                 let (destroyed, aborted) = thread::scope(|scope| {
                     let abort = scope.spawn(|| {

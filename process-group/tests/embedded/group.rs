@@ -365,6 +365,7 @@ rusty_fork_test! {
                 assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
                 assert!(world.quiesce(soon()).is_err());
             }
+            world.barrier(far()).unwrap();
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
         });

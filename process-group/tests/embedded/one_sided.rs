@@ -307,6 +307,7 @@ rusty_fork_test! {
                 let error = work.wait_timeout(soon()).unwrap_err();
                 assert!(matches!(error, GroupError::WorkTimeout { operation: "wait_signals", .. }), "{error}");
             }
+            world.barrier(far()).unwrap();
             world.abort(far()).unwrap();
         });
         machine.world.finish().unwrap();

@@ -164,6 +164,10 @@ pub(super) fn pattern(number: usize, length: usize) -> Vec<u8> {
 
 /// Whether it says that this member has ended what was under way.
 pub(super) fn is_given_up(error: &GroupError, by: usize) -> bool {
-    let GroupError::Path { source, .. } = error else { return false };
-    matches!(**source, PathError::GivenUp { peer } if peer == by)
+    match error {
+        GroupError::Path { source, .. } => matches!(**source, PathError::GivenUp { peer } if peer == by),
+        // It has left the group, and the watch has told that.
+        GroupError::Left { rank, .. } => *rank == by,
+        _ => false,
+    }
 }

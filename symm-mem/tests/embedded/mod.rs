@@ -457,9 +457,11 @@ fn a_commit_ends_with_its_group() {
             .inject(Injection::new("ncclCommGetAsyncError", remote_error).nth(100).forever())
             .unwrap();
     };
+    let over = std::sync::Barrier::new(2);
     let results = run(2, NCCL_2_28_9, prepare, |rank| {
         let (pool, bucket) = rank.pool_with_bucket();
         let result = (rank.rank == 0).then(|| pool.commit(&rank.world, options()));
+        over.wait();
         drop((pool, bucket));
         rank.abandon();
         result

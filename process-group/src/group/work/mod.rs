@@ -86,8 +86,10 @@ impl Work {
         let vigil = &self.mark.counter.vigil;
         let mut asked = None;
         loop {
-            if self.is_completed()? {
-                return Ok(());
+            match self.is_completed() {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(vigil.conclude(error, deadline)),
             }
             if asked.is_none() && Self::asks(deadline) {
                 // What is answered later comes too late.
@@ -107,7 +109,7 @@ impl Work {
                 return Err(self.trouble(error));
             }
             if pause >= LONGEST {
-                vigil.judge(vigil.async_error()).map_err(|error| self.trouble(error))?;
+                vigil.check_background().map_err(|error| self.trouble(vigil.conclude(error, deadline)))?;
             }
             thread::sleep(pause.min(deadline.remaining()));
             pause = (pause * 2).min(LONGEST);
@@ -141,6 +143,9 @@ impl Work {
         // Looked at after: what was aborted, revoked or given up is done as well.
         let vigil = &self.mark.counter.vigil;
         vigil.check_work()?;
+        if done {
+            vigil.check_done()?;
+        }
         Ok(done && !vigil.is_given_up()?)
     }
 
@@ -171,9 +176,15 @@ impl Work {
     /// Whether the stream has come past a mark.
     fn passed(&self, mark: &Lease) -> Result<bool> {
         let event = mark.event();
-        // Another thread may be capturing in global mode, whose capture a query would end.
-        let _relaxed = RelaxedCapture::enter(event.context().driver())?;
-        Ok(event.query()?)
+        let query = || {
+            // Another thread may be capturing in global mode, whose capture a query would end.
+            let _relaxed = RelaxedCapture::enter(event.context().driver())?;
+            event.query()
+        };
+        query().map_err(|error| {
+            self.mark.counter.vigil.driver_failed(&error);
+            error.into()
+        })
     }
 
     /// Tells the flight recorder that it is done, at `now` if that was not told before.

@@ -126,13 +126,11 @@ rusty_fork_test! {
                     }
                     let own = |error: &&GroupError| !matches!(error, GroupError::Unmade { .. });
                     assert!(failures.iter().any(own), "{policy} {name} {nth}: {failures:?}");
-                    for (_, world) in results {
-                        // The group of a pair's communicator goes on.
-                        if policy == P2pPolicy::PerPair {
-                            world.check().unwrap();
-                        }
-                        let _ = world.abort(far());
+                    // The group of a pair's communicator goes on.
+                    if policy == P2pPolicy::PerPair {
+                        results.iter().for_each(|(_, world)| world.check().unwrap());
                     }
+                    results.into_iter().for_each(|(_, world)| _ = world.abort(far()));
                     assert!(wait_for_dropped(far()));
                     struck += 1;
                 }
@@ -148,8 +146,8 @@ rusty_fork_test! {
         });
     }
 
-    /// One end loses the store at each of its calls in the making: it is told so, and the other end, by its deadline, that
-    /// the first has not come, or has not done its part.
+    /// One end loses the store at each of its calls in the making: it is told so, and the other end that the first has not
+    /// come, has not done its part, or has left the group.
     #[test]
     fn a_store_that_is_lost_in_the_making_keeps_nobody_waiting() {
         let machine = machine(2);
@@ -180,7 +178,10 @@ rusty_fork_test! {
             match &results[..] {
                 [Ok(()), Ok(())] => survived += 1,
                 [Err(GroupError::Store(_)), other] => assert!(
-                    matches!(other, Ok(()) | Err(GroupError::Absent { .. } | GroupError::Unmade { .. })),
+                    matches!(
+                        other,
+                        Ok(()) | Err(GroupError::Absent { .. } | GroupError::Unmade { .. } | GroupError::Left { .. })
+                    ),
                     "{calls}: {other:?}"
                 ),
                 // Who is late finds that the other has given up.

@@ -1,0 +1,211 @@
+//! How a group ends on this rank, and how its members are told that this rank has left it.
+
+use std::{
+    sync::{Arc, PoisonError, Weak, atomic::Ordering},
+    thread,
+    time::Instant,
+};
+
+use super::vigil::{End, NO, Vigil, Wait};
+use crate::{
+    comm::{self, AbortHandle, Beside, Force, PATIENCE},
+    store::{Deadline, Store, give_up},
+    watch::Trouble,
+};
+
+impl Vigil {
+    /// Ends the group here. Waits for nobody: also on threads of the watch, which are not held up.
+    pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
+        self.end(End::Trouble(trouble));
+    }
+
+    /// On a thread of the watch, or of who aborts: neither is held up.
+    pub(super) fn end(self: &Arc<Self>, end: End) {
+        let (culprit, why) = match &end {
+            End::Trouble(trouble) => (trouble.culprit(), trouble.error(&self.name).to_string()),
+            End::Force(force) => (None, format!("it has {} the group", force.how())),
+        };
+        let force = match &end {
+            End::Force(force) => Some(*force),
+            End::Trouble(_) => None,
+        };
+        let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
+        if self.end.set(end.clone()).is_err() {
+            // After another member had left. What is aborted looks done.
+            if force.is_some() && self.was_left() && self.settled.set(false).is_ok() {
+                self.abort();
+            }
+            return;
+        }
+        if let Some(force) = force {
+            self.leave(force);
+        }
+        // After a member has left the watchdog does, once what may still be done is done.
+        if !has_left {
+            self.abort();
+        }
+        self.end_children(&end, culprit.filter(|_| has_left));
+        let place = self.ranks.iter().position(|rank| Some(*rank) == culprit).unwrap_or(self.place);
+        let no = format!("{NO}{place}: {why}");
+        // Later waits find that the group is over. The thread keeps nothing of the group that it does not need.
+        let (open, store, recorder) = (self.waits().clone(), self.store.clone(), self.recorder.clone());
+        let dumps = if has_left { !open.is_empty() } else { force != Some(Force::Dropped) };
+        aside("farewell", move || {
+            for wait in open {
+                // A store that cannot be reached ends the waits by itself.
+                let _ = match wait {
+                    Wait::Meeting(name) => give_up(&store, &name, place),
+                    Wait::Word(key) => store.compare_set(&key, b"", no.as_bytes()).map(drop),
+                };
+            }
+            if dumps {
+                recorder.trouble();
+            }
+        });
+    }
+
+    /// Ends the groups that are being made of this one's members, where they do not notice themselves: all with an end by
+    /// force, and with a member that has `left` those that it was to be a member of.
+    fn end_children(&self, end: &End, left: Option<usize>) {
+        let unborn = self.unborn.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_over = |child: &Arc<Self>| match end {
+            End::Force(_) => true,
+            End::Trouble(_) => left.is_some_and(|rank| child.ranks.contains(&rank)),
+        };
+        let children = unborn.iter().filter_map(Weak::upgrade);
+        children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
+    }
+
+    /// Tells the other members that this rank has let go of the group, unless they know why it is over. Waits for nobody.
+    pub(super) fn leave(&self, how: Force) {
+        let Some(duty) = self.duty().filter(|_| self.ranks.len() > 1) else { return };
+        if self.is_in_trouble() || !self.is_member.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        self.has_told.store(true, Ordering::Release);
+        self.bell.tell(Trouble::Left {
+            group: duty.id().to_owned(),
+            rank: self.rank(),
+            how: how.how().into(),
+            collectives: duty.rolling().count(),
+            members: self.ranks.clone(),
+        });
+    }
+
+    /// After another member has left: aborts the group's communicators, once this rank waits in vain for something or a
+    /// heartbeat has passed. What both have called may still be done until then, and is good.
+    pub(super) fn settle(&self, now: Instant) {
+        let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return };
+        let Some(duty) = self.duty().filter(|_| self.settled.get().is_none()) else { return };
+        let since = *self.left.get_or_init(|| now);
+        let is_behind = duty.rolling().count() > *collectives;
+        // Errors are looked at after: what has failed looks done.
+        let is_done = duty.is_done() && !is_behind && self.check_background().is_ok();
+        let is_in_vain = !is_done && is_behind;
+        if !is_in_vain && now.saturating_duration_since(since) < self.heartbeat {
+            return;
+        }
+        // Before anything is given up, which looks done then.
+        if self.settled.set(is_done).is_ok() {
+            self.abort();
+            let recorder = self.recorder.clone();
+            if !is_done {
+                aside("farewell", move || recorder.trouble());
+            }
+        }
+    }
+
+    /// Aborts what was added to the group while it ended, which the end did not find.
+    pub(super) fn abort_late(&self) {
+        if !self.is_over() {
+            return;
+        }
+        if self.was_left() {
+            // What is aborted looks done.
+            let _ = self.settled.set(false);
+        }
+        self.abort();
+    }
+
+    /// Aborts the group's communicators and its path, in the background.
+    pub(super) fn abort(&self) {
+        // Side by side: either may hold up a stream, or a thread, that the other waits for.
+        if let Some(path) = self.path() {
+            let held = Held::new(path);
+            aside("abort", move || {
+                let held = held;
+                held.what.abort(Deadline::after(PATIENCE));
+            });
+        }
+        let (ending, communicators): (Vec<_>, Vec<_>) =
+            self.communicators().into_iter().partition(AbortHandle::has_ended);
+        ending.iter().for_each(AbortHandle::interrupt);
+        if communicators.is_empty() {
+            return;
+        }
+        let held = Held::new(communicators);
+        aside("abort", move || {
+            let held = held;
+            // Who aborts later finds it done, whatever came of it.
+            let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
+            aborted.iter().filter_map(|aborted| aborted.as_ref().err()).for_each(comm::report);
+        });
+    }
+
+    /// The group is dropped with its path: what is not done then is given up, and says so.
+    pub(super) fn leave_path(self: &Arc<Self>) {
+        let Some(duty) = self.duty() else { return };
+        if !duty.is_done() {
+            self.end(End::Force(Force::Dropped));
+        }
+        // What is done may have been given up by another: later there is no path to see it by.
+        self.given_up();
+    }
+}
+
+/// What is aborted beside its owner, who may wait until nothing of it is held here any more: it goes before that is told.
+#[derive(Clone)]
+struct Held<T> {
+    what: T,
+    _beside: Arc<Beside>,
+}
+
+impl<T> Held<T> {
+    fn new(what: T) -> Self {
+        Self { what, _beside: Arc::new(Beside::begin()) }
+    }
+}
+
+/// Runs `job` on a thread of its own. Who cannot have one does so here: that the watch waits is better than that the group
+/// does.
+fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
+    let here = job.clone();
+    if thread::Builder::new().name(name.into()).spawn(job).is_err() {
+        here();
+    }
+}
+
+/// This rank's part in a group. When it is dropped, the other members are told that this rank has left, if it has begun.
+pub(super) struct Membership(Arc<Vigil>);
+
+impl Membership {
+    pub(super) fn new(vigil: &Arc<Vigil>) -> Self {
+        Self(vigil.clone())
+    }
+
+    /// The group is made: until then its members learn from their meetings who has failed.
+    pub(super) fn begin(&self) {
+        self.0.is_member.store(true, Ordering::Release);
+    }
+
+    /// All members have ended the group together.
+    pub(super) fn end(&self) {
+        self.0.is_member.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.leave(Force::Dropped);
+    }
+}

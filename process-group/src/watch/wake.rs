@@ -1,0 +1,102 @@
+//! How ranks learn at once that there is something to read in the store: each waits for a key of its own, which others set.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use crate::store::{Deadline, PrefixStore, Result, Store, StoreError};
+
+/// How long one wait for the key takes at most.
+const WAIT: Duration = Duration::from_secs(10);
+/// After a store's error, before it is asked again.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Keys of one request.
+const BATCH: usize = 256;
+
+fn key(rank: usize) -> String {
+    format!("wake/{rank}")
+}
+
+/// Wakes these ranks, which then read what was written before.
+pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) -> Result<()> {
+    let keys: Vec<_> = ranks.into_iter().map(key).collect();
+    keys.chunks(BATCH).try_for_each(|keys| {
+        store.multi_set(&keys.iter().map(|key| (key.as_str(), &b"1"[..])).collect::<Vec<_>>())
+    })
+}
+
+/// The thread that waits for this rank's key, until this is dropped.
+pub(super) struct WakeThread {
+    store: PrefixStore,
+    key: String,
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WakeThread {
+    /// Calls `woken` whenever another rank has woken this one.
+    pub(super) fn start(
+        store: &PrefixStore,
+        rank: usize,
+        woken: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
+        let (key, is_over) = (key(rank), Arc::new(AtomicBool::new(false)));
+        let thread = {
+            let (store, key, is_over) = (store.clone(), key.clone(), is_over.clone());
+            thread::Builder::new().name("watch-wake".into()).spawn(move || {
+                while !is_over.load(Ordering::Acquire) {
+                    match store.wait(&[&key], Deadline::after(WAIT)).and_then(|()| store.delete(&key)) {
+                        // What is written from now on comes with a key that is set anew.
+                        Ok(_) => woken(),
+                        Err(StoreError::Timeout { .. }) => {}
+                        Err(_) => thread::park_timeout(PAUSE),
+                    }
+                }
+            })?
+        };
+        Ok(Self { store: store.clone(), key, is_over, thread: Some(thread) })
+    }
+}
+
+impl Drop for WakeThread {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        let Some(thread) = self.thread.take() else { return };
+        thread.thread().unpark();
+        // Where the store does not answer, the thread ends with its wait.
+        if self.store.set(&self.key, b"1").is_ok() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::store::HashStore;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_rank_is_woken_each_time_and_its_thread_ends_with_it() {
+        let store = PrefixStore::new("wake", Arc::new(HashStore::new()));
+        let (say, woken) = mpsc::channel();
+        let thread = WakeThread::start(&store, 600, move || say.send(()).unwrap()).unwrap();
+        for _ in 0..3 {
+            wake(&store, 0..601).unwrap();
+            woken.recv_timeout(LONG).unwrap();
+        }
+        drop(thread);
+        // The sender is gone with the thread.
+        while woken.recv_timeout(LONG).is_ok() {}
+        assert_eq!(woken.recv_timeout(LONG), Err(mpsc::RecvTimeoutError::Disconnected));
+    }
+}

@@ -1,0 +1,237 @@
+//! Errors that no call returns: of communicators, and of the driver when it is asked how far work is.
+
+use std::{collections::BTreeMap, sync::Barrier, thread, time::Duration};
+
+use gpu_sim::{Action, Injection};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp, set_drop_error_hook, wait_for_dropped},
+    group::{Buffer, GroupError},
+    store::Store,
+};
+use rusty_fork::rusty_fork_test;
+
+use super::common::{Machine, far, hold, machine};
+
+/// Waits until the group is over, without a call of the library or of the driver.
+pub(super) fn until_over(group: &ProcessGroup) -> GroupError {
+    let patience = far();
+    loop {
+        match group.standing() {
+            Err(error) => return error,
+            Ok(()) => assert!(!patience.expired(), "the group goes on"),
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Calls of the driver and of NCCL so far.
+fn calls(machine: &Machine) -> BTreeMap<String, u64> {
+    machine.world.faults().all_calls().into_iter().collect()
+}
+
+rusty_fork_test! {
+    /// What the device does then is nothing that anybody asked for, and neither rank takes it for done.
+    #[test]
+    fn calls_that_differ_are_told_before_any_of_them_is_taken_for_done() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let all = Buffer::new(memory.ptr(), 4, F32);
+            unsafe { world.all_reduce(all, all, ReduceOp::Sum, &stream) }.unwrap().wait_timeout(far()).unwrap();
+            let work = unsafe {
+                match rank.rank {
+                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
+                    _ => world.broadcast(all, 0, &stream),
+                }
+            }.unwrap();
+            let asked = loop {
+                match work.is_completed() {
+                    Ok(done) => assert!(!done, "rank {} takes it for done", rank.rank),
+                    Err(error) => break error,
+                }
+                thread::sleep(Duration::from_micros(100));
+            };
+            // Asked at once, it is the communicator's error, or already what that comes of.
+            assert!(matches!(asked, GroupError::Comm(_) | GroupError::CollectiveDiverged { .. }), "{asked}");
+            for error in [work.wait_timeout(far()).unwrap_err(), world.quiesce(far()).unwrap_err(), world.check().unwrap_err()] {
+                let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+                assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[0, 1][..], 1, 2), "{error}");
+                let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
+                assert_eq!(calls, ["all_reduce of 4 f32 by sum", "broadcast of 4 f32 with root 0"]);
+            }
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// Of one of many; the others alone call alike.
+    #[test]
+    fn the_member_whose_calls_differ_is_named_and_not_those_whom_it_failed() {
+        let machine = machine(5);
+        machine.ranks(5, |rank| {
+            let world = rank.world();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 8]));
+            let part = Buffer::new(memory.ptr(), if rank.rank == 3 { 4 } else { 8 }, F32);
+            let work = unsafe { world.all_reduce(part, part, ReduceOp::Sum, &stream) }.unwrap();
+            let error = work.wait_timeout(far()).unwrap_err();
+            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            assert_eq!((&divergence.ranks[..], divergence.by), (&[3][..], 1), "{error}");
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// The work itself is done, and looks so; the members have called the same.
+    #[test]
+    fn work_of_a_communicator_that_has_failed_is_not_ok() {
+        let machine = machine(2);
+        let (enqueued, failing) = (Barrier::new(2), Barrier::new(2));
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(200)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            stream.synchronize().unwrap();
+            if enqueued.wait().is_leader() {
+                machine.world.faults().inject(Injection::new("ncclCommGetAsyncError", Action::Fail(3)).forever()).unwrap();
+            }
+            failing.wait();
+            let error = work.wait_timeout(far()).unwrap_err();
+            let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+            assert!(reason.contains("ncclCommGetAsyncError"), "{error}");
+            world.abort(far()).unwrap();
+        });
+    }
+
+    /// Also if nobody waits for the work, long before its time is over, and on the other members.
+    #[test]
+    fn a_driver_that_does_not_say_how_far_work_is_ends_the_group() {
+        let machine = machine(2);
+        for code in [700, 719] {
+            machine.ranks(2, |rank| {
+                let builder = rank.builder().epoch(u64::from(code)).work_timeout(Duration::from_secs(3600));
+                let world = builder.build().unwrap();
+                let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+                let one = Buffer::new(memory.ptr(), 1, F32);
+                let open = hold(&stream);
+                let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+                world.barrier(far()).unwrap();
+                if rank.rank == 0 {
+                    machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(code)).nth(1)).unwrap();
+                }
+                let error = until_over(&world);
+                let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+                assert!(reason.contains("cuEventQuery") && reason.contains(&code.to_string()), "{error}");
+                assert!(work.wait_timeout(far()).is_err());
+                drop(open);
+                world.abort(far()).unwrap();
+                let _ = stream.synchronize();
+            });
+        }
+    }
+
+    #[test]
+    fn who_waits_is_told_what_the_driver_said() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let world = rank.world();
+            let stream = rank.stream();
+            let open = hold(&stream);
+            let work = world.launched(&stream).unwrap();
+            machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(700)).forever()).unwrap();
+            let error = work.wait_timeout(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Driver(_)), "{error}");
+            machine.world.faults().clear();
+            let error = world.check().unwrap_err();
+            assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{error}");
+            drop(open);
+            stream.synchronize().unwrap();
+            world.abort(far()).unwrap();
+        });
+    }
+
+    /// Every call that the watchdog makes is made to fail: each ends the group, and is named.
+    #[test]
+    fn whatever_the_watchdog_asks_for_in_vain_ends_the_group() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let group = |epoch| {
+                let world = rank.builder().epoch(epoch).heartbeat(Duration::from_millis(100)).build().unwrap();
+                let stream = rank.stream();
+                let open = hold(&stream);
+                world.launched(&stream).unwrap();
+                (world, stream, open)
+            };
+            let (world, stream, open) = group(0);
+            let before = calls(&machine);
+            let looks = || calls(&machine).get("cuEventQuery").copied().unwrap_or(0);
+            let begun = looks();
+            while looks() < begun + 3 {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let new = |(name, count): (String, u64)| (before.get(&name).unwrap_or(&0) < &count).then_some(name);
+            let names: Vec<String> = calls(&machine).into_iter().filter_map(new).collect();
+            drop(open);
+            stream.synchronize().unwrap();
+            world.destroy(far()).unwrap();
+            assert!(names.len() >= 3, "{names:?}");
+            for (epoch, name) in (1..).zip(&names) {
+                let (world, stream, open) = group(epoch);
+                // A number that is an error of both libraries.
+                machine.world.faults().inject(Injection::new(name, Action::Fail(3)).forever()).unwrap();
+                let error = until_over(&world);
+                machine.world.faults().clear();
+                let GroupError::MemberFailed { rank: 0, reason, .. } = &error else { panic!("{name}: {error}") };
+                assert!(reason.contains(name), "{name}: {error}");
+                drop(open);
+                stream.synchronize().unwrap();
+                world.abort(far()).unwrap();
+            }
+        });
+        assert!(wait_for_dropped(far()));
+        machine.world.finish().unwrap();
+    }
+
+    /// Every call that an abort makes is made to fail: the others are told of it all the same.
+    #[test]
+    fn whatever_fails_in_an_abort_keeps_nobody_waiting() {
+        let machine = machine(2);
+        set_drop_error_hook(|_| ());
+        let attempt = |epoch: u64, fault: Option<(&str, u64)>| {
+            let made = machine.ranks(2, |rank| {
+                let world = rank.builder().epoch(epoch).build().unwrap();
+                if rank.rank == 1 {
+                    let error = world.barrier(far()).unwrap_err();
+                    assert!(matches!(error, GroupError::Left { rank: 0, .. }), "{fault:?}: {error}");
+                    return BTreeMap::new();
+                }
+                let arrived = format!("process-group/world/{epoch}/barrier/0/arrived");
+                rank.store.wait(&[&arrived], far()).unwrap();
+                let before = calls(&machine);
+                if let Some((name, nth)) = fault {
+                    machine.world.faults().inject(Injection::new(name, Action::Fail(3)).nth(nth)).unwrap();
+                }
+                let _ = world.abort_handle().abort(far());
+                let new = |(name, count): (String, u64)| {
+                    let calls = count - before.get(&name).unwrap_or(&0);
+                    (calls > 0).then_some((name, calls))
+                };
+                calls(&machine).into_iter().filter_map(new).collect()
+            });
+            machine.world.faults().clear();
+            assert!(wait_for_dropped(far()));
+            made.into_iter().next().unwrap()
+        };
+        let all = attempt(0, None);
+        let mut epoch = 0;
+        for (name, count) in all {
+            for nth in 1..=count {
+                epoch += 1;
+                attempt(epoch, Some((&name, nth)));
+            }
+        }
+        assert!(epoch >= 3, "{epoch} calls were made to fail");
+    }
+}

@@ -1,0 +1,337 @@
+//! Members that drop or abort a group, or leave it after an error in another: who waits for them is told at once.
+
+use std::{env, sync::Arc, thread, time::Duration};
+
+use cuda_driver::Stream;
+use process_group::{
+    ProcessGroup,
+    comm::{DataType::F32, ReduceOp, ShrinkMode, wait_for_dropped},
+    group::{Buffer, GroupError, P2pPolicy, Request, Work},
+    store::{Deadline, Store, TcpStore},
+};
+use rustix::process::{Signal, getpid, kill_process};
+use rusty_fork::rusty_fork_test;
+
+use super::common::{Rank, faithful, far, hold, machine, values};
+use super::{
+    background::until_over,
+    hooked::Hooked,
+    processes::{all_succeed, spawn},
+};
+
+/// Keys of the group "world" in the store.
+fn world_key(key: &str) -> String {
+    format!("process-group/world/0/{key}")
+}
+
+/// Expects that `rank` has left the group.
+fn assert_left(error: &GroupError, rank: usize, how: &str) {
+    match error {
+        GroupError::Left { rank: found, how: found_how, .. } => {
+            assert_eq!((*found, found_how.as_str()), (rank, how), "{error}");
+        }
+        other => panic!("expected that rank {rank} has left: {other}"),
+    }
+}
+
+fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<Work, GroupError> {
+    let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+    let one = Buffer::new(memory.ptr(), 1, F32);
+    let work = unsafe { group.all_reduce(one, one, ReduceOp::Sum, &stream) }?;
+    work.keep((memory, stream))?;
+    Ok(work)
+}
+
+fn everybody(group: &ProcessGroup) -> Request {
+    Request::Lists(vec![(0..group.size()).collect()])
+}
+
+/// Whether everything on the stream is done before the deadline.
+fn is_done_by(stream: &Stream, deadline: Deadline) -> bool {
+    while !stream.query().unwrap() {
+        if deadline.expired() {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Where a member waits for another.
+type Wait = fn(&Rank, &ProcessGroup) -> Result<(), GroupError>;
+
+/// With a key that is there when this rank has come, or nothing if it need not wait to be told.
+const WAITS: [(&str, Option<&str>, Wait); 5] = [
+    ("a barrier", Some("barrier/0/arrived"), |_, group| group.barrier(far())),
+    ("a split", Some("split/0/arrived"), |_, group| group.split("all", &everybody(group)).map(drop)),
+    ("a shrink", Some("shrink/0/card/0"), |rank, group| match rank.rank {
+        2 => group.barrier(far()),
+        _ => group.shrink(&[2], ShrinkMode::AfterFailure).map(drop),
+    }),
+    ("a collective", None, |rank, group| all_reduce(rank, group)?.wait_timeout(far())),
+    ("quiescence", None, |rank, group| {
+        all_reduce(rank, group)?;
+        group.quiesce(far())
+    }),
+];
+
+rusty_fork_test! {
+    #[test]
+    fn who_waits_for_a_member_that_drops_or_aborts_the_group_is_told() {
+        let machine = faithful(3, 22809);
+        for (epoch, (how, (what, arrived, wait))) in
+            ["dropped", "aborted"].iter().flat_map(|how| WAITS.map(|wait| (*how, wait))).enumerate()
+        {
+            println!("{how} in {what}");
+            machine.ranks(3, |rank| {
+                let world = rank.builder().name(format!("world {epoch}")).build().unwrap();
+                if rank.rank != 1 {
+                    assert_left(&wait(&rank, &world).unwrap_err(), 1, how);
+                    assert_left(&world.barrier(far()).unwrap_err(), 1, how);
+                    return;
+                }
+                if let Some(arrived) = arrived {
+                    let arrived = format!("process-group/world {epoch}/0/{arrived}");
+                    rank.store.wait(&[&arrived], far()).unwrap();
+                }
+                if how == "aborted" {
+                    world.abort_handle().abort(far()).unwrap();
+                }
+            });
+        }
+        assert!(wait_for_dropped(far()));
+    }
+
+    #[test]
+    fn a_lazy_group_that_is_dropped_before_it_is_connected_keeps_nobody_waiting() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().lazy().build().unwrap();
+            if rank.rank == 0 {
+                rank.store.wait(&[&world_key("connect/0/ready/arrived")], far()).unwrap();
+                return;
+            }
+            assert_left(&world.connect(far()).unwrap_err(), 0, "dropped");
+        });
+    }
+
+    /// It has made its group, and let go of it, before this one has one.
+    #[test]
+    fn a_member_that_left_before_another_had_begun_keeps_it_not_waiting() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            if rank.rank == 0 {
+                drop(rank.builder().lazy().build().unwrap());
+                return rank.store.set("left", b"").unwrap();
+            }
+            let store = rank.store.clone();
+            let late = move |_: &'static str, key: &str| match key {
+                "process-group/world/0/number" => {
+                    store.wait(&["left", &world_key("flight/trouble/0")], far())?;
+                    // Until this rank's own thread has read that.
+                    thread::sleep(Duration::from_millis(200));
+                    Ok(())
+                }
+                _ => Ok(()),
+            };
+            let world = rank.builder().store(Arc::new(Hooked::new(&rank.store, late))).lazy().build().unwrap();
+            assert_left(&world.barrier(far()).unwrap_err(), 0, "dropped");
+        });
+    }
+
+    /// A program that drops its group at its end is no trouble for a member that has yet to look what was done.
+    #[test]
+    fn what_was_done_before_a_member_left_is_good() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(100)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            if rank.rank == 0 {
+                return work.wait_timeout(far()).unwrap();
+            }
+            stream.synchronize().unwrap();
+            assert_left(&loop {
+                match world.check() {
+                    Err(error) => break error,
+                    Ok(()) => thread::sleep(Duration::from_millis(1)),
+                }
+            }, 0, "dropped");
+            // Also after the communicator was given up.
+            for _ in 0..2 {
+                assert!(work.is_completed().unwrap());
+                work.wait_timeout(far()).unwrap();
+                world.quiesce(far()).unwrap();
+                assert_eq!(values(&memory), [2.0]);
+                thread::sleep(Duration::from_millis(400));
+            }
+            let error = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
+            assert_left(&error, 0, "dropped");
+        });
+    }
+
+    /// The other had called it as well, so that it might still be done.
+    #[test]
+    fn what_a_member_gave_up_when_it_left_is_not_taken_for_done() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(100)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            let open = (rank.rank == 1).then(|| hold(&stream));
+            let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+            if rank.rank == 0 {
+                rank.store.wait(&["enqueued"], far()).unwrap();
+                drop(world);
+                assert!(wait_for_dropped(far()));
+                stream.synchronize().unwrap();
+                rank.store.set("left", b"").unwrap();
+                return;
+            }
+            rank.store.set("enqueued", b"").unwrap();
+            rank.store.wait(&["left"], far()).unwrap();
+            drop(open);
+            assert_left(&work.wait_timeout(far()).unwrap_err(), 0, "dropped");
+            assert_left(&work.is_completed().unwrap_err(), 0, "dropped");
+            stream.synchronize().unwrap();
+        });
+    }
+
+    /// Of messages too, which have communicators of their own, and long before it is done for this rank.
+    #[test]
+    fn an_abort_after_another_member_has_left_ends_every_communicator() {
+        let machine = faithful(2, 22809);
+        machine.ranks(2, |rank| {
+            let builder = rank.builder().p2p(P2pPolicy::Lanes(2)).heartbeat(Duration::from_secs(3600));
+            let world = builder.build().unwrap();
+            world.connect_to(1 - rank.rank, far()).unwrap();
+            if rank.rank == 0 {
+                rank.store.wait(&["enqueued"], far()).unwrap();
+                return world.abort(far()).unwrap();
+            }
+            let (stream, memory) = (rank.stream(), rank.memory(&[0.0]));
+            let work = unsafe { world.recv(Buffer::new(memory.ptr(), 1, F32), 0, &stream) }.unwrap();
+            rank.store.set("enqueued", b"").unwrap();
+            assert_left(&until_over(&world), 0, "aborted");
+            world.abort_handle().abort(far()).unwrap();
+            let is_done = is_done_by(&stream, Deadline::after(Duration::from_secs(20)));
+            let error = work.wait_timeout(far()).unwrap_err();
+            // The memory is freed once nothing uses it.
+            world.abort(far()).unwrap();
+            assert!(is_done, "the message still waits");
+            assert_left(&error, 0, "aborted");
+        });
+    }
+
+    /// The other has seen at once that the calls differ, and has aborted: nothing else says that this rank's call is not done.
+    #[test]
+    fn calls_that_differ_are_not_taken_for_done_after_a_member_has_left() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_secs(3600)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let all = Buffer::new(memory.ptr(), 4, F32);
+            let work = unsafe {
+                match rank.rank {
+                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
+                    _ => world.broadcast(all, 0, &stream),
+                }
+            }.unwrap();
+            stream.synchronize().unwrap();
+            if rank.rank == 0 {
+                rank.store.wait(&["enqueued"], far()).unwrap();
+                return world.abort(far()).unwrap();
+            }
+            rank.store.set("enqueued", b"").unwrap();
+            until_over(&world);
+            for _ in 0..100 {
+                assert!(work.is_completed().is_err(), "it is taken for done");
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+    }
+
+    #[test]
+    fn a_group_that_all_members_destroy_is_left_by_nobody_and_others_go_on() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.world();
+            for _ in 0..3 {
+                let pair = world.split("pair", &everybody(&world)).unwrap().unwrap();
+                all_reduce(&rank, &pair).unwrap().wait_timeout(far()).unwrap();
+                pair.destroy(far()).unwrap();
+            }
+            let pair = world.split("pair", &everybody(&world)).unwrap().unwrap();
+            if rank.rank == 0 {
+                drop(pair);
+            } else {
+                assert_left(&pair.barrier(far()).unwrap_err(), 0, "dropped");
+            }
+            // One group is over, and no other.
+            world.barrier(far()).unwrap();
+            all_reduce(&rank, &world).unwrap().wait_timeout(far()).unwrap();
+            let log = rank.store.get(&world_key("flight/troubles"), far()).unwrap();
+            assert_eq!(log, b"1");
+            world.destroy(far()).unwrap();
+        });
+        assert!(wait_for_dropped(far()));
+        machine.world.finish().unwrap();
+    }
+}
+
+const RANKS: usize = 4;
+const VICTIM: usize = 3;
+
+/// The body of a rank, when it is started by the test below.
+#[test]
+#[ignore = "the body of a process that a test starts"]
+fn one_rank() {
+    env::var("PROCESS_GROUP_TEST_LEAVING").expect("a test below starts this process");
+    let machine = faithful(RANKS, 22809);
+    let rank = machine.this_rank();
+    let me = rank.rank;
+    let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
+    let world = builder.timeout(Duration::from_secs(60)).build().unwrap();
+    let split = |name, color| {
+        world.split(name, &Request::Color { color: Some(color as u32), key: 0 }).unwrap().unwrap()
+    };
+    let (tp, dp) = (split("tp", me / 2), split("dp", me % 2));
+    if me == VICTIM {
+        // When the others are where they wait.
+        let waits = ["0/1", "1/0", "1/1"].map(|pair| world_key(&format!("split/{pair}/barrier/0/arrived")));
+        let store =
+            TcpStore::connect(&format!("127.0.0.1:{}", env::var("MASTER_PORT").unwrap()), far()).unwrap();
+        store.wait(&waits.each_ref().map(String::as_str), far()).unwrap();
+        kill_process(getpid(), Signal::KILL).unwrap();
+    }
+    match me {
+        // Shares a group with the dead, and lets go of all of them.
+        2 => {
+            let error = tp.barrier(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Lost { rank: VICTIM, .. }), "{error}");
+        }
+        1 => {
+            let error = dp.barrier(far()).unwrap_err();
+            assert!(matches!(error, GroupError::Lost { rank: VICTIM, .. }), "{error}");
+        }
+        // Waits for rank 2, which will not come.
+        _ => {
+            assert_left(&dp.barrier(far()).unwrap_err(), 2, "dropped");
+            let error = world.check().unwrap_err();
+            assert!(matches!(error, GroupError::Lost { rank: VICTIM, .. }), "{error}");
+        }
+    }
+}
+
+/// The rank that shares only the world with a dead one waits for a third, which has ended because of the death.
+#[test]
+fn who_shares_no_pair_with_the_dead_does_not_wait_for_those_who_do() {
+    let store = TcpStore::host(0).unwrap();
+    let test = concat!(module_path!(), "::one_rank");
+    let start = |rank| spawn(test, ("PROCESS_GROUP_TEST_LEAVING", "1"), rank, RANKS, &store.address());
+    let mut ranks: Vec<_> = (0..RANKS).map(start).collect();
+    let mut victim = ranks.pop().unwrap();
+    all_succeed(ranks);
+    assert!(!victim.wait().unwrap().success());
+}
