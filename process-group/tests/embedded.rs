@@ -36,6 +36,8 @@ mod registration;
 mod shrink;
 mod streams;
 mod survivors;
+#[cfg(not(sanitized))]
+mod threads;
 mod torch;
 mod watch;
 mod window;

@@ -27,7 +27,8 @@ pub(crate) fn set(root: &Path, cargo: &mut Command) {
         .env("RUSTC_BOOTSTRAP", "1")
         // Not an argument: tests that build a program build it the same way.
         .env("CARGO_BUILD_TARGET", TARGET)
-        .env("RUSTFLAGS", "-Zsanitizer=address")
+        // A test that has its own `pthread_create` would stand before the sanitizer's.
+        .env("RUSTFLAGS", "-Zsanitizer=address --cfg sanitized")
         .env("RUSTDOCFLAGS", "-Zsanitizer=address")
         .env("ASAN_OPTIONS", SETTINGS)
         .env("CARGO_TARGET_DIR", root.join("target/sanitize"));
