@@ -1,6 +1,8 @@
 //! `cargo xtask kill-test`: a rank is killed, or stopped, while the others wait in a collective, at a barrier, or for
 //! nothing; how long it takes until each has an error that names it, and whether what is left can go on.
 
+mod demo;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
@@ -53,6 +55,15 @@ pub(crate) struct Options {
     /// Let the ranks watch each other as those of different hosts do, through the store alone
     #[arg(long)]
     apart: bool,
+    /// Kill a random rank of the demo at a random moment instead, and fail if another rank ends too late
+    #[arg(long, conflicts_with_all = ["pinned", "stop", "heartbeat", "apart"])]
+    demo: bool,
+    /// What the ranks and moments of the demo's kills are drawn from [default: the clock]
+    #[arg(long, requires = "demo")]
+    seed: Option<u64>,
+    /// How soon every other rank of the demo must end, in ms
+    #[arg(long, default_value_t = 1000, requires = "demo")]
+    within: u64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -112,6 +123,9 @@ struct Report {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.demo {
+        return demo::run(options);
+    }
     let plan = backend::plan(options.backend, options.ranks)?;
     let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let (mut shrunk, mut rebuilt) = (Vec::new(), Vec::new());

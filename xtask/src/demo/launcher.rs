@@ -93,7 +93,8 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
     Ok(figures)
 }
 
-fn start(part: &RankOptions) -> io::Result<(Owned, UnixStream)> {
+/// Starts a rank: its process, and where it reports.
+pub(crate) fn start(part: &RankOptions) -> io::Result<(Owned, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let child = Command::new(std::env::current_exe()?)
         .args(part.arguments())

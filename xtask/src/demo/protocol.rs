@@ -8,6 +8,8 @@ use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 
+use crate::shell::explain;
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// The rank enters a stage of its work.
@@ -129,22 +131,27 @@ impl Stage {
 pub(crate) struct Reporter {
     socket: UnixStream,
     stage: Stage,
+    has_failed: bool,
 }
 
 impl Reporter {
     /// Takes standard input, which the launcher made a socket.
     pub(crate) fn from_stdin() -> io::Result<Self> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        Ok(Self { socket, stage: Stage::Start })
-    }
-
-    pub(crate) fn stage(&self) -> Stage {
-        self.stage
+        Ok(Self { socket, stage: Stage::Start, has_failed: false })
     }
 
     pub(crate) fn enter(&mut self, stage: Stage) -> io::Result<()> {
         self.stage = stage;
         self.send(&Message::Stage(stage))
+    }
+
+    /// Reports that the rank gives up, once.
+    pub(crate) fn fail(&mut self, error: &anyhow::Error) -> io::Result<()> {
+        if std::mem::replace(&mut self.has_failed, true) {
+            return Ok(());
+        }
+        self.send(&Message::Failed { stage: self.stage, error: explain(error) })
     }
 
     pub(crate) fn send(&mut self, message: &Message) -> io::Result<()> {

@@ -15,7 +15,6 @@ use super::groups::{self, Group, Role};
 use super::options::RankOptions;
 use super::protocol::{Message, Reporter, Stage};
 use super::{buckets, diverge, launcher, reduce, replay};
-use crate::shell::explain;
 use crate::trace::Trace;
 
 /// A group of this rank, with its communicator.
@@ -65,7 +64,7 @@ pub(crate) fn run(options: &RankOptions) -> Result<()> {
     match work(options, &mut reporter) {
         Ok(()) => Ok(reporter.send(&Message::Finished)?),
         Err(error) => {
-            reporter.send(&Message::Failed { stage: reporter.stage(), error: explain(&error) })?;
+            reporter.fail(&error)?;
             Err(error)
         }
     }
@@ -129,29 +128,44 @@ fn join(
 }
 
 fn stages(job: Job<'_>, trace: &Trace, budget: u64, reporter: &mut Reporter) -> Result<()> {
-    reporter.enter(Stage::Replay)?;
-    replay::run(&job, trace, reporter)?;
-
-    reporter.enter(Stage::Commit)?;
-    let mut reducer = reduce::Reducer::place(&job, &buckets::buckets(budget))?;
-    reducer.commit(&job, reporter)?;
-
-    reporter.enter(Stage::Reduce)?;
-    reducer.eager(&job, reporter)?;
-    reducer.graph(&job, reporter)?;
-
-    reporter.enter(Stage::Diverge)?;
-    let agreeing = diverge::run(&job, reducer.pool(), reporter)?;
-
-    reporter.enter(Stage::GoOn)?;
-    reducer.go_on(&job, &agreeing, reporter)?;
-
-    reporter.enter(Stage::Finish)?;
+    let mut reducer = None;
+    // Reported before the pool and the groups are dropped, which may take a while.
+    until_finish(&job, trace, budget, &mut reducer, reporter).or_else(|error| {
+        reporter.fail(&error)?;
+        Err(error)
+    })?;
     // Subgroups before the group that they were split from, and all before the memory that they know.
     for member in job.members.into_iter().rev() {
         member.process_group.destroy(Deadline::after(job.options.deadline))?;
     }
     Ok(())
+}
+
+/// All stages but the last; the pool outlives an error.
+fn until_finish(
+    job: &Job<'_>,
+    trace: &Trace,
+    budget: u64,
+    reducer: &mut Option<reduce::Reducer>,
+    reporter: &mut Reporter,
+) -> Result<()> {
+    reporter.enter(Stage::Replay)?;
+    replay::run(job, trace, reporter)?;
+
+    reporter.enter(Stage::Commit)?;
+    let reducer = reducer.insert(reduce::Reducer::place(job, &buckets::buckets(budget))?);
+    reducer.commit(job, reporter)?;
+
+    reporter.enter(Stage::Reduce)?;
+    reducer.eager(job, reporter)?;
+    reducer.graph(job, reporter)?;
+
+    reporter.enter(Stage::Diverge)?;
+    let agreeing = diverge::run(job, reducer.pool(), reporter)?;
+
+    reporter.enter(Stage::GoOn)?;
+    reducer.go_on(job, &agreeing, reporter)?;
+    Ok(reporter.enter(Stage::Finish)?)
 }
 
 /// The world and this rank's groups out of it.
