@@ -328,6 +328,15 @@ impl ProcessGroup {
         self.communicator.abort_handle()
     }
 
+    /// Ends the group on all members, because something that they share has failed here: each has
+    /// [`GroupError::MemberFailed`] with this rank and `reason` from then on, also from [`check`](Self::check). Returns at
+    /// once. The communicators are aborted in the background, and the other members are told through the store.
+    ///
+    /// For crates above this one that keep state of their own in a group.
+    pub fn fail(&self, reason: impl Into<String>) {
+        self.counter.vigil.fail(reason.into());
+    }
+
     /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the store
     /// for the group waits a moment for the others to leave the store, so that none sees it die; subgroups end first.
     ///

@@ -73,6 +73,11 @@ impl Arrival {
         Vote::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
     }
 
+    /// Whether the record may be in the store.
+    pub(super) fn has_posted(&self) -> bool {
+        !matches!(self.phase, Phase::Begin | Phase::Entering)
+    }
+
     /// The keys that this rank removes once nobody reads them.
     pub(super) fn keys_to_remove(&self) -> Vec<String> {
         self.vote.keys_to_remove()

@@ -30,7 +30,7 @@ pub enum Decision {
         pending: Option<Refusal>,
         /// Where the first difference is to be searched, before the registration.
         search: Option<Range>,
-        /// The shortest deadline among the members, in milliseconds.
+        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
         deadline_ms: u64,
     },
     /// Nothing is registered.
@@ -39,7 +39,7 @@ pub enum Decision {
         refusal: Refusal,
         /// Where the first difference is to be searched.
         search: Option<Range>,
-        /// The shortest deadline among the members, in milliseconds.
+        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
         deadline_ms: u64,
     },
     /// The group is dead.
@@ -49,7 +49,7 @@ pub enum Decision {
     },
     /// The segments that all named are retired.
     Retire {
-        /// The shortest deadline among the members, in milliseconds.
+        /// The longest deadline among the members, in milliseconds: the budgets of what follows.
         deadline_ms: u64,
     },
     /// All allocate so much.
@@ -109,7 +109,7 @@ pub fn decide(records: &[Record]) -> Decision {
     let mut sorted: Vec<&Record> = records.iter().collect();
     sorted.sort_by_key(|record| record.rank);
     let records = sorted.as_slice();
-    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).max().unwrap_or(0);
 
     if let Some(poison) = poisoned(records) {
         return Decision::Poison { poison };

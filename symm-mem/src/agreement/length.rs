@@ -56,10 +56,15 @@ impl Length {
         Self { members, arrival }
     }
 
+    /// Whether this rank has said what it needs, so that the others may have agreed.
+    pub fn is_in_doubt(&self) -> bool {
+        self.arrival.has_posted()
+    }
+
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
     pub fn step(&mut self, input: Input, now: Duration) -> Next<u64> {
         if input == Input::StoreFailed {
-            return self.end(Err(Ending::StoreFailed { registering: false }), false);
+            return self.end(Err(Ending::StoreFailed { in_doubt: self.is_in_doubt() }), false);
         }
         match self.arrival.step(input, now) {
             Arriving::Ask(ask) => Next::Ask(ask),
@@ -73,7 +78,7 @@ impl Length {
                 Next::Ask(self.arrival.propose(&decision))
             }
             Arriving::Stands(value) => match Decision::decode(&value) {
-                Err(source) => self.end(Err(Ending::Unreadable { registering: false, source }), false),
+                Err(source) => self.end(Err(Ending::Unreadable { source }), false),
                 Ok(decision) => {
                     let all_arrived = decision.is_of_all();
                     let result = match decision {

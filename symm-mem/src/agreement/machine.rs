@@ -1,18 +1,22 @@
 //! A member's part in one commit, as a state machine: no thread, socket, clock or lock.
 //!
 //! The driver gives [`Commit::step`] an input and the time, does what the output says, and gives the answer
-//! back as the next input; exactly one answer is due at any time. The phases, and what of the deadline they may
-//! take (in sixteenths; one is left for the store's own answers):
+//! back as the next input; exactly one answer is due at any time. The phases, and what they may take:
 //!
 //! | phase | what | until |
 //! |---|---|---|
-//! | arrival | the rank says where it is, posts its record ([`super::arrival`]); [`decide`] | 8, of the rank's own deadline |
-//! | search | rounds over prefix hashes, if the allocation logs differ | 2, of the shortest deadline |
-//! | registration | [`Output::Register`] | 3, of the shortest deadline |
-//! | outcome | every member posts how it went; [`verdict`] | 2, of the shortest deadline |
+//! | arrival | the rank says where it is, posts its record ([`super::arrival`]); [`decide`] | 8/16 of the rank's own deadline |
+//! | search | rounds over prefix hashes, if the allocation logs differ | 2/16, at least [`VOTE_FLOOR`] |
+//! | registration | [`Output::Register`] | 3/16, at least [`ACTION_FLOOR`] |
+//! | outcome | every member posts how it went; [`verdict`] | 2/16, at least [`VOTE_FLOOR`] |
 //!
-//! The shares after the decision are those of the shortest deadline in the group, so all members give up on the
-//! same phase at about the same time.
+//! A rank's own deadline bounds its wait for the other members, and nothing else: a short one refuses. Once the members
+//! have decided, the budgets are the same on all of them, so that they give up on the same phase at about the same time.
+//! They follow the longest deadline in the group and have floors, because a registration that is cut short costs all
+//! members the group.
+//!
+//! From when it posts its record until it has read the outcome, a member is [in doubt](Commit::is_in_doubt). One that
+//! loses the store meanwhile does not know what the others hold, and treats the group as failed.
 
 use std::time::Duration;
 
@@ -149,13 +153,11 @@ pub enum Ending {
     Poisoned(Poison),
     /// This member could not reach the store; the others will miss it.
     StoreFailed {
-        /// Whether the decision to register had been made, so that windows may exist.
-        registering: bool,
+        /// Whether it had posted its record, so that the others may have acted on it.
+        in_doubt: bool,
     },
-    /// What stands in the store cannot be read: another program writes there.
+    /// What stands in the store cannot be read: another program writes there. The others may have read it.
     Unreadable {
-        /// Whether the decision to register had been made, so that windows may exist.
-        registering: bool,
         /// Why not.
         source: Malformed,
     },
@@ -173,12 +175,12 @@ impl Ending {
         }
     }
 
-    /// What kills the groups of `rank`, which has ended so and does not know any more whether the members hold the same
+    /// What kills the groups of `rank`, which has ended so and does not know whether the members hold the same
     /// windows; `cause` is what the store said if it failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
-            Ending::StoreFailed { registering: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
-            Ending::Unreadable { registering: true, source } => source.to_string(),
+            Ending::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
+            Ending::Unreadable { source } => source.to_string(),
             Ending::OutOfStep => "the machine was driven out of step".to_owned(),
             _ => return None,
         };
@@ -237,11 +239,11 @@ impl Commit {
 
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
     pub fn step(&mut self, input: Input, now: Duration) -> Output {
-        let phase = std::mem::replace(&mut self.phase, Phase::Done);
         if input == Input::StoreFailed {
-            let registering = matches!(phase, Phase::Registering { .. } | Phase::Outcome { .. });
-            return self.end(Err(Ending::StoreFailed { registering }));
+            let in_doubt = self.is_in_doubt();
+            return self.end(Err(Ending::StoreFailed { in_doubt }));
         }
+        let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
             (Phase::Arrival(arrival), input) => self.arrival(arrival, input, now),
             (Phase::HashesAsked(search), Input::Hashes(at)) => {
@@ -270,6 +272,20 @@ impl Commit {
         }
     }
 
+    /// Whether this member has posted its record and has not read the outcome. A search after a refusal only looks for
+    /// what to say of it.
+    pub fn is_in_doubt(&self) -> bool {
+        match &self.phase {
+            Phase::Arrival(arrival) => arrival.has_posted(),
+            Phase::HashesAsked(search)
+            | Phase::Narrowing(search, ..)
+            | Phase::OperationAsked(search, _)
+            | Phase::Naming(search, ..) => matches!(search.after, After::Commit { .. }),
+            Phase::Registering { .. } | Phase::Outcome { .. } => true,
+            Phase::Done => false,
+        }
+    }
+
     fn arrival(&mut self, mut arrival: Arrival, input: Input, now: Duration) -> Output {
         let ask = match arrival.step(input, now) {
             Arriving::Ask(ask) => ask,
@@ -290,7 +306,7 @@ impl Commit {
     fn decided(&mut self, value: &[u8], now: Duration) -> Output {
         let decision = match Decision::decode(value) {
             Ok(decision) => decision,
-            Err(source) => return self.end(Err(Ending::Unreadable { registering: false, source })),
+            Err(source) => return self.end(Err(Ending::Unreadable { source })),
         };
         self.all_arrived = decision.is_of_all();
         let (after, search, deadline_ms) = match decision {
@@ -309,7 +325,7 @@ impl Commit {
         match search {
             None => self.searched(after, deadline_ms, None, now),
             Some(range) => {
-                let until = now + share(deadline_ms, 2);
+                let until = now + vote_budget(deadline_ms, 2);
                 self.ask_hashes(Search { after, range, until, deadline_ms, rounds: 0 })
             }
         }
@@ -334,7 +350,7 @@ impl Commit {
             Step::Propose { posted, .. } => vote.propose(self.find(searched, &posted).to_bytes()),
             Step::Stands(value) => {
                 return match Finding::from_bytes(&value) {
-                    Err(source) => self.end(Err(Ending::Unreadable { registering: false, source })),
+                    Err(source) => self.end(Err(Ending::Unreadable { source })),
                     Ok(Finding::Narrower { range }) => {
                         search.range = range;
                         search.rounds += 1;
@@ -397,10 +413,11 @@ impl Commit {
             return self.end(Ok(agreed));
         }
         let (segments, joined) = (agreed.segments, agreed.joined.clone());
-        let outcome_until = now + share(deadline_ms, 5);
+        let until = now + action_budget(deadline_ms, 3);
+        let outcome_until = until + vote_budget(deadline_ms, 2);
         self.phase = Phase::Registering { agreed, outcome_until };
         let verdict_key = standing_key(&self.vote_prefix("outcomes"));
-        Output::Register { segments, joined, until: now + share(deadline_ms, 3), verdict_key }
+        Output::Register { segments, joined, until, verdict_key }
     }
 
     fn outcome(&mut self, mut agreed: Agreed, mut vote: Vote, input: Input) -> Output {
@@ -422,7 +439,7 @@ impl Commit {
             }
             Step::Stands(value) => {
                 let result = match Verdict::from_bytes(&value) {
-                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
+                    Err(source) => Err(Ending::Unreadable { source }),
                     Ok(Verdict::Registered) => Ok(agreed),
                     Ok(Verdict::Without { reason }) => {
                         agreed.without = Some(reason);
@@ -463,7 +480,28 @@ enum Searched {
     Operation(u64),
 }
 
+/// The least time that an action on every member may take once it is decided: to register, to deregister, to come to
+/// rest, to open peers' memory.
+pub(crate) const ACTION_FLOOR: Duration = Duration::from_secs(10);
+/// The least time that members wait for each other's answers once they have decided.
+pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
+
+/// What the phases after a decision may take together, where their floors count.
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) const FLOORS: Duration =
+    ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2).saturating_add(VOTE_FLOOR);
+
 /// So many sixteenths of a deadline.
 pub(super) fn share(deadline_ms: u64, sixteenths: u32) -> Duration {
     Duration::from_millis(deadline_ms) / 16 * sixteenths
+}
+
+/// What an action may take that all members have decided on, given the longest deadline among them.
+pub(super) fn action_budget(deadline_ms: u64, sixteenths: u32) -> Duration {
+    share(deadline_ms, sixteenths).max(ACTION_FLOOR)
+}
+
+/// How long members wait for each other's answers once they have decided, given the longest deadline among them.
+pub(super) fn vote_budget(deadline_ms: u64, sixteenths: u32) -> Duration {
+    share(deadline_ms, sixteenths).max(VOTE_FLOOR)
 }

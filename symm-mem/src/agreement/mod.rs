@@ -40,7 +40,10 @@ mod tests;
 pub use decide::{Decision, Outcome, Verdict, decide, verdict};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 pub use length::{Length, Next};
+pub(crate) use machine::ACTION_FLOOR;
 pub use machine::{Agreed, Commit, Conclusion, Ending, Input, Output};
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use machine::{FLOORS, VOTE_FLOOR};
 pub use place::{Errand, Place};
 pub use plain::{Attempt, Plain, PlainVote};
 pub use poison::{NoWindows, Poison};

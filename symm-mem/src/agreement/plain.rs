@@ -89,7 +89,7 @@ impl PlainVote {
     /// Takes an input and says what to do next. A [`Plain::Poison`] is an [`Ending::Poisoned`].
     pub fn step(&mut self, input: Input) -> Next<Plain> {
         let result = if input == Input::StoreFailed {
-            Err(Ending::StoreFailed { registering: true })
+            Err(Ending::StoreFailed { in_doubt: true })
         } else {
             match self.vote.step(input) {
                 Step::Ask(ask) => return Next::Ask(ask),
@@ -99,7 +99,7 @@ impl PlainVote {
                 Step::Stands(value) => match Plain::from_bytes(&value) {
                     Ok(Plain::Poison { poison }) => Err(Ending::Poisoned(poison)),
                     Ok(plain) => Ok(plain),
-                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
+                    Err(source) => Err(Ending::Unreadable { source }),
                 },
                 Step::Unasked => Err(Ending::OutOfStep),
             }

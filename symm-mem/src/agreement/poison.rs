@@ -57,10 +57,8 @@ pub enum Poison {
         /// Why not.
         reason: String,
     },
-    /// A rank could not learn from the store how it ended, after the decision to register or to deregister.
-    #[error(
-        "StoreLost: rank {rank} could not learn from the store what was agreed after the decision to register or to deregister: {cause}"
-    )]
+    /// A rank posted its record and could not learn from the store what the members agreed on.
+    #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.
         rank: u32,

@@ -1,7 +1,8 @@
 //! How the ranks of a domain retire segments: on all of them, or on none.
 //!
 //! The whole domain takes part, whichever groups have the segments: where segments are is a part of the placement
-//! that all promise to share. The phases, and what of the deadline they may take (in sixteenths):
+//! that all promise to share. The phases, and what they may take: sixteenths of the longest deadline if nothing else is
+//! said, with the floors of a [commit](super::machine):
 //!
 //! | phase | what | until |
 //! |---|---|---|
@@ -22,7 +23,7 @@ use process_group::group::GroupId;
 use super::{
     arrival::{Arrival, Arriving, read},
     decide::{Decision, half_enqueued, not_ready},
-    machine::{Conclusion, Ending, Input, Output, share},
+    machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
     place::{Errand, Place},
     poison::Poison,
     record::{Enqueued, LogPoint, PoolId, Readiness},
@@ -89,7 +90,7 @@ pub fn decide_retirement(records: &[RetirementRecord]) -> Decision {
         .or_else(|| parted(&records));
     match refusal {
         Some(refusal) => Decision::refuse(refusal),
-        None => Decision::Retire { deadline_ms: records.iter().map(|it| it.deadline_ms).min().unwrap_or(0) },
+        None => Decision::Retire { deadline_ms: records.iter().map(|it| it.deadline_ms).max().unwrap_or(0) },
     }
 }
 
@@ -338,12 +339,12 @@ impl Retire {
 
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
     pub fn step(&mut self, input: RetireInput, now: Duration) -> RetireOutput {
+        if input == RetireInput::Answer(Input::StoreFailed) {
+            let in_doubt = self.is_in_doubt();
+            return self.end(Err(Ending::StoreFailed { in_doubt }));
+        }
         let phase = std::mem::replace(&mut self.phase, Phase::Done);
         match (phase, input) {
-            (phase, RetireInput::Answer(Input::StoreFailed)) => {
-                let registering = matches!(phase, Phase::Deregistering { .. } | Phase::Outcomes(_));
-                self.end(Err(Ending::StoreFailed { registering }))
-            }
             (Phase::Arrival(arrival), RetireInput::Answer(input)) => {
                 if input == Input::Start {
                     self.begun = now;
@@ -367,6 +368,15 @@ impl Retire {
         }
     }
 
+    /// Whether this rank has posted its record and has not read the outcome.
+    pub fn is_in_doubt(&self) -> bool {
+        match &self.phase {
+            Phase::Arrival(arrival) => arrival.has_posted(),
+            Phase::Done => false,
+            _ => true,
+        }
+    }
+
     /// Whether windows are being deregistered. Who is alive says how that went before its time is up: a wait is not cut short
     /// then because somebody is lost, or those who are still at it would be blamed with the lost.
     pub fn is_releasing(&self) -> bool {
@@ -386,13 +396,15 @@ impl Retire {
             Arriving::Stands(value) => {
                 let decision = match Decision::decode(&value) {
                     Ok(decision) => decision,
-                    Err(source) => return self.end(Err(Ending::Unreadable { registering: false, source })),
+                    Err(source) => return self.end(Err(Ending::Unreadable { source })),
                 };
                 self.all_arrived = decision.is_of_all();
                 return match decision {
                     Decision::Retire { deadline_ms } => {
-                        self.phase = Phase::Quiescing { until: now + share(deadline_ms, 4), deadline_ms };
-                        RetireOutput::Quiesce { until: now + share(deadline_ms, 3) }
+                        let until = now + action_budget(deadline_ms, 3);
+                        let vote_until = until + vote_budget(deadline_ms, 1);
+                        self.phase = Phase::Quiescing { until: vote_until, deadline_ms };
+                        RetireOutput::Quiesce { until }
                     }
                     Decision::Refuse { refusal, .. } => self.end(Err(Ending::Refused(refusal))),
                     _ => self.end(Err(Ending::OutOfStep)),
@@ -415,12 +427,13 @@ impl Retire {
             Step::Stands(value) => {
                 return match Judged::from_bytes(&value) {
                     Ok(Judged::Done {}) => {
-                        self.phase = Phase::Deregistering { until: now + share(deadline_ms, 3) };
-                        RetireOutput::Deregister { until: now + share(deadline_ms, 2) }
+                        let until = now + action_budget(deadline_ms, 2);
+                        self.phase = Phase::Deregistering { until: until + vote_budget(deadline_ms, 1) };
+                        RetireOutput::Deregister { until }
                     }
                     Ok(Judged::Refuse { refusal }) => self.end(Err(Ending::Refused(refusal))),
                     Ok(Judged::Poison { .. }) => self.end(Err(Ending::OutOfStep)),
-                    Err(source) => self.end(Err(Ending::Unreadable { registering: false, source })),
+                    Err(source) => self.end(Err(Ending::Unreadable { source })),
                 };
             }
             Step::Unasked => return self.end(Err(Ending::OutOfStep)),
@@ -442,7 +455,7 @@ impl Retire {
                         Ok(Retired::Poisoned { poison, culprits, over })
                     }
                     Ok(Judged::Refuse { .. }) => Err(Ending::OutOfStep),
-                    Err(source) => Err(Ending::Unreadable { registering: true, source }),
+                    Err(source) => Err(Ending::Unreadable { source }),
                 };
                 return self.end(result);
             }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::{
     hash::chain,
+    machine::FLOORS,
     retire::{Judged, judge_released},
     *,
 };
@@ -143,7 +144,7 @@ proptest! {
                 prop_assert_eq!(told.as_ref().map(|(result, _)| result), Some(first), "rank {}", rank);
             }
             for (_, at) in told.iter().flatten() {
-                prop_assert!(*at <= DEADLINE, "{:?}", at);
+                prop_assert!(*at <= DEADLINE + FLOORS, "{:?}", at);
             }
             match first {
                 Ok(Retired::Everywhere) => prop_assert_eq!(deregistered.len(), RANKS as usize),

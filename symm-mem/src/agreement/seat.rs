@@ -6,7 +6,7 @@ use process_group::group::GroupId;
 
 use super::{
     hash::chain,
-    machine::{Commit, Conclusion, Ending},
+    machine::{Commit, Conclusion, Ending, VOTE_FLOOR},
     place::{Errand, Place},
     plain::{Attempt, PlainVote},
     poison::Poison,
@@ -146,15 +146,14 @@ impl Seat {
     }
 
     /// Begins the vote on the plain registration of what the last commit left without windows, which went so on this
-    /// rank. That commit may take `deadline`, which ends at `until`: a sixteenth of it is for the store's own answers,
-    /// and the others are waited for before.
-    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration, deadline: Duration) -> PlainVote {
-        let patience = until.saturating_sub(deadline / 16);
+    /// rank. The members may register until `until`, and are waited for as long as they may and `VOTE_FLOOR` more.
+    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
         let round = self.rounds.saturating_sub(1);
         let members = self.members.clone();
         let place = Place { errand: Errand::Commit { group: self.group }, round, members: members.clone() };
         let prefix = place.vote_prefix(self.pool, "plain");
-        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), patience);
+        let until = until + VOTE_FLOOR;
+        let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
         self.used_keys.extend(vote.keys_to_remove());
         PlainVote::new(members, vote)
     }

@@ -1,13 +1,16 @@
 //! Runs a commit's machine in life: over a store, with the clock, on the caller's thread.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use process_group::store::{Deadline, Store, StoreError};
 
 use crate::agreement::{Commit, Conclusion, Input, Operation, Outcome, Output};
 
-/// How often who waits for a member looks whether its group goes on.
-const GLANCE: Duration = Duration::from_millis(50);
+/// How often a wait for a member looks whether its group goes on, and how soon a store that has failed is asked again.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the machine asks of its own rank.
 pub(super) trait Local {
@@ -29,10 +32,12 @@ pub(super) trait Local {
     -> Outcome;
 }
 
-/// Runs `machine` to its end; with what the store said, if it failed.
+/// Runs `machine` to its end; with what the store said, if it failed. While the member is in doubt, a store that has
+/// failed is asked again, until `deadline` has passed.
 pub(super) fn run(
     mut machine: Commit,
     store: &dyn Store,
+    deadline: Duration,
     local: &mut impl Local,
 ) -> (Conclusion, Option<StoreError>) {
     let mut line = Line::new(store);
@@ -47,7 +52,10 @@ pub(super) fn run(
             Output::Register { segments, joined, until, verdict_key } => {
                 Input::Registered(local.register(segments, &joined, line.deadline(until), verdict_key))
             }
-            ask => line.ask(ask, || local.goes_on()),
+            ask => {
+                let retry_until = machine.is_in_doubt().then_some(deadline);
+                line.ask(&ask, retry_until, || local.goes_on())
+            }
         };
     }
 }
@@ -74,29 +82,48 @@ impl<'a> Line<'a> {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Asks the store. Who waits there for others stops when `goes_on` no longer holds.
-    pub(crate) fn ask(&mut self, output: Output, goes_on: impl Fn() -> bool) -> Input {
+    /// Asks the store. A wait for other members stops when `goes_on` no longer holds. A store that fails is asked again
+    /// until the time `retry_until`, if there is one, and while `goes_on` holds: every request may be repeated.
+    pub(crate) fn ask(
+        &mut self,
+        output: &Output,
+        retry_until: Option<Duration>,
+        goes_on: impl Fn() -> bool,
+    ) -> Input {
+        loop {
+            match self.attempt(output, &goes_on) {
+                Ok(input) => return input,
+                Err(_) if retry_until.is_some_and(|until| self.elapsed() < until) && goes_on() => {
+                    thread::sleep(POLL_INTERVAL);
+                }
+                Err(error) => {
+                    self.failure = Some(error);
+                    return Input::StoreFailed;
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, output: &Output, goes_on: impl Fn() -> bool) -> Result<Input, StoreError> {
         let store = self.store;
-        let answer = match output {
-            Output::Set { key, value } => store.set(&key, &value).map(|()| Input::Stored),
-            Output::Add { key } => store.add(&key, 1).map(|count| Input::Count(count.unsigned_abs())),
-            Output::Fetch { keys } => fetch(store, &keys).map(Input::Values),
-            Output::Propose { key, value } => store.compare_set(&key, b"", &value).map(Input::Stands),
+        match output {
+            Output::Set { key, value } => store.set(key, value).map(|()| Input::Stored),
+            Output::Add { key } => store.add(key, 1).map(|count| Input::Count(count.unsigned_abs())),
+            Output::Fetch { keys } => fetch(store, keys).map(Input::Values),
+            Output::Propose { key, value } => store.compare_set(key, b"", value).map(Input::Stands),
             Output::Await { key, until } => loop {
-                match store.get(&key, self.deadline(until).at_most(GLANCE)) {
-                    Err(StoreError::Timeout { .. }) if self.elapsed() >= until => break Ok(Input::Expired),
+                match store.get(key, self.deadline(*until).at_most(POLL_INTERVAL)) {
+                    Err(StoreError::Timeout { .. }) if self.elapsed() >= *until => {
+                        return Ok(Input::Expired);
+                    }
                     Err(StoreError::Timeout { .. }) if goes_on() => {}
-                    Err(StoreError::Timeout { .. }) => break Ok(Input::Over),
-                    answer => break answer.map(Input::Stands),
+                    Err(StoreError::Timeout { .. }) => return Ok(Input::Over),
+                    answer => return answer.map(Input::Stands),
                 }
             },
             // Not for the store; the machine answers with the end.
             _ => Ok(Input::Stored),
-        };
-        answer.unwrap_or_else(|error| {
-            self.failure = Some(error);
-            Input::StoreFailed
-        })
+        }
     }
 
     /// Removes keys that nobody reads any more. What is left behind costs a few bytes in the store, no more; but a

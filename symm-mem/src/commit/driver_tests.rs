@@ -86,7 +86,8 @@ fn commit(
                     let mut seat = Seat::new(pool, group, rank, (0..members as u32).collect());
                     let (machine, _) = seat.begin(situation(&segments, deadline));
                     let hashes = [vec![0], segments].concat();
-                    let (conclusion, failure) = run(machine, store, &mut Rank { outcome, all, hashes });
+                    let (conclusion, failure) =
+                        run(machine, store, deadline, &mut Rank { outcome, all, hashes });
                     assert!(failure.is_none(), "{failure:?}");
                     conclusion.result
                 })
@@ -169,7 +170,7 @@ fn a_key_that_another_member_removes_is_not_waited_for() {
         let store = Fatal::with(inner, call, removes);
         let mut line = Line::new(&store);
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        let Input::Values(values) = line.ask(Output::Fetch { keys }, || true) else {
+        let Input::Values(values) = line.ask(&Output::Fetch { keys }, None, || true) else {
             panic!("{:?}", line.failure)
         };
         assert_eq!(values[..2], [None, Some(b"1".to_vec())]);

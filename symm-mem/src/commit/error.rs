@@ -33,14 +33,14 @@ pub enum CommitError {
     },
     /// The store failed, so that this member does not know what the others decided; they will miss it.
     #[error("commit of group {group} could not reach the store{}", if *poisoned {
-        " after the decision to register, so the group is poisoned"
+        " after this rank had posted its record, so the group is poisoned"
     } else {
         ""
     })]
     Store {
         /// The group.
         group: GroupId,
-        /// Whether the decision to register had been made.
+        /// Whether this rank had posted its record: the others may have registered windows with it, so the group is over.
         poisoned: bool,
         /// What the store said.
         source: StoreError,
@@ -69,14 +69,13 @@ pub enum CommitError {
         /// The members outside.
         outside: Vec<u32>,
     },
-    /// What stands in the store is no decision.
-    #[error("what stands in the store for group {group} cannot be read{}: does another program write under its keys?",
-        if *poisoned { ", after the decision to register, so the group is poisoned" } else { "" })]
+    /// What stands in the store is no decision. This member does not know what the others do, so the group is over.
+    #[error(
+        "what stands in the store for group {group} cannot be read, so the group is poisoned: does another program write under its keys?"
+    )]
     Unreadable {
         /// The group.
         group: GroupId,
-        /// Whether the decision to register had been made.
-        poisoned: bool,
         /// Why not.
         source: Malformed,
     },
@@ -135,12 +134,10 @@ pub(super) fn failed(group: GroupId, ending: Ending, failure: Option<StoreError>
     match (ending, failure) {
         (Ending::Refused(refusal), _) => CommitError::Refused { group, refusal },
         (Ending::Poisoned(poison), _) => CommitError::Poisoned { group, poison },
-        (Ending::StoreFailed { registering: poisoned }, Some(source)) => {
+        (Ending::StoreFailed { in_doubt: poisoned }, Some(source)) => {
             CommitError::Store { group, poisoned, source }
         }
-        (Ending::Unreadable { registering: poisoned, source }, _) => {
-            CommitError::Unreadable { group, poisoned, source }
-        }
+        (Ending::Unreadable { source }, _) => CommitError::Unreadable { group, source },
         (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => CommitError::OutOfStep { group },
     }
 }

@@ -52,6 +52,12 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
+    /// Ends the group because this rank does not know what the members agreed on, and tells the others if it can. The
+    /// communicator is aborted by the caller.
+    fn fail(&self, reason: &str) {
+        let _ = reason;
+    }
+
     /// How much each group has been given to do on this rank's device, as far as that is counted.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
@@ -85,6 +91,10 @@ impl SymmetricGroup for ProcessGroup {
             Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
             standing => standing,
         }
+    }
+
+    fn fail(&self, reason: &str) {
+        self.fail(reason);
     }
 
     fn enqueued(&self) -> Vec<Enqueued> {

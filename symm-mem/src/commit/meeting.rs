@@ -25,7 +25,7 @@ pub(crate) fn run<C: Contribution>(
                 return (conclusion, line.failure);
             }
             Output::Open { opening, until } => Input::Opened(open(&opening, line.deadline(until))),
-            Output::Store(request) => Input::Store(line.ask(request, &goes_on)),
+            Output::Store(request) => Input::Store(line.ask(&request, None, &goes_on)),
         };
     }
 }

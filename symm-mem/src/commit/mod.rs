@@ -70,7 +70,18 @@ use crate::{
 };
 
 /// How long the abort of a poisoned group may take to free what it held.
-pub(crate) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+const ABORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Ends a group that is poisoned on this rank, `own`. If this rank lost the store, the others may go on, so they are told;
+/// any other poison is theirs too.
+pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
+    if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
+        group.fail(&poison.to_string());
+    }
+    // Members that are blocked inside the library come out. What could not be freed is leaked by the communicator, which
+    // says so when it is used.
+    let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
+}
 
 impl SymmetricPool {
     /// Makes the pool's new segments windows of `group`: on all members, or on none.
@@ -132,7 +143,8 @@ impl SymmetricPool {
             segments: &segments,
             windows: Vec::new(),
         };
-        let (conclusion, failure) = driver::run(machine, self.domain().store(), &mut member);
+        let (conclusion, failure) =
+            driver::run(machine, self.domain().store(), options.deadline, &mut member);
         let windows = member.windows;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
@@ -147,10 +159,9 @@ impl SymmetricPool {
                 if report.new_segments > 0
                     && matches!(report.without, Some(NoWindows::Unsupported { .. })) =>
             {
-                let left = Deadline::after(options.deadline.saturating_sub(begun.elapsed()));
+                let left = options.deadline.saturating_sub(begun.elapsed());
                 let new = &segments[..report.new_segments.min(segments.len())];
-                let (registered, failure) =
-                    self.register_plainly(group, &mut seated, new, (left, options.deadline));
+                let (registered, failure) = self.register_plainly(group, &mut seated, new, left);
                 (registered.map(|registered| CommitReport { registered, ..report }), failure)
             }
             result => (result, failure),
@@ -162,11 +173,8 @@ impl SymmetricPool {
                 Ok(CommitReport { elapsed: begun.elapsed(), ..report })
             }
             Err(ending) => {
-                if seated.seat.poison().is_some() {
-                    // Members that are blocked inside the library come out. What could not be freed is leaked by
-                    // the communicator, which says so when it is used.
-                    let patience = Deadline::after(ABORT_PATIENCE.min(options.deadline / 16));
-                    let _ = group.communicator().abort_handle().abort(patience);
+                if let Some(poison) = seated.seat.poison() {
+                    end_poisoned(group, self.domain().rank(), poison);
                 }
                 Err(match over(ended, ending.is_agreed()) {
                     Some(source) => CommitError::GroupOver { group: id, source },

@@ -9,10 +9,14 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// How differences between ranks are treated.
     pub policy: Policy,
-    /// The time after which every member has an answer. A member may come up to half of it later than the first;
-    /// the rest is for the registration. What is asked of the store without waiting for a member has the store's own bound
-    /// beside it ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set): where the store's
-    /// host is stopped, members may hear of that as much later.
+    /// How long to wait for the other members. A member may come up to half of it later than the first. A deadline that is
+    /// too short refuses the commit ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)) and leaves the group as it was.
+    ///
+    /// Once all members have come, what they have agreed on has a budget of its own, the same on all of them: by the longest
+    /// deadline that one of them gave, and at least 10 s for the registration and 5 s for the members' answers. What is asked
+    /// of the store without waiting for a member has the store's own bound beside it
+    /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set): where the store's host is
+    /// stopped, members may hear of that as much later.
     pub deadline: Duration,
     /// Whether adjacent new segments share a window where the library allows it (NCCL 2.30.3), which saves the time of
     /// the further ones. NCCL's one-sided calls take windows of one segment only: whoever uses them says no.

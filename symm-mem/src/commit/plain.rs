@@ -14,7 +14,7 @@ use process_group::{
 
 use super::{Seated, SymmetricGroup, driver::Line, offer::cause};
 use crate::{
-    agreement::{Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
+    agreement::{ACTION_FLOOR, Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
     pool::SymmetricPool,
 };
 
@@ -32,27 +32,30 @@ impl PlainRegistration {
 
 impl SymmetricPool {
     /// Registers `segments`, which the last commit left without windows, and agrees with the others whether that
-    /// stays. Whether it did; with what the store said, if it failed. `deadline` is what is left of `whole`.
+    /// stays. Whether it did; with what the store said, if it failed. `left` is what is left of the commit's deadline; the
+    /// registration may take at least [`ACTION_FLOOR`].
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
         seated: &mut Seated,
         segments: &[Segment],
-        (deadline, whole): (Deadline, Duration),
+        left: Duration,
     ) -> (Result<bool, Ending>, Option<StoreError>) {
+        let deadline = Deadline::after(left.max(ACTION_FLOOR));
         let (attempt, mut registered) = match self.try_to_register(group, segments, deadline) {
             Ok(registered) => (Attempt::Done {}, registered),
             Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
         let mut line = Line::new(self.domain().store());
-        let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining(), whole);
+        let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining());
         let mut input = Input::Start;
         let meeting = loop {
             match vote.step(input) {
-                Next::Ask(ask) => input = line.ask(ask, || group.standing().is_ok()),
+                Next::Ask(ask) => input = line.ask(&ask, Some(left), || group.standing().is_ok()),
                 Next::Done(meeting) => break meeting,
             }
         };
+        let undo = Deadline::after(ACTION_FLOOR);
         let undone = match &meeting.result {
             Ok(Plain::Registered {}) => {
                 let all = registered.iter().map(|(_, it)| it.clone() as Arc<dyn Any + Send + Sync>);
@@ -60,7 +63,7 @@ impl SymmetricPool {
                 Ok(())
             }
             Ok(Plain::Undone { .. }) => {
-                registered.drain(..).rev().try_for_each(|(_, registration)| registration.deregister(deadline))
+                registered.drain(..).rev().try_for_each(|(_, registration)| registration.deregister(undo))
             }
             _ => Ok(()),
         };

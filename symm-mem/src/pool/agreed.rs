@@ -33,7 +33,7 @@ pub enum AgreedError {
         /// Why there is no room.
         source: SymmetricError,
     },
-    /// The store failed; the others will miss this rank.
+    /// The store failed. The others miss this rank, or have allocated without it: the next commit tells all of them.
     #[error("agreed allocation in {pool} could not reach the store")]
     Store {
         /// The pool.
@@ -84,7 +84,10 @@ impl SymmetricPool {
         let mut input = Input::Start;
         let meeting = loop {
             match machine.step(input, line.elapsed()) {
-                Next::Ask(ask) => input = line.ask(ask, || true),
+                Next::Ask(ask) => {
+                    let retry_until = machine.is_in_doubt().then_some(deadline);
+                    input = line.ask(&ask, retry_until, || true);
+                }
                 Next::Done(meeting) => break meeting,
             }
         };
@@ -94,7 +97,7 @@ impl SymmetricPool {
         result.map_err(|ending| match (ending, failure) {
             (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
             (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
-            (Ending::Unreadable { source, .. }, _) => AgreedError::Unreadable { pool, source },
+            (Ending::Unreadable { source }, _) => AgreedError::Unreadable { pool, source },
             _ => AgreedError::OutOfStep { pool },
         })
     }

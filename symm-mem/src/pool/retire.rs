@@ -19,7 +19,7 @@ use crate::{
         Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, Held, Input, Malformed, Poison, PoolId,
         Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord, Seat,
     },
-    commit::{ABORT_PATIENCE, Seated, SymmetricGroup, Turn, driver::Line, lock},
+    commit::{Seated, SymmetricGroup, Turn, driver::Line, end_poisoned, lock},
 };
 
 /// What a retirement achieved; equal on all ranks but for `bytes`, `windows` and `elapsed`.
@@ -65,29 +65,25 @@ pub enum RetireError {
     },
     /// The store failed, so that this rank does not know what the others decided; they will miss it.
     #[error("retirement in {pool} could not reach the store{}", if *poisoned {
-        " after the decision, so its groups are poisoned"
+        " after this rank had posted its record, so its groups are poisoned"
     } else {
         ""
     })]
     Store {
         /// The pool.
         pool: PoolId,
-        /// Whether windows may be gone on some ranks.
+        /// Whether this rank had posted its record: windows may be gone on others, so its groups are over.
         poisoned: bool,
         /// What the store said.
         source: StoreError,
     },
-    /// What stands in the store is no decision.
-    #[error("what stands in the store for {pool} cannot be read{}: does another program write under its keys?", if *poisoned {
-        ", after the decision, so its groups are poisoned"
-    } else {
-        ""
-    })]
+    /// What stands in the store is no decision. This rank does not know what the others do, so its groups are over.
+    #[error(
+        "what stands in the store for {pool} cannot be read, so its groups are poisoned: does another program write under its keys?"
+    )]
     Unreadable {
         /// The pool.
         pool: PoolId,
-        /// Whether windows may be gone on some ranks.
-        poisoned: bool,
         /// Why not.
         source: Malformed,
     },
@@ -143,13 +139,15 @@ impl SymmetricPool {
         let seats: Vec<Arc<Mutex<Seated>>> = parties.iter().map(|party| party.seated.clone()).collect();
         let found = Found::of(&parties, trouble);
         let machine = self.begin_retirement(&ordinals, &seats, found, deadline);
-        let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties);
+        let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties, deadline);
         let pool = self.id();
         let cause = failure.as_ref().map(ToString::to_string);
         let (bytes, dead) = self.end_retirement(&ordinals, &seats, &meeting, cause);
         for party in parties.iter().filter(|party| dead.contains(&party.group.id())) {
-            // What could not be freed is leaked by the communicator, which says so when it is used.
-            let _ = party.group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
+            let poison = lock(&party.seated).seat.poison().cloned();
+            if let Some(poison) = poison {
+                end_poisoned(party.group, self.domain().rank(), &poison);
+            }
         }
         match (meeting, failure) {
             (Ok(Retired::Everywhere), _) => {
@@ -161,12 +159,10 @@ impl SymmetricPool {
                 Err(RetireError::Poisoned { pool, poison, groups })
             }
             (Err(Ending::Refused(refusal)), _) => Err(RetireError::Refused { pool, refusal }),
-            (Err(Ending::StoreFailed { registering: poisoned }), Some(source)) => {
+            (Err(Ending::StoreFailed { in_doubt: poisoned }), Some(source)) => {
                 Err(RetireError::Store { pool, poisoned, source })
             }
-            (Err(Ending::Unreadable { registering: poisoned, source }), _) => {
-                Err(RetireError::Unreadable { pool, poisoned, source })
-            }
+            (Err(Ending::Unreadable { source }), _) => Err(RetireError::Unreadable { pool, source }),
             (Err(_), _) => Err(RetireError::OutOfStep { pool }),
         }
     }
@@ -256,11 +252,13 @@ impl SymmetricPool {
     }
 
     /// Runs the machine to its end; with the windows that this rank deregistered, and what the store said if it failed.
+    /// While the rank is in doubt, a store that has failed is asked again, until `deadline` has passed.
     fn run_retirement(
         &self,
         mut machine: Retire,
         ordinals: &[u32],
         parties: &[Party<'_>],
+        deadline: Duration,
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
         let mut line = Line::new(self.domain().store());
         let mut windows = 0;
@@ -270,7 +268,8 @@ impl SymmetricPool {
                 RetireOutput::Ask(ask) => {
                     let releasing = machine.is_releasing();
                     let all_stand = || parties.iter().all(|party| party.group.standing().is_ok());
-                    RetireInput::Answer(line.ask(ask, || releasing || all_stand()))
+                    let retry_until = machine.is_in_doubt().then_some(deadline);
+                    RetireInput::Answer(line.ask(&ask, retry_until, || releasing || all_stand()))
                 }
                 RetireOutput::Quiesce { until } => {
                     RetireInput::Quiet(self.come_to_rest(parties, line.deadline(until)))

@@ -85,7 +85,8 @@ use crate::{
 /// How a group's rendezvous are held. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time after which every member has an answer. A member may come up to half of it later than the first.
+    /// How long to wait for the other members. A member may come up to half of it later than the first. Mapping has a
+    /// budget of its own, of at least 10 s, and the members' answers of at least 5 s.
     pub deadline: Duration,
     /// Whether ranks may use one device. Their kernels must then have room to run at the same time.
     pub shared_devices: bool,

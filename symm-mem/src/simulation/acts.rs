@@ -41,11 +41,11 @@ impl World {
                 }
             }
             Action::AllocateAgreed { bytes } => {
+                let deadline = self.deadline(rank, DEADLINE);
                 let state = self.rank(rank);
-                let machine = state.pool.begin_length(bytes, DEADLINE);
+                let machine = state.pool.begin_length(bytes, deadline);
                 let round = state.lengths;
                 state.lengths += 1;
-                let deadline = DEADLINE;
                 return self.begin(rank, Work::Length { machine }, round, 0, deadline);
             }
             Action::Retire { nth, count, deadline } => return self.retire(rank, nth, count, deadline),
@@ -145,7 +145,7 @@ impl World {
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get(&group) else { return };
-        if state.is_poisoned(membership.id) || state.lost {
+        if state.is_poisoned(membership.id) {
             return;
         }
         let Some(membership) = state.groups.get_mut(&group) else { return };
@@ -161,7 +161,7 @@ impl World {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };
         let id = membership.id;
-        if state.is_poisoned(id) || state.lost {
+        if state.is_poisoned(id) {
             return Ok(());
         }
         if let Some(membership) = state.groups.get_mut(&group) {

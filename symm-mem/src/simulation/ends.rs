@@ -34,8 +34,9 @@ impl World {
         let state = self.rank(rank);
         let Some(Task { work, span, history, registered, .. }) = state.task.take() else { return Ok(()) };
         let Span { round, epoch, begun, deadline } = span;
-        let kind = work.kind();
-        state.lost |= said.name() == "store failed";
+        let (kind, groups) = (work.kind(), work.groups());
+        let lost = said.store_failed();
+        state.lost |= lost;
         let mut left = None;
         let doomed = match (work, end) {
             (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
@@ -98,7 +99,8 @@ impl World {
             _ => return Err(Violation(format!("rank {rank} ends what it has not begun"))),
         };
         let state = self.rank(rank);
-        if !state.lost {
+        let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
+        if !lost {
             doomed.iter().for_each(|key| self.store.remove(key));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
@@ -114,6 +116,7 @@ impl World {
             deadline,
             history,
             registered,
+            poisoned,
         });
         self.observe(rank)?;
         if let Some(left) = left {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, mem, time::Duration};
 use super::{
     Violation,
     rank::{Home, Span, Task},
-    scenario::Subject,
+    scenario::{DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
     work::{Answer, Want, Work},
     world::{Event, World, tell},
@@ -33,6 +33,16 @@ impl World {
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
+    /// What a rank gives a meeting for which the program has `deadline`.
+    pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
+        match self.scenario.trouble {
+            Trouble::ShortDeadline(_) if deadline != DEADLINE => deadline,
+            Trouble::ShortDeadline(us) if self.scenario.is_culprit(rank) => Duration::from_micros(us),
+            Trouble::ShortDeadline(_) => LONG_DEADLINE,
+            _ => deadline,
+        }
+    }
+
     pub(super) fn start(&mut self, rank: u32, work: Work, span: Span) -> Result<(), Violation> {
         let token = self.random.next();
         let state = self.rank(rank);
@@ -51,6 +61,7 @@ impl World {
     ) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let (library, windows) = self.scenario.library(rank);
+        let deadline = self.deadline(rank, deadline);
         let left = self.scenario.address_space(rank);
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else {
@@ -94,6 +105,7 @@ impl World {
         count: u64,
         deadline: Duration,
     ) -> Result<(), Violation> {
+        let deadline = self.deadline(rank, deadline);
         let keeps = self.scenario.trouble == Trouble::KeepsBlocks && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
         let live = state.live_segments();
@@ -137,6 +149,7 @@ impl World {
             _ => None,
         };
         let capturing = self.rank(rank).capture.is_some();
+        let deadline = self.deadline(rank, deadline);
         let token = self.random.next();
         let state = self.rank(rank);
         let block = match what {

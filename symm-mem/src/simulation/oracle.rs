@@ -1,6 +1,7 @@
 //! What must hold of a run, whatever went wrong in it.
 //!
 //! - Members of a meeting are given the same result, before the deadline, and nobody living is left without one.
+//! - A rank that has lost the store treats its group as dead if the others have changed it.
 //! - A refusal is one that the trouble can make, and names the rank and the place where histories part. Without a
 //!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
 //! - Members use a block by the same window at the same offset, or all registered plainly, or all without; a window that is
@@ -10,9 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{Violation, trouble::Trouble, world::World};
+use super::{Violation, scenario::DEADLINE, trouble::Trouble, world::World};
 use crate::{
-    agreement::{self, Agreed, Divergence, Plain, Poison, Refusal, Retired},
+    agreement::{self, Agreed, Divergence, FLOORS, Plain, Poison, Refusal, Retired},
     exchange::{ExchangeRefusal, protocol as exchange},
     rendezvous::{RendezvousRefusal, protocol},
 };
@@ -54,6 +55,8 @@ pub(super) struct Ended {
     /// How many operations the rank's pool had seen when it began.
     pub(super) history: usize,
     pub(super) registered: bool,
+    /// Whether the rank then held all groups for dead that it was about.
+    pub(super) poisoned: bool,
 }
 
 /// A block as a group's collective found it.
@@ -73,7 +76,7 @@ pub(super) enum Way {
 }
 
 impl Said {
-    fn store_failed(&self) -> bool {
+    pub(super) fn store_failed(&self) -> bool {
         matches!(
             self,
             Said::Commit(Err(agreement::Ending::StoreFailed { .. }))
@@ -101,6 +104,30 @@ impl Said {
             Said::Meet(result) => {
                 result.as_ref().err().is_none_or(|ending| matches!(ending, protocol::Ending::Refused(_)))
             }
+        }
+    }
+
+    /// Whether members that were told this hold something else than before: windows, registrations, segments, or a group
+    /// that is dead.
+    fn changes_groups(&self) -> bool {
+        let poisons = |ending: &agreement::Ending| matches!(ending, agreement::Ending::Poisoned(_));
+        match self {
+            Said::Commit(result) => result.as_ref().map_or_else(poisons, |agreed| agreed.segments > 0),
+            Said::Plain(result) => result.as_ref().map_or_else(poisons, |_| true),
+            Said::Retire(result) => result.is_ok(),
+            Said::Length(_) | Said::Meet(_) | Said::Exchange(_) => false,
+        }
+    }
+
+    /// The most time, in µs, that what the members do once they have decided may take beside the deadline.
+    fn budgets(&self) -> u64 {
+        let is_timeout = matches!(self.refusal(), Some(Refusal::SyncTimeout { .. }));
+        match self {
+            Said::Commit(Err(_)) if is_timeout => 0,
+            // A store that has failed is asked once more at the deadline.
+            Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
+            Said::Length(_) => 0,
+            _ => FLOORS.as_micros() as u64,
         }
     }
 
@@ -139,6 +166,11 @@ impl Said {
 
     /// What came of it, in a word.
     pub(super) fn name(&self) -> &'static str {
+        if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
+        | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self
+        {
+            return "in doubt";
+        }
         if self.store_failed() {
             return "store failed";
         }
@@ -200,7 +232,7 @@ impl World {
                 | Trouble::Killed(_)
         );
         // Who waits for ever for one that has lost the store, or counts otherwise, comes late everywhere.
-        if matches!(self.scenario.trouble, Trouble::StoreDies(_) | Trouble::CutOff(_) | Trouble::Absent) {
+        if matches!(self.scenario.trouble, Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent) {
             return Ok(());
         }
         for group in self.scenario.groups.keys() {
@@ -233,17 +265,28 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         for it in ended {
             let exempt = matches!(trouble, Trouble::Stopped(..)) && it.rank == culprit;
-            if !exempt && it.ended - it.begun > it.deadline {
+            // What is asked of the store takes its time beside a deadline that is short.
+            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
+            if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
             }
         }
         // Who has lost the store knows nothing, and the others miss it.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
-        let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(_));
+        let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(..));
         if told.len() < ended.len() && !cut {
             return Err(Violation("the store failed".into()));
         }
         let Some(first) = told.first() else { return Ok(()) };
+        if let Some(it) = ended.iter().find(|it| it.said.store_failed() && !it.poisoned)
+            && first.said.changes_groups()
+        {
+            let what = format!(
+                "rank {} has lost the store and goes on with a group of which the others were told {:?}",
+                it.rank, first.said
+            );
+            return Err(Violation(what));
+        }
         for it in &told {
             if it.said != first.said {
                 let (one, other) = (first.rank, it.rank);
@@ -320,14 +363,8 @@ impl World {
                 Poison::RegistrationFailed { rank, .. } => {
                     affected && matches!(trouble, Trouble::RegistrationFails(_)) && *rank == culprit
                 }
-                Poison::MembersLost { .. } => inside && trouble.silences(),
-                Poison::RegistrationBlocked { .. } => {
-                    affected
-                        && matches!(
-                            trouble,
-                            Trouble::RegistrationSlow(..) | Trouble::Killed(_) | Trouble::Stopped(..)
-                        )
-                }
+                Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
+                Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
                 // Where the group was made anew, it has made it anew between other commits than they.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,

@@ -196,6 +196,7 @@ impl World {
             _ => None,
         };
         let members = self.scenario.groups[&group].clone();
+        let deadline = self.deadline(rank, deadline);
         let state = &mut self.ranks[rank as usize];
         let device = state.lending.clone();
         let own = state.exchanges.entry(group).or_insert_with(|| Exchanges::new(device));

@@ -120,7 +120,8 @@ pub(super) struct Rank {
     pub(super) clock: Duration,
     pub(super) steps: u64,
     pub(super) dead: bool,
-    pub(super) cut_off: bool,
+    /// Until when it cannot reach the store.
+    pub(super) cut_off: u64,
     /// Whether the store has failed it.
     pub(super) lost: bool,
     /// The rank that its watchdogs say is dead.
@@ -173,7 +174,7 @@ impl Rank {
             clock: Duration::from_micros(random.below(1 << 40)),
             steps: 0,
             dead: false,
-            cut_off: false,
+            cut_off: 0,
             lost: false,
             heard: None,
             odd: false,

@@ -18,7 +18,9 @@ use super::{
 };
 use crate::{
     Standing,
-    agreement::{Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain},
+    agreement::{
+        ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain,
+    },
     commit::{Seated, lock},
 };
 
@@ -70,6 +72,11 @@ impl World {
         match trouble {
             Trouble::RegistrationSlow(at, ms) if culprit && at == number => {
                 let later = self.now + 1000 * ms;
+                self.at(later, Event::Enter(rank, token, id, extents));
+                Ok(())
+            }
+            Trouble::ShortDeadline(_) if culprit => {
+                let later = self.now + self.random.below(30_000_000);
                 self.at(later, Event::Enter(rank, token, id, extents));
                 Ok(())
             }
@@ -170,8 +177,7 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// The rank registers plainly what a commit has left without windows, and begins the vote on it, which is to be over when
-    /// the commit is.
+    /// The rank registers plainly what a commit has left without windows, and begins the vote on it.
     pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
         let Left { seated, group, segments } = left;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
@@ -196,9 +202,9 @@ impl World {
         {
             self.library.register_plainly(state.life(id), rank, extent)?;
         }
-        let (until, whole) =
-            (state.time(commit.begun + commit.deadline), Duration::from_micros(commit.deadline));
-        let machine = lock(&seated).seat.begin_plain(&attempt, until, whole);
+        let left = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
+        let until = state.time(self.now) + left.max(ACTION_FLOOR);
+        let machine = lock(&seated).seat.begin_plain(&attempt, until);
         self.start(rank, Work::Plain { machine, seated, group, segments, registered }, commit)
     }
 

@@ -7,8 +7,12 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// What a meeting is given.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// What the last ones are given: enough for a rank that has waited for the absent in all its other meetings.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// What a meeting is given by those who have a lot of time. A registration that it leaves room for may take longer than
+/// the least that one is given.
+pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
+/// What the last ones are given: enough for a rank that has waited for the absent in all its other meetings, and for those
+/// that did not answer there.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// A lease that no rank overdraws that gets to its end, in µs.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;

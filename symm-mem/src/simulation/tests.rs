@@ -42,6 +42,7 @@ fn members_agree_whatever_happens() {
         "mapped",
         "exchanged",
         "store failed",
+        "in doubt",
         "SegmentCountMismatch",
         "SegmentShapeMismatch",
         "AllocationDiverged",

@@ -1,6 +1,9 @@
 //! What goes wrong.
 
+use std::time::Duration;
+
 use super::random::Random;
+use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 
 /// What goes wrong, on one rank if nothing else is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,8 +64,10 @@ pub(super) enum Trouble {
     Killed(u64),
     /// It stops after so many steps, for so many ms.
     Stopped(u64, u64),
-    /// It cannot reach the store any more after so many steps.
-    CutOff(u64),
+    /// It gives its meetings this much time, in µs, where the others give a lot, and registers slowly.
+    ShortDeadline(u64),
+    /// It cannot reach the store after so many steps, for so many ms.
+    CutOff(u64, u64),
     /// The store is gone after so many steps of it.
     StoreDies(u64),
 }
@@ -74,7 +79,12 @@ impl Trouble {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        match random.below(38) {
+        // Shorter than what actions may take at least, and longer.
+        let pause = |random: &mut Random| {
+            let scale = *random.pick(&[300, 3000, 30_000]);
+            random.below(scale)
+        };
+        match random.below(41) {
             0 => Self::None,
             1 => Self::ExtraSegment,
             2 | 3 => Self::ExtraBlock,
@@ -86,7 +96,7 @@ impl Trouble {
             9 => Self::Late(random.below(900)),
             10 => Self::Absent,
             11 => Self::RegistrationFails(1 + random.below(3) as u32),
-            12 => Self::RegistrationSlow(1 + random.below(3) as u32, random.below(300)),
+            12 => Self::RegistrationSlow(1 + random.below(3) as u32, pause(random)),
             13 => Self::WithoutWindows,
             14 => Self::SomeWithoutWindows,
             15 => Self::OtherRelease,
@@ -102,12 +112,13 @@ impl Trouble {
             25 => Self::MeetsOtherwise(random.below(16) as usize),
             26 => Self::CannotMap,
             27..=29 => Self::Killed(steps(random)),
-            30 => Self::Stopped(steps(random), random.below(3000)),
-            31 => Self::CutOff(steps(random)),
+            30 => Self::Stopped(steps(random), pause(random)),
+            31 | 38 => Self::CutOff(steps(random), pause(random)),
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,
             36 => Self::ExchangesOtherwise(random.below(8) as usize),
+            39 | 40 => Self::ShortDeadline(*random.pick(&[0, 200, 20_000])),
             _ => Self::HalfSent,
         }
     }
@@ -129,12 +140,33 @@ impl Trouble {
                 | Self::RegistrationSlow(..)
                 | Self::RestsLate
                 | Self::MeetsOtherwise(_)
+                | Self::ShortDeadline(_)
         ) || self.silences()
     }
 
     /// Whether a rank stops answering because of it.
     pub(super) fn silences(self) -> bool {
-        matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(_) | Self::StoreDies(_))
+        matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
+    }
+
+    /// Whether a rank that has to answer can be silent for longer than members wait for each other once they have decided.
+    pub(super) fn silences_past_budgets(self) -> bool {
+        match self {
+            Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
+            _ => self.silences(),
+        }
+    }
+
+    /// Whether a registration can last longer than one may take.
+    pub(super) fn blocks_past_budgets(self) -> bool {
+        match self {
+            Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
+                // A registration takes a few messages beside that.
+                Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
+            }
+            Self::Killed(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether what cannot be a window cannot be registered plainly on the culprit either.

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::{
     agreement::{
-        Commit, Conclusion, Input, Length, Next, Outcome, Output, Plain, PlainVote, Release, Retire,
+        Commit, Conclusion, GroupId, Input, Length, Next, Outcome, Output, Plain, PlainVote, Release, Retire,
         RetireInput, RetireOutput, Retired, Segment,
         meeting::{self, Contribution},
     },
-    commit::Seated,
+    commit::{Seated, lock},
     exchange::protocol as exchange,
     rendezvous::protocol::{self, Meeting, Record},
 };
@@ -139,6 +139,27 @@ impl Work {
             Work::Length { .. } => Kind::Length,
             Work::Meet { group, .. } => Kind::Meet(*group),
             Work::Exchange(work) => Kind::Exchange(work.group),
+        }
+    }
+
+    /// Whether the others may act on what it has posted.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        match self {
+            Work::Commit { machine, .. } => machine.is_in_doubt(),
+            Work::Plain { .. } => true,
+            Work::Retire { machine, .. } => machine.is_in_doubt(),
+            Work::Length { machine } => machine.is_in_doubt(),
+            Work::Exchange(_) | Work::Meet { .. } => false,
+        }
+    }
+
+    /// The groups that it is about.
+    pub(super) fn groups(&self) -> Vec<GroupId> {
+        let id = |seated: &Arc<Mutex<Seated>>| lock(seated).seat.group();
+        match self {
+            Work::Commit { seated, .. } | Work::Plain { seated, .. } => vec![id(seated)],
+            Work::Retire { seats, .. } => seats.iter().map(|(_, seated)| id(seated)).collect(),
+            Work::Length { .. } | Work::Exchange(_) | Work::Meet { .. } => Vec::new(),
         }
     }
 

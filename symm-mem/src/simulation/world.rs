@@ -8,6 +8,7 @@ use std::{
     collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Weak},
+    time::Duration,
 };
 
 use process_group::store::HashStore;
@@ -100,6 +101,8 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
+/// How soon a store that has failed is asked again, in µs.
+const RETRY_INTERVAL: u64 = 50_000;
 /// More steps than a run takes; then it does not end.
 const ENDLESS: u64 = 1_000_000;
 
@@ -249,9 +252,10 @@ impl World {
                 tell!(self, "rank {rank} stops for {ms} ms");
                 true
             }
-            Trouble::CutOff(at) if culprit && at == steps => {
-                state.cut_off = true;
-                tell!(self, "rank {rank} is cut off from the store");
+            Trouble::CutOff(at, ms) if culprit && at == steps => {
+                state.cut_off = now + 1000 * ms;
+                tell!(self, "rank {rank} is cut off from the store for {ms} ms");
+                self.interrupt(|waiting| waiting == rank);
                 true
             }
             _ => true,
@@ -261,10 +265,16 @@ impl World {
     /// The store serves a request.
     fn serve(&mut self, rank: u32, token: u64, request: Output) {
         self.store.served += 1;
-        if matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.store.served) {
+        if !self.store.dead
+            && matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.store.served)
+        {
             self.store.dead = true;
+            self.interrupt(|_| true);
         }
         let input = if !self.reaches_store(rank) {
+            if self.retries(rank, token) {
+                return self.at(self.now + RETRY_INTERVAL, Event::Request(rank, token, request));
+            }
             Input::StoreFailed
         } else {
             match request {
@@ -308,7 +318,28 @@ impl World {
     }
 
     pub(super) fn reaches_store(&self, rank: u32) -> bool {
-        !self.store.dead && !self.ranks[rank as usize].cut_off
+        !self.store.dead && self.ranks[rank as usize].cut_off <= self.now
+    }
+
+    /// Waits at the store that break off: the ranks ask again.
+    fn interrupt(&mut self, breaks: impl Fn(u32) -> bool) {
+        let waiting = std::mem::take(&mut self.store.waiting);
+        let (broken, waiting) = waiting.into_iter().partition(|(_, rank, _)| breaks(*rank));
+        self.store.waiting = waiting;
+        let broken: Vec<(String, u32, u64)> = broken;
+        for (key, rank, token) in broken {
+            // When the wait ends is on its way already.
+            self.soon(Event::Request(rank, token, Output::Await { key, until: Duration::ZERO }));
+        }
+    }
+
+    /// Whether a rank asks a store again that has failed, as those in doubt do until their deadline.
+    fn retries(&mut self, rank: u32, token: u64) -> bool {
+        let now = self.now;
+        let state = self.rank(rank);
+        let current = state.token == token && !state.is_over();
+        let in_doubt = state.task.as_mut().filter(|task| current && task.work.is_in_doubt());
+        in_doubt.is_some_and(|task| now < task.span.begun + task.span.deadline)
     }
 
     /// A verdict of death frees those that are blocked in the registration, or not: that they are is no promise.

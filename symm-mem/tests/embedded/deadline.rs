@@ -1,10 +1,14 @@
-//! One deadline for all groups of a call.
+//! Deadlines: one for all groups of a call, and short ones, which refuse.
 
-use std::time::Duration;
+use std::{sync::Barrier, thread, time::Duration};
 
-use symm_mem::{Refusal, SymmetricGroup, commit_all};
+use gpu_sim::{Action, Injection};
+use symm_mem::{CommitError, Refusal, RetireError, SymmetricGroup, commit_all};
 
-use super::{NCCL_2_28_9, job, options, run};
+use super::{
+    NCCL_2_28_3, NCCL_2_28_9,
+    job::{self, options, run},
+};
 
 /// How long each group of a call waited for the rank that is not there.
 fn waits(rank: &job::Rank) -> Vec<u64> {
@@ -34,4 +38,92 @@ fn a_call_for_several_groups_has_one_deadline() {
     let Some([first, second]) = results[0].as_deref() else { panic!("{results:?}") };
     // Half of the deadline is for who comes late; what the first group took is gone for the second.
     assert!(second < first, "{first} ms and {second} ms");
+}
+
+/// A registration with a library that takes a while for it.
+fn slow(function: &str) -> Injection {
+    Injection::new(function, Action::Delay(Duration::from_millis(60))).forever()
+}
+
+#[test]
+fn a_short_deadline_refuses_a_commit_and_leaves_the_group_as_it_was() {
+    // Milliseconds for each rank; rank 1 comes last, first, or at the same time.
+    let cases = [([60_000, 0], 300), ([0, 60_000], 300), ([100, 100], 0), ([0, 0], 0), ([60_000, 10], 300)];
+    for release in [NCCL_2_28_9, NCCL_2_28_3] {
+        for (deadlines, late) in cases {
+            let prepare = |world: &gpu_sim::World| {
+                world.faults().inject(slow("ncclCommWindowRegister")).unwrap();
+                world.faults().inject(slow("ncclCommRegister")).unwrap();
+            };
+            let job = |rank: job::Rank| {
+                let (pool, bucket) = rank.pool_with_bucket();
+                if rank.rank == 1 {
+                    thread::sleep(Duration::from_millis(late));
+                }
+                let deadline = Duration::from_millis(deadlines[rank.rank as usize]);
+                let result = pool.commit(&rank.world, options().deadline(deadline));
+                let refused =
+                    matches!(result, Err(CommitError::Refused { refusal: Refusal::SyncTimeout { .. }, .. }));
+                assert!(result.is_ok() || refused, "{deadlines:?} ms: {result:?}");
+                assert_eq!(pool.poison(rank.world.id()), None);
+                // The group is as good as before.
+                let again = pool.commit(&rank.world, options()).expect("the ranks agree");
+                assert_eq!(again.segments, 1);
+                rank.sum(&bucket, &rank.world);
+                drop((bucket, pool));
+                rank.leave();
+                refused
+            };
+            let refused = run(2, release, prepare, job);
+            assert_eq!(refused[0], refused[1], "{deadlines:?} ms");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_missing_in_one_group_does_not_cost_the_next_one_of_the_call() {
+    let prepare = |world: &gpu_sim::World| world.faults().inject(slow("ncclCommWindowRegister")).unwrap();
+    run(4, NCCL_2_28_9, prepare, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let both = [&rank.world, &rank.tp].map(|group| (&pool, group as &dyn SymmetricGroup));
+        if rank.rank != 3 {
+            for result in commit_all(&both, options().deadline(Duration::from_millis(600))) {
+                let refused = matches!(&result, Err(error) if error.name() == "SyncTimeout");
+                assert!(result.is_ok() || refused, "{result:?}");
+            }
+            for group in [&rank.world, &rank.tp] {
+                assert_eq!(pool.poison(group.id()), None);
+            }
+        }
+        drop((bucket, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_short_deadline_refuses_a_retirement_and_leaves_the_groups_as_they_were() {
+    let barrier = Barrier::new(2);
+    run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(slow("ncclCommWindowDeregister")).unwrap(),
+        |rank| {
+            let (pool, bucket) = rank.pool_with_bucket();
+            pool.commit(&rank.world, options()).expect("the ranks agree");
+            drop(bucket);
+            barrier.wait();
+            let deadline = Duration::from_millis([60_000, 0][rank.rank as usize]);
+            let groups: [&dyn SymmetricGroup; 1] = [&rank.world];
+            match pool.retire(&[0], &groups, deadline) {
+                Ok(report) => assert_eq!(report.windows, 1),
+                Err(RetireError::Refused { refusal: Refusal::SyncTimeout { .. }, .. }) => {
+                    pool.retire(&[0], &groups, Duration::from_secs(60)).expect("nothing holds it");
+                }
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(pool.poison(rank.world.id()), None);
+            drop(pool);
+            rank.leave();
+        },
+    );
 }

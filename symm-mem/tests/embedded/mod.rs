@@ -3,6 +3,7 @@
 mod agreed;
 mod checks;
 mod deadline;
+mod doubt;
 mod ends;
 mod explain;
 pub(crate) mod job;

@@ -137,7 +137,6 @@ fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
         "SegmentShapeMismatch",
         "SyncTimeout",
         "RegistrationFailed",
-        "RegistrationBlocked",
         "AllocationDiverged",
         "CapabilityMismatch",
         "MembersLost",

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use symm_mem::{
-    agreement::{Agreed, Capability, Divergence, Ending, NoWindows, OperationKind, Poison, Refusal},
+    agreement::{Agreed, Capability, Divergence, Ending, FLOORS, NoWindows, OperationKind, Poison, Refusal},
     rendezvous::{RendezvousRefusal, protocol},
 };
 
@@ -49,7 +49,7 @@ pub(super) fn check(seed: u64, run: &Run, tally: &mut Tally) {
         assert!(is_bereft || ended.len() == expected, "{at}: {ended:#?}");
         for it in ended {
             assert_eq!(it.said, first.said, "{at}: ranks {} and {} differ", first.rank, it.rank);
-            assert!(it.ended - it.begun <= it.deadline, "{at}: rank {} is late: {it:?}", it.rank);
+            assert!(it.ended - it.begun <= it.deadline + FLOORS, "{at}: rank {} is late: {it:?}", it.rank);
             assert_ne!(it.right, Some(false), "{at}: rank {} finds something else", it.rank);
             assert!(is_bereft || it.right == first.right, "{at}: {ended:#?}");
         }
@@ -161,9 +161,7 @@ impl Told<'_> {
             Poison::MembersLost { missing, .. } if matches!(trouble, Trouble::Killed(_)) => {
                 self.check_lost(missing, &poison.to_string());
             }
-            Poison::MembersLost { .. } | Poison::RegistrationBlocked { .. } => {
-                assert!(matches!(trouble, Trouble::RegistrationSlow(..)), "{at}: {poison}");
-            }
+            // A registration that is only slow has the time that it takes.
             other => panic!("{at}: {other}"),
         }
     }

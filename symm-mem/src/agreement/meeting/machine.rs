@@ -1,13 +1,14 @@
 //! A member's part in one meeting, as a state machine: no thread, socket, clock or lock.
 //!
 //! The driver gives [`Meeting::step`] an input and the time, does what the output says, and gives the answer back as the
-//! next input. The phases, and what of the deadline they may take (in sixteenths; the rest is for the store's answers):
+//! next input. The phases, and what they may take, in sixteenths of a deadline, with the floors of a
+//! [commit](crate::agreement::Commit):
 //!
 //! | phase | what | until |
 //! |---|---|---|
 //! | arrival | the rank posts what it comes with; [`Contribution::decide`] | 8, of the rank's own deadline |
-//! | opening | [`Output::Open`], unless nobody lacks anything | 4, of the shortest deadline |
-//! | outcome | every member posts how it went; [`verdict`] | 2, of the shortest deadline |
+//! | opening | [`Output::Open`], unless nobody lacks anything | 4, of the longest deadline |
+//! | outcome | every member posts how it went; [`verdict`] | 2, of the longest deadline |
 //! | farewell | the rank says that it has read; who sees that all have removes the keys | none: it does not wait |
 
 use std::time::Duration;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use super::{Contribution, Decision, Failure, Outcome, Verdict, verdict};
 use crate::agreement::{
     Input as Answer, Malformed, Output as Request,
-    machine::share,
+    machine::{action_budget, share, vote_budget},
     vote::{Step, Vote},
     wire::Message,
 };
@@ -195,7 +196,8 @@ impl<C: Contribution> Meeting<C> {
             Ok(Decision::Refuse { refusal }) => self.farewell(Err(Ending::Refused(refusal))),
             Ok(Decision::Settled { agreed }) => self.farewell(Ok(agreed)),
             Ok(Decision::Open { opening, deadline_ms }) => {
-                let (until, outcome_until) = (now + share(deadline_ms, 4), now + share(deadline_ms, 6));
+                let until = now + action_budget(deadline_ms, 4);
+                let outcome_until = until + vote_budget(deadline_ms, 2);
                 self.phase = Phase::Opening { agreed: self.own.agreed(&opening), outcome_until };
                 Output::Open { opening, until }
             }

@@ -52,7 +52,7 @@ pub enum Decision<C: Contribution> {
     Open {
         /// What they have to know for it.
         opening: C::Opening,
-        /// The shortest deadline among them, in milliseconds.
+        /// The longest deadline among them, in milliseconds: the budgets of what follows.
         deadline_ms: u64,
     },
     /// Nobody lacks anything.

@@ -36,7 +36,7 @@ pub fn decide(records: &[Record]) -> Decision {
     if complete {
         return Decision::Settled { agreed: agreement };
     }
-    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).max().unwrap_or(0);
     Decision::Open { opening: agreement, deadline_ms }
 }
 

@@ -23,7 +23,7 @@ pub fn decide(records: &[Record]) -> Decision {
     {
         return Decision::Settled { agreed: number };
     }
-    let deadline_ms = records.iter().map(|record| record.deadline_ms).min().unwrap_or(0);
+    let deadline_ms = records.iter().map(|record| record.deadline_ms).max().unwrap_or(0);
     Decision::Open { opening: records.to_vec(), deadline_ms }
 }
 
