@@ -248,6 +248,12 @@ rusty_fork_test! {
         let mut blocking = std::ptr::null_mut();
         ok!(cuda, cuStreamCreate(&mut blocking, 0));
         begin(&cuda, blocking, RELAXED);
+        // To ask the legacy stream changes nothing.
+        let mut status = CUstreamCaptureStatus::default();
+        let implicit = cu!(cuda, cuStreamIsCapturing(std::ptr::null_mut(), &mut status));
+        assert_eq!(implicit, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        ok!(cuda, cuStreamIsCapturing(blocking, &mut status));
+        assert_eq!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
         let implicit = cu!(cuda, cuMemsetD8Async(memory, 1, 1, std::ptr::null_mut()));
         assert_eq!(implicit, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         end_code(&cuda, blocking);

@@ -10,7 +10,7 @@ use cuda_driver_sys::{
 
 use super::edge::text;
 use crate::abi::{Answer, Refusal};
-use crate::stream::Stream;
+use crate::stream::capture::Capturing;
 
 abi! {
     call fn cuStreamBeginCapture_v2(machine, stream: CUstream, mode: CUstreamCaptureMode) {
@@ -24,7 +24,7 @@ abi! {
     }
 
     call fn cuStreamIsCapturing(machine, stream: CUstream, out: *mut CUstreamCaptureStatus) {
-        put!(out, status(&*machine.stream(stream)?))?;
+        put!(out, status(machine.stream(stream)?.asked_for_capture(machine)?.as_ref()))?;
     }
 
     call fn cuStreamGetCaptureInfo_v2(
@@ -34,7 +34,7 @@ abi! {
         if !graph.is_null() || !dependencies.is_null() || !count.is_null() {
             return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
         }
-        capture_info(&*machine.stream(stream)?, out, id)?;
+        capture_info(machine.stream(stream)?.asked_for_capture(machine)?.as_ref(), out, id)?;
     }
 
     call fn cuStreamGetCaptureInfo_v3(
@@ -44,7 +44,7 @@ abi! {
         if !graph.is_null() || !dependencies.is_null() || !edges.is_null() || !count.is_null() {
             return Err(Refusal::unsupported("a capture's graph cannot be looked into before its end"));
         }
-        capture_info(&*machine.stream(stream)?, out, id)?;
+        capture_info(machine.stream(stream)?.asked_for_capture(machine)?.as_ref(), out, id)?;
     }
 
     call fn cuThreadExchangeStreamCaptureMode(machine, mode: *mut CUstreamCaptureMode) {
@@ -201,17 +201,21 @@ fn check_mode(mode: CUstreamCaptureMode) -> Answer {
     }
 }
 
-fn status(stream: &Stream) -> CUstreamCaptureStatus {
-    match stream.capturing() {
+fn status(capturing: Option<&Capturing>) -> CUstreamCaptureStatus {
+    match capturing {
         None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
         Some(c) if c.session.is_invalid() => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
         Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
     }
 }
 
-fn capture_info(stream: &Stream, out: *mut CUstreamCaptureStatus, id: *mut cuuint64_t) -> Answer {
-    put!(out, status(stream))?;
-    if let Some(capturing) = stream.capturing()
+fn capture_info(
+    capturing: Option<&Capturing>,
+    out: *mut CUstreamCaptureStatus,
+    id: *mut cuuint64_t,
+) -> Answer {
+    put!(out, status(capturing))?;
+    if let Some(capturing) = capturing
         && !id.is_null()
     {
         put!(id, capturing.session.id)?;

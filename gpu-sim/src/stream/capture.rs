@@ -110,16 +110,32 @@ impl Stream {
             capturing.session.check()?;
             return Ok(Some(capturing));
         }
-        if self.flavour == Flavour::Legacy {
-            for other in machine.streams.of_context(self.context.id) {
-                if let Some(capturing) = other.capturing().filter(|_| other.flavour.is_blocking()) {
-                    let why = format!("{} would wait for {}, which captures", self.name, other.name);
-                    capturing.session.invalidate(why.clone());
-                    return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
-                }
-            }
+        if let Some((session, why)) = self.implicit(machine) {
+            session.invalidate(why.clone());
+            return Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why));
         }
         Ok(None)
+    }
+
+    /// As [`Stream::capturing`], for who only asks: refused as well for the legacy stream while a stream that it would have
+    /// to wait for captures, and nothing becomes invalid by it (documented, not measured).
+    pub(crate) fn asked_for_capture(&self, machine: &Machine) -> Answer<Option<Capturing>> {
+        match self.implicit(machine) {
+            Some((_, why)) => Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why)),
+            None => Ok(self.capturing()),
+        }
+    }
+
+    /// For the legacy stream: a capture of a stream that it would have to wait for, and what is said of it.
+    fn implicit(&self, machine: &Machine) -> Option<(Arc<Session>, String)> {
+        if self.flavour != Flavour::Legacy {
+            return None;
+        }
+        machine.streams.of_context(self.context.id).into_iter().find_map(|other| {
+            let capturing = other.capturing().filter(|_| other.flavour.is_blocking())?;
+            let why = format!("{} would wait for {}, which captures", self.name, other.name);
+            Some((capturing.session, why))
+        })
     }
 
     /// Records `work` if the stream captures. Returns whether it does.
