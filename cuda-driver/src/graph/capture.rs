@@ -9,7 +9,7 @@ use cuda_driver_sys::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus};
 use super::Graph;
 use super::kept::OpenCapture;
 use crate::call::call;
-use crate::{Driver, Result, Stream, teardown};
+use crate::{Context, Driver, Result, Stream, stream, teardown};
 
 /// Which calls the driver refuses while a capture is open, since they could not be replayed (allocation of
 /// device memory, event queries, unloading a module; loading one is not refused). A refused call also ruins the capture. Virtual memory calls are never refused.
@@ -65,6 +65,25 @@ pub struct CaptureInfo {
     /// The capture's number while it is active: the same for all streams drawn into it, and no other capture of the
     /// process has it.
     pub id: Option<u64>,
+}
+
+/// Whether a stream of `context` captures, as the driver says: one that a handle of this crate is alive for, or a blocking
+/// one, whoever made it.
+///
+/// # Errors
+/// As [`Stream::capture_status`].
+pub fn is_capturing(context: &Context) -> Result<bool> {
+    for stream in stream::alive(context) {
+        if stream.capture_status()? != CaptureStatus::None {
+            return Ok(true);
+        }
+    }
+    match Stream::legacy_default(context).capture_status() {
+        Ok(status) => Ok(status != CaptureStatus::None),
+        // It would have to wait for a stream that captures.
+        Err(error) if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 impl Stream {

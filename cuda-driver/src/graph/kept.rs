@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use crate::{Result, Stream};
 
@@ -30,13 +31,21 @@ impl Kept {
 /// A capture: its driver and its number there.
 type Key = (usize, u64);
 
+/// What is known of an open capture.
+struct Open {
+    kept: Kept,
+    /// The stream and the thread that it was begun on.
+    stream: Stream,
+    thread: ThreadId,
+}
+
 /// The captures that [`Stream::begin_capture`] began and nobody has ended.
-static OPEN: LazyLock<Mutex<HashMap<Key, Kept>>> = LazyLock::new(Mutex::default);
+static OPEN: LazyLock<Mutex<HashMap<Key, Open>>> = LazyLock::new(Mutex::default);
 
 /// How many there are, so that launches ask for the stream's capture only if there can be one.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn open() -> MutexGuard<'static, HashMap<Key, Kept>> {
+fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -50,20 +59,21 @@ impl OpenCapture {
         let Some(id) = stream.capture_info()?.id else { return Ok(None) };
         let key = (stream.context().driver().identity(), id);
         COUNT.fetch_add(1, Ordering::SeqCst);
-        open().insert(key, Kept::default());
+        let (stream, thread) = (stream.clone(), thread::current().id());
+        open().insert(key, Open { kept: Kept::default(), stream, thread });
         Ok(Some(Self(key)))
     }
 
     /// What was kept; the capture has ended.
     pub(super) fn take(self) -> Kept {
-        open().get_mut(&self.0).map(std::mem::take).unwrap_or_default()
+        open().get_mut(&self.0).map(|open| std::mem::take(&mut open.kept)).unwrap_or_default()
     }
 }
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
         // Dropped after the lock: an owner's drop may call the driver.
-        let _kept = open().remove(&self.0);
+        let _open = open().remove(&self.0);
         COUNT.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -72,15 +82,44 @@ impl Drop for OpenCapture {
 /// library began the capture.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
-    if COUNT.load(Ordering::SeqCst) == 0 { Ok(()) } else { keep_in_open(stream, owners().as_ref()) }
+    if COUNT.load(Ordering::SeqCst) == 0 {
+        return Ok(());
+    }
+    keep_in_open(stream, owners().as_ref()).map(drop)
 }
 
+/// Whether the graph keeps them.
 #[cold]
-fn keep_in_open(stream: &Stream, owners: &[Owner]) -> Result<()> {
-    if let Some(id) = stream.capture_info()?.id
-        && let Some(kept) = open().get_mut(&(stream.context().driver().identity(), id))
-    {
-        kept.add(owners);
+fn keep_in_open(stream: &Stream, owners: &[Owner]) -> Result<bool> {
+    let Some(id) = stream.capture_info()?.id else { return Ok(false) };
+    let mut captures = open();
+    let Some(open) = captures.get_mut(&(stream.context().driver().identity(), id)) else {
+        return Ok(false);
+    };
+    open.kept.add(owners);
+    Ok(true)
+}
+
+impl Stream {
+    /// Has the graph that the stream is being captured into keep `owner`, and so the executables that are made from it. It
+    /// is dropped with the last of them, by whichever thread drops that; if the capture gives no graph, with the capture.
+    ///
+    /// Returns whether it is kept: it is not if the stream does not capture, or if another library began the capture.
+    ///
+    /// # Errors
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetCaptureInfo_v2`.
+    pub fn keep_in_graph(&self, owner: Arc<dyn Any + Send + Sync>) -> Result<bool> {
+        if COUNT.load(Ordering::SeqCst) == 0 { Ok(false) } else { keep_in_open(self, &[owner]) }
     }
-    Ok(())
+}
+
+/// The streams on which the calling thread has begun captures by [`Stream::begin_capture`] that it has not ended. Costs a
+/// load if no thread has.
+#[must_use]
+pub fn captures_of_this_thread() -> Vec<Stream> {
+    if COUNT.load(Ordering::SeqCst) == 0 {
+        return Vec::new();
+    }
+    let own = thread::current().id();
+    open().values().filter(|open| open.thread == own).map(|open| open.stream.clone()).collect()
 }

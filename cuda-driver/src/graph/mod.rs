@@ -31,8 +31,9 @@ use std::path::Path;
 use bitflags::bitflags;
 use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresult};
 
-pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture};
+pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture, is_capturing};
 use self::kept::Kept;
+pub use self::kept::captures_of_this_thread;
 pub(crate) use self::kept::{Owner, keep};
 use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};
@@ -51,7 +52,8 @@ bitflags! {
 
 /// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
 ///
-/// It keeps the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and so do its executables.
+/// It keeps the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and what it was told to keep by
+/// [`Stream::keep_in_graph`]; so do its executables.
 pub struct Graph {
     context: Context,
     raw: CUgraph,

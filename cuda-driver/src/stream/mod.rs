@@ -6,7 +6,7 @@ mod memory_op;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bitflags::bitflags;
 use cuda_driver_sys::{Api, CUstream};
@@ -60,6 +60,29 @@ enum Owner {
 unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
+
+/// The streams that handles are alive for, and how many entries are too many.
+static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
+
+/// The streams of `context` that handles are alive for, but for its legacy default stream.
+pub(crate) fn alive(context: &Context) -> Vec<Stream> {
+    let all: Vec<Stream> = {
+        let alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
+        alive.0.iter().filter_map(Weak::upgrade).map(|inner| Stream { inner }).collect()
+    };
+    // Not under the lock: the last handle of a stream may go here.
+    all.into_iter().filter(|stream| stream.context() == context).collect()
+}
+
+fn enter_alive(inner: &Arc<Inner>) {
+    let mut alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (streams, most) = &mut *alive;
+    if streams.len() >= *most {
+        streams.retain(|stream| stream.strong_count() > 0);
+        *most = 64.max(2 * streams.len());
+    }
+    streams.push(Arc::downgrade(inner));
+}
 
 impl Stream {
     /// Makes a stream of normal priority.
@@ -116,7 +139,12 @@ impl Stream {
     }
 
     fn from_raw(context: &Context, raw: CUstream, owner: Owner) -> Self {
-        Self { inner: Arc::new(Inner { raw, owner, context: context.clone() }) }
+        let inner = Arc::new(Inner { raw, owner, context: context.clone() });
+        // The legacy default stream does not capture.
+        if raw.addr() > 1 {
+            enter_alive(&inner);
+        }
+        Self { inner }
     }
 
     #[inline]

@@ -1,9 +1,11 @@
 //! Capture and replay.
 
-use cuda_driver::graph::{CaptureMode, CaptureStatus, RelaxedCapture};
+use cuda_driver::graph::{CaptureMode, CaptureStatus, RelaxedCapture, captures_of_this_thread, is_capturing};
 use cuda_driver::memory::DeviceMemory;
+use cuda_driver::sys::CUresult;
 use cuda_driver::{Error, Event, EventFlags, Stream, StreamFlags};
 
+use super::kept::{begin_raw, end_raw};
 use super::{failed, on_stream};
 
 #[test]
@@ -59,6 +61,54 @@ fn a_stream_that_waits_for_a_captured_event_is_drawn_in() {
         let mut bytes = [0u8; 4096];
         memory.copy_to_host(0, &mut bytes).unwrap();
         assert_eq!(bytes, [8; 4096]);
+    });
+}
+
+#[test]
+fn the_driver_says_whether_a_stream_of_the_context_captures() {
+    on_stream(|_, context, stream| {
+        assert!(!is_capturing(context).unwrap());
+        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        assert!(is_capturing(context).unwrap());
+        // To ask is no part of the capture.
+        capture.end().unwrap();
+        assert!(!is_capturing(context).unwrap());
+        // One that another library began, on a stream that a handle is alive for; and on one that none is, if it blocks.
+        begin_raw(context, stream);
+        assert!(is_capturing(context).unwrap());
+        end_raw(context, stream);
+        let (api, mut raw) = (context.driver().api(), std::ptr::null_mut());
+        // SAFETY: writes one handle, to a local that outlives the call.
+        let made = context.with_current(|| unsafe { (api.cuStreamCreate().unwrap())(&mut raw, 0) });
+        assert_eq!(made.unwrap(), CUresult::CUDA_SUCCESS);
+        // SAFETY: the stream outlives the handle.
+        let handle = || unsafe { Stream::borrowed(context, raw) };
+        begin_raw(context, &handle());
+        assert!(is_capturing(context).unwrap());
+        end_raw(context, &handle());
+        assert!(!is_capturing(context).unwrap());
+        // SAFETY: nobody uses the stream any more.
+        assert_eq!(unsafe { (api.cuStreamDestroy_v2().unwrap())(raw) }, CUresult::CUDA_SUCCESS);
+    });
+}
+
+#[test]
+fn a_thread_knows_the_captures_that_it_has_begun() {
+    on_stream(|_, context, stream| {
+        assert!(captures_of_this_thread().is_empty());
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        assert_eq!(captures_of_this_thread(), std::slice::from_ref(stream));
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(captures_of_this_thread().is_empty()));
+        });
+        drop(capture);
+        assert!(captures_of_this_thread().is_empty());
+        // Handles that come and go leave nothing behind.
+        for _ in 0..10_000 {
+            // SAFETY: the stream outlives the handle.
+            drop(unsafe { Stream::borrowed(context, stream.raw()) });
+        }
+        assert!(!is_capturing(context).unwrap());
     });
 }
 

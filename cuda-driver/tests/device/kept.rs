@@ -1,9 +1,11 @@
-//! Modules live as long as graphs with their kernels.
+//! Modules live as long as graphs with their kernels, and so does what graphs are told to keep.
+
+use std::sync::Arc;
 
 use cuda_driver::graph::{CaptureMode, Graph};
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::module::{JitOptions, LaunchConfig, Module};
-use cuda_driver::sys::CUresult;
+use cuda_driver::sys::{CUresult, CUstreamCaptureMode};
 use cuda_driver::{Context, Event, EventFlags, Stream, StreamFlags};
 use gpu_sim::{Action, Injection, World};
 
@@ -35,6 +37,22 @@ fn capture(stream: &Stream, work: impl FnOnce()) -> Graph {
     let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
     work();
     capture.end().unwrap()
+}
+
+/// Begins a capture as another library does.
+pub(super) fn begin_raw(context: &Context, stream: &Stream) {
+    let begin = context.driver().api().cuStreamBeginCapture_v2().unwrap();
+    // SAFETY: the stream is alive.
+    let code = unsafe { begin(stream.raw(), CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED) };
+    assert_eq!(code, CUresult::CUDA_SUCCESS);
+}
+
+pub(super) fn end_raw(context: &Context, stream: &Stream) {
+    let (end, mut graph) = (context.driver().api().cuStreamEndCapture().unwrap(), std::ptr::null_mut());
+    // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
+    assert_eq!(unsafe { end(stream.raw(), &mut graph) }, CUresult::CUDA_SUCCESS);
+    // SAFETY: nobody else has the graph, of which nothing is launched.
+    drop(unsafe { Graph::from_raw(context, graph) });
 }
 
 fn read(memory: &DeviceMemory) -> [u32; 4] {
@@ -103,6 +121,34 @@ fn an_executable_that_is_updated_keeps_the_new_graphs_modules() {
         assert_eq!((read(memory), world.calls("cuModuleUnload")), ([4, 3, 2, 1], 0));
         drop(exec);
         assert_eq!(world.calls("cuModuleUnload"), 2);
+    });
+}
+
+#[test]
+fn a_graph_keeps_what_it_is_told_until_its_last_executable_goes() {
+    on_stream(|_, context, stream| {
+        let held = |owner: &Arc<()>| Arc::strong_count(owner) > 1;
+        let owner = Arc::new(());
+        let graph = capture(stream, || {
+            assert!(stream.keep_in_graph(owner.clone()).unwrap());
+        });
+        let execs = [(); 2].map(|()| graph.instantiate().unwrap());
+        drop(graph);
+        let [first, second] = execs;
+        drop(first);
+        assert!(held(&owner));
+        drop(second);
+        assert!(!held(&owner));
+        // Thrown away with its capture; and a stream that does not capture keeps nothing, nor does the capture of others.
+        let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        assert!(stream.keep_in_graph(owner.clone()).unwrap() && held(&owner));
+        let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+        assert!(!other.keep_in_graph(owner.clone()).unwrap());
+        drop(open);
+        assert!(!held(&owner));
+        begin_raw(context, &other);
+        assert!(!other.keep_in_graph(owner.clone()).unwrap() && !held(&owner));
+        end_raw(context, &other);
     });
 }
 

@@ -1,6 +1,11 @@
 //! Captures and graphs.
 
-use cuda_driver::graph::{CaptureMode, CaptureStatus, Graph, InstantiateFlags, RelaxedCapture};
+use std::sync::{Arc, atomic::Ordering};
+
+use cuda_driver::graph::{
+    CaptureMode, CaptureStatus, Graph, InstantiateFlags, RelaxedCapture, captures_of_this_thread,
+    is_capturing,
+};
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::{Driver, Error, Result, Stream};
 
@@ -15,6 +20,9 @@ pub(super) fn captures(driver: &Driver) -> Result<()> {
     let info = stream.capture_info()?;
     assert_eq!(info.status, CaptureStatus::Active);
     assert!(info.id.is_some());
+    assert_eq!(driver.open_captures().load(Ordering::Relaxed), 1);
+    assert!(is_capturing(&context)? && captures_of_this_thread() == std::slice::from_ref(&stream));
+    assert!(stream.keep_in_graph(Arc::new(()))?);
     match stream.launch_host_fn(|| {}) {
         Err(Error::WhileCapturing { .. }) => {}
         other => other.map(|()| panic!("a graph could run it often"))?,
