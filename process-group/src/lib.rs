@@ -10,6 +10,7 @@
 //! | [`group`] | process groups: ranks that agreed, subgroups, collectives, work |
 //! | [`local`] | descriptors from one process of a host to another |
 //! | [`peers`] | which processes of this host are still there |
+//! | [`graph_memory`] | memory that captured graphs keep in place |
 //! | [`record`] | the flight recorder: what each rank called, and which rank did not join |
 //! | `registration` | registers an allocator's segments with communicators (feature `registration`) |
 //! | [`Path`] | ways beside NCCL, which crates above this one implement |
@@ -23,6 +24,7 @@
 
 mod chain;
 pub mod comm;
+pub mod graph_memory;
 pub mod group;
 mod hash;
 pub mod local;

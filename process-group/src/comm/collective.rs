@@ -6,6 +6,7 @@ use super::{
     Communicator, DataType, ReduceOp, Result, group,
     task::{Operation, Task},
 };
+use crate::graph_memory;
 
 /// Every call enqueues work on `stream` and returns; a group that is open on the thread holds it back until the
 /// group is finished. All ranks make the same calls in the same order, with the same counts and types; `count` is
@@ -255,6 +256,7 @@ impl Communicator {
     /// As for the public methods.
     pub(super) unsafe fn submit(&self, task: &Task, stream: &Stream) -> Result<()> {
         self.check_task(task, stream, group::is_open())?;
+        graph_memory::note(stream, task.memory(self.place()))?;
         // SAFETY: the caller's contract.
         Ok(unsafe { self.launch(task, stream) }?)
     }

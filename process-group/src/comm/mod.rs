@@ -51,6 +51,8 @@ mod window;
 pub use abort::AbortHandle;
 pub(crate) use abort::PATIENCE;
 pub use check::ArgumentError;
+#[cfg(test)]
+pub(crate) use check::Place;
 pub use children::ShrinkMode;
 pub use communicator::Communicator;
 pub(crate) use communicator::settings;

@@ -191,6 +191,19 @@ impl Task {
         }
     }
 
+    /// The ranges of this rank's memory that the operation uses.
+    pub(crate) fn memory(&self, place: &Place) -> impl Iterator<Item = (DevicePtr, u64)> + use<> {
+        let buffers = match self.operation {
+            Operation::PutSignal => [Some(self.send), Some(self.receive)].map(|at| Some((at?, self.bytes()))),
+            _ => self.buffers(place).map(|buffer| buffer.map(|(_, at, bytes)| (DevicePtr(at), bytes))),
+        };
+        let factor = match self.op {
+            ReduceOp::PreMulSumAt(at) => Some((at, self.dtype.size() as u64)),
+            _ => None,
+        };
+        buffers.into_iter().flatten().chain(factor)
+    }
+
     /// The buffers that have to lie [alike](Operation::symmetric): what for, where, and their bytes.
     pub(crate) fn symmetric_buffers(
         &self,

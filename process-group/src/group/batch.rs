@@ -77,7 +77,7 @@ impl<'a> Batch<'a> {
             span = recording.end(operation);
         }
         let count = Count::of(tasks, checked::is_collective(operation, tasks.iter()));
-        Ok(group.mark(blank, operation, stream, span, count)?)
+        Ok(group.mark(blank, operation, stream, span, count, tasks)?)
     }
 
     /// Launches tasks on the group's communicator.

@@ -5,7 +5,7 @@
 //! the processor's caches and branch predictors. So what a call costs is what it touches, and one straight line on which
 //! the operation is known touches least. What is rare is out of line.
 
-use std::panic::Location;
+use std::{panic::Location, slice};
 
 use cuda_driver::Stream;
 
@@ -13,7 +13,7 @@ use super::{Batch, GroupError, ProcessGroup, Result, Work, counter::Count, parts
 use crate::{
     Slim,
     comm::{Operation, Task, refuse_inside_group},
-    profile,
+    graph_memory, profile,
     record::{Call, Span},
 };
 
@@ -111,7 +111,7 @@ impl ProcessGroup {
             return Err(error.into());
         }
         let span = track.launched_one(&call, begun);
-        self.mark(blank, operation, stream, span, Count::of_one(&task))
+        self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
     /// What is looked at when all that is launched together is there.
@@ -139,11 +139,11 @@ impl ProcessGroup {
         // What is counted here and cannot be marked would set this rank apart from the others.
         self.communicator.check_stream("launched", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
-        let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective);
+        let marked = self.mark(blank, "graph", stream, Span::default(), Count::Collective, &[]);
         marked.map_err(|error| vigil.reason(*error))
     }
 
-    /// Counts what was enqueued and marks its place on the stream.
+    /// Counts what was enqueued, which are `tasks`, and marks its place on the stream.
     #[inline(always)]
     pub(super) fn mark(
         &self,
@@ -152,12 +152,15 @@ impl ProcessGroup {
         stream: &Stream,
         span: Span,
         count: Count<'_>,
+        tasks: &[Task],
     ) -> Slim<Work, GroupError> {
         let sequence = self.counter.count(count);
         let work = blank.done(operation, sequence, stream, span)?;
         // What is captured is not on the stream; it must not hide what is.
         if work.is_captured() {
             self.counter.captured(count);
+            let place = self.communicator.place();
+            graph_memory::note_captured(stream, tasks.iter().flat_map(|task| task.memory(place)))?;
             return Ok(work);
         }
         Ok(self.outstanding.put(work))

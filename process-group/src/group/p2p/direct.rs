@@ -2,6 +2,7 @@
 
 use std::{
     panic::Location,
+    slice,
     sync::{Arc, PoisonError, Weak},
 };
 
@@ -135,7 +136,7 @@ impl ProcessGroup {
         // SAFETY: the caller's contract.
         unsafe { self.record_on_path(&[task], stream, &mut recording) }?;
         let span = recording.end(operation);
-        self.mark(blank, operation, stream, span, Count::of_one(&task))
+        self.mark(blank, operation, stream, span, Count::of_one(&task), slice::from_ref(&task))
     }
 
     /// A call that may be held up in the driver, until what is returned is dropped.

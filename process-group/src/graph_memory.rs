@@ -1,0 +1,105 @@
+//! Memory that captured graphs keep in place.
+//!
+//! A graph uses the addresses that it was captured with, at each launch, long after the calls. Whoever owns memory that
+//! could be used again by then implements [`GraphMemory`] and [registers](register) it. Groups and communicators tell all
+//! owners which ranges their captured operations use; crates above this one tell them by [`note`].
+//!
+//! Nothing is asked and no lock is taken where nothing captures, or nothing is registered.
+
+use std::sync::{
+    Arc, PoisonError, RwLock, Weak,
+    atomic::{AtomicBool, Ordering},
+};
+
+use cuda_driver::{DevicePtr, Stream, graph::CaptureStatus};
+
+/// An owner of memory that may have to stay in place for a captured graph.
+pub trait GraphMemory: Send + Sync {
+    /// Work that `stream` is given while it captures uses `bytes` bytes at `address`, which may be another's memory. The
+    /// caller keeps the memory until this returns.
+    ///
+    /// # Errors
+    /// What the driver says when it is asked for the capture; nothing is kept then.
+    fn used_by_graph(&self, address: DevicePtr, bytes: u64, stream: &Stream) -> cuda_driver::Result<()>;
+}
+
+static OWNERS: RwLock<Vec<Weak<dyn GraphMemory>>> = RwLock::new(Vec::new());
+/// Whether there may be any.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Has `owner` be told of memory that graphs use, until it is dropped.
+pub fn register(owner: Weak<dyn GraphMemory>) {
+    let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
+    owners.retain(|owner| owner.strong_count() > 0);
+    owners.push(owner);
+    ANY.store(true, Ordering::Release);
+}
+
+/// Tells the owners that work which `stream` is about to be given uses these ranges, if it captures.
+///
+/// # Errors
+/// As [`Stream::capture_status`], and what an owner says.
+pub fn note(stream: &Stream, ranges: impl IntoIterator<Item = (DevicePtr, u64)>) -> cuda_driver::Result<()> {
+    match ANY.load(Ordering::Acquire) && stream.capture_status()? != CaptureStatus::None {
+        true => note_captured(stream, ranges),
+        false => Ok(()),
+    }
+}
+
+/// As [`note`], of a stream that captures.
+#[cold]
+pub(crate) fn note_captured(
+    stream: &Stream,
+    ranges: impl IntoIterator<Item = (DevicePtr, u64)>,
+) -> cuda_driver::Result<()> {
+    let owners: Vec<Arc<dyn GraphMemory>> = {
+        let owners = OWNERS.read().unwrap_or_else(PoisonError::into_inner);
+        owners.iter().filter_map(Weak::upgrade).collect()
+    };
+    for (address, bytes) in ranges.into_iter().filter(|(_, bytes)| *bytes > 0) {
+        owners.iter().try_for_each(|owner| owner.used_by_graph(address, bytes, stream))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{DataType, Operation, Place, ReduceOp, Task};
+
+    const SEND: DevicePtr = DevicePtr(0x1000);
+    const RECEIVE: DevicePtr = DevicePtr(0x9000);
+    const FACTOR: DevicePtr = DevicePtr(0x100);
+
+    #[test]
+    fn every_operation_names_all_memory_that_it_uses() {
+        let place = Place { rank: 1, size: 4, release: nccl_sys::Version::new(2, 30, 7) };
+        // Of the rank that is named, and of another one.
+        for (operation, named, other) in [
+            (Operation::AllReduce, [40, 40], [40, 40]),
+            (Operation::Broadcast, [40, 40], [0, 40]),
+            (Operation::Reduce, [40, 40], [40, 0]),
+            (Operation::AllGather, [40, 160], [40, 160]),
+            (Operation::ReduceScatter, [160, 40], [160, 40]),
+            (Operation::AllToAll, [160, 160], [160, 160]),
+            (Operation::Gather, [40, 160], [40, 0]),
+            (Operation::Scatter, [160, 40], [0, 40]),
+            (Operation::Send, [40, 0], [40, 0]),
+            (Operation::Recv, [0, 40], [0, 40]),
+            (Operation::PutSignal, [40, 40], [40, 40]),
+            (Operation::Signal, [0, 0], [0, 0]),
+            (Operation::WaitSignals, [0, 0], [0, 0]),
+        ] {
+            for (rank, [send, receive]) in [(1, named), (2, other)] {
+                let task = Task::new(operation, SEND, RECEIVE, 10, DataType::F32).with(rank);
+                let mut wanted = vec![(SEND, send), (RECEIVE, receive)];
+                wanted.retain(|(_, bytes)| *bytes > 0);
+                assert_eq!(task.memory(&place).collect::<Vec<_>>(), wanted, "{operation:?} of rank {rank}");
+            }
+        }
+        // In place once, and the factor too.
+        let task = Task::new(Operation::AllReduce, SEND, SEND, 10, DataType::F64);
+        let task = task.reduced_by(ReduceOp::PreMulSumAt(FACTOR));
+        assert_eq!(task.memory(&place).collect::<Vec<_>>(), [(SEND, 80), (FACTOR, 8)]);
+    }
+}
