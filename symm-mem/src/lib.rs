@@ -53,8 +53,9 @@
 //! | I6 | several groups in ascending order of their numbers | [`commit_all`]; whoever does otherwise meets a deadline that says who waits where |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | what a segment is to a group is agreed, not found out | [`Standing`] changes by a commit's verdict only |
-//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s and every communicator with windows in it hold the memory; the last one gives it back. A retired segment's memory goes when all ranks have said that its windows are gone |
-//! | I10 | a pool does not grow during a capture | [`PoolCapture`] freezes it; a commit meanwhile is [`Refusal::CommitDuringCapture`] on all members |
+//! | I9 | memory stays until nobody can reach it | the pool, its blocks, [`GraphPin`]s, graphs that use it and every communicator with windows in it hold the memory; the last one gives it back. A retired segment's memory goes when all ranks have said that its windows are gone |
+//! | I10 | a pool does not grow during a declared capture, and no window comes or goes during any | [`PoolCapture`] freezes it; a commit or a retirement while the driver says that a stream captures is [`Refusal::CommitDuringCapture`] on all members |
+//! | I11 | a block that captured work uses is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!
 //! Windows stay until their communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire) their
 //! segments, which no block and no graph may hold on any rank. What happens to a buffer, and why, says

@@ -87,7 +87,8 @@ impl SymmetricPool {
     /// Makes the pool's new segments windows of `group`: on all members, or on none.
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. To
-    /// be called while nothing is captured and no NCCL group is open, after the same collectives and both ends of the
+    /// be called while no stream of the device captures and no NCCL group is open (refused on all members otherwise, with the
+    /// capture as it was), after the same collectives and both ends of the
     /// same messages have been enqueued on the members. A group's commits, of whatever pools, come one after the
     /// other: NCCL pairs windows by their order. Of several groups, every rank commits the one with the lowest number
     /// first ([`commit_all`] does).

@@ -3,7 +3,7 @@
 use std::{borrow::Cow, fmt};
 
 use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
-use cuda_driver::DevicePtr;
+use cuda_driver::{DevicePtr, graph::is_capturing};
 use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 
 use super::SymmetricGroup;
@@ -23,20 +23,43 @@ pub(crate) struct Found {
     pub(crate) address_space_left: Option<u64>,
 }
 
+/// What a rank finds before it looks at its segments, when it comes to a commit or a retirement.
+pub(crate) struct Circumstances {
+    /// Whether the calling thread has opened an NCCL group.
+    pub(crate) inside_group: bool,
+    /// What is wrong with its groups.
+    pub(crate) trouble: Option<String>,
+    /// Whether a stream of their devices captures, as the driver says. Registering and deregistering are no part of a
+    /// capture, and may ruin it.
+    pub(crate) is_capturing: Result<bool, String>,
+}
+
+impl Circumstances {
+    /// Whether the rank can take part.
+    pub(crate) fn readiness(self) -> Readiness {
+        match self {
+            Self { inside_group: true, .. } => Readiness::GroupOpen,
+            Self { trouble: Some(cause), .. } | Self { is_capturing: Err(cause), .. } => {
+                Readiness::Failed { ordinal: None, cause }
+            }
+            Self { is_capturing: Ok(true), .. } => Readiness::Capturing,
+            Self { .. } => Readiness::Ready,
+        }
+    }
+}
+
 impl Found {
     pub(super) fn of(group: &dyn SymmetricGroup, inside: bool, alone: bool) -> Self {
         let communicator = group.communicator();
-        let readiness = if inside {
-            Readiness::GroupOpen
-        } else if !alone {
-            let cause = "another thread commits another pool for this group; the same one must come first on every rank";
-            Readiness::Failed { ordinal: None, cause: cause.to_owned() }
-        } else {
-            match communicator.check() {
-                Ok(()) => Readiness::Ready,
-                Err(error) => Readiness::Failed { ordinal: None, cause: cause(group, error) },
+        let trouble = match alone {
+            true => communicator.check().err().map(|error| cause(group, error)),
+            false => {
+                let cause = "another thread commits another pool for this group; the same one must come first on every rank";
+                Some(cause.to_owned())
             }
         };
+        let is_capturing = is_capturing(communicator.context()).map_err(|error| error.to_string());
+        let readiness = Circumstances { inside_group: inside, trouble, is_capturing }.readiness();
         let windows = match group.windows_supported() {
             Ok(()) => WindowSupport::Available,
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },

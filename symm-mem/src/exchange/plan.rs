@@ -10,6 +10,7 @@ use cuda_driver::{
     Event, Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
 };
+use process_group::graph_memory;
 
 use super::{
     Awaited, Fault, Owner, Part, TransferError,
@@ -247,6 +248,7 @@ impl Plan {
         same_device(shared, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
             core.captured.store(true, Ordering::Release);
+            graph_memory::note(stream, [(wire.memory.ptr(), wire.memory.bytes() as u64)])?;
             return steps.iter().try_for_each(|step| Ok(captured(step, wire, stream)?));
         }
         let begins = !matches!(asked, "wait");

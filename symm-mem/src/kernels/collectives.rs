@@ -2,10 +2,14 @@
 
 use cuda_driver::module::{LaunchConfig, Parameter};
 use cuda_driver::{DevicePtr, Stream};
-use process_group::comm::{DataType, ReduceOp};
+use process_group::{
+    comm::{DataType, ReduceOp},
+    graph_memory,
+};
 
 use super::arguments::{Gather, Placing, Reduce, THREADS, blocks};
 use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE};
+use super::own::own_buffer;
 use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 
 /// Where a collective's outcome goes.
@@ -131,6 +135,7 @@ impl Kernels {
         };
         let reduce =
             Reduce { input: call.input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+        shape.note(stream, target, bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, share) }
     }
@@ -160,6 +165,7 @@ impl Kernels {
             Target::Address(at) => (at.0, Placing::Address),
         };
         let reduce = Reduce { input, output, bytes, target: placing as u32, kernel: kernel as u32 };
+        shape.note(stream, call.target, bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, bytes) }
     }
@@ -187,6 +193,7 @@ impl Kernels {
             Target::Address(at) => (0, at.0, 0),
         };
         let gather = Gather { input, stride, output, bytes, own, kernel: kernel as u32 };
+        shape.note(stream, call.target, bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.gather(stream, ranks, kernel, gather) }
     }
@@ -215,6 +222,7 @@ impl Kernels {
         };
         let input = call.input + bytes * u64::from(ranks.rank);
         let gather = Gather { input, stride: 0, output, bytes, own, kernel: kernel as u32 };
+        shape.note(stream, call.target, bytes)?;
         // SAFETY: the caller's promise.
         unsafe { self.gather(stream, ranks, kernel, gather) }
     }
@@ -329,6 +337,22 @@ impl Shape<'_> {
         let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
         let apart = output.checked_add(written).is_some_and(|end| end <= input) || output >= input + read;
         if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
+    }
+
+    /// Has a graph that captures the launch pin this rank's memory that it uses.
+    fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
+        let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
+        let own = |offset: u64, bytes: u64| {
+            let base = own_buffer(self.ranks.buffers)?;
+            Some((DevicePtr(base.0.saturating_add(offset)), bytes))
+        };
+        let output = match target {
+            // What is gathered in place is longer than what was there.
+            Target::InPlace => own(self.input, written),
+            Target::Offset(offset) => own(offset, written),
+            Target::Address(at) => Some((at, written)),
+        };
+        graph_memory::note(stream, own(self.input, read).into_iter().chain(output))
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `fault` | [`FaultRecord`]: what a kernel says when it gives up |
 //! | `code` | the PTX that the crate comes with, and which of it a driver takes |
 //! | `load` | a context's kernels, loaded once |
+//! | `own` | where this rank's own buffer lies, for graphs that pin it |
 //! | `signals` | the launches of barrier, put and wait |
 //! | `collectives`, `arguments` | those of all-reduce, reduce-scatter, all-gather and all-to-all, and what their kernels are told |
 //! | `twins` (feature `twins`) | host functions in the kernels' place, for the embedded device |
@@ -24,6 +25,7 @@ mod collectives;
 mod error;
 mod fault;
 mod load;
+mod own;
 mod pad;
 mod signals;
 #[cfg(any(test, feature = "twins"))]
@@ -37,6 +39,7 @@ pub use collectives::{Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter, 
 pub use error::{KernelError, Late};
 pub use fault::{FaultRecord, Waiting};
 pub use load::Kernels;
+pub(crate) use own::OwnBuffer;
 pub use pad::PadLayout;
 
 /// The most ranks that a kernel serves.

@@ -37,9 +37,12 @@ use caching_alloc::{
     },
     driver::{Sharing, VirtualMemorySource},
 };
-use cuda_driver::{Context, DevicePtr};
-use process_group::{comm::Window, group::places_changed};
+use cuda_driver::{Context, DevicePtr, graph::captures_of_this_thread};
+use process_group::{comm::Window, graph_memory::GraphMemory, group::places_changed};
 
+use self::memory::Arena;
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use self::memory::GraphHold;
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use self::retire::Found as RetirementFound;
 pub use self::{
@@ -118,7 +121,7 @@ impl SymmetricPool {
             id,
             domain: domain.clone(),
             context: None,
-            memory: Arc::new(Memory::new(id, arena)),
+            memory: Memory::new(id, arena),
             table: Arc::default(),
             seats: Mutex::default(),
             retired: Mutex::default(),
@@ -145,7 +148,7 @@ impl SymmetricPool {
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
         let placed = arena.allocate(bytes)?;
-        Ok(self.hand_out(&arena, placed, bytes))
+        Ok(self.hand_out(arena, placed, bytes))
     }
 
     /// A block of `bytes` that errors about differences between ranks call `tag`. Not collective.
@@ -160,14 +163,26 @@ impl SymmetricPool {
     ) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
         let placed = arena.allocate_tagged(bytes, tag)?;
-        Ok(self.hand_out(&arena, placed, bytes))
+        Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// A segment that was made for a block is published before the block is handed out.
+    /// A segment that was made for a block is published before the block is handed out. What is allocated during a capture
+    /// may be used by what is captured, whoever enqueues it.
     #[inline]
-    fn hand_out(&self, arena: &SymmetricArena, placed: Placed, bytes: u64) -> SymmetricBlock {
+    fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
-            self.publish_last(arena);
+            self.publish_last(&arena);
+        }
+        drop(arena);
+        if self.memory.is_capturing() {
+            self.memory.note_use(placed.placement, bytes);
+        }
+        for stream in captures_of_this_thread() {
+            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
+            if is_own && self.memory.used_by_graph(DevicePtr(placed.address), bytes, &stream).is_err() {
+                // The driver does not say whether it captures: it may.
+                self.memory.hold_without_graph(placed.address, bytes);
+            }
         }
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
     }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cuda_driver::Context;
+use cuda_driver::{Context, graph::is_capturing};
 use process_group::{
     comm::{CommError, Group, Window},
     store::{Deadline, StoreError},
@@ -19,7 +19,7 @@ use crate::{
         Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, Held, Input, Malformed, Poison, PoolId,
         Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord, Seat,
     },
-    commit::{Seated, SymmetricGroup, Turn, driver::Line, end_poisoned, lock},
+    commit::{Seated, SymmetricGroup, Turn, driver::Line, end_poisoned, lock, offer::Circumstances},
 };
 
 /// What a retirement achieved; equal on all ranks but for `bytes`, `windows` and `elapsed`.
@@ -137,7 +137,7 @@ impl SymmetricPool {
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
         let (parties, trouble) = self.parties(groups);
         let seats: Vec<Arc<Mutex<Seated>>> = parties.iter().map(|party| party.seated.clone()).collect();
-        let found = Found::of(&parties, trouble);
+        let found = Found::of(&parties, trouble, self.context.as_ref());
         let machine = self.begin_retirement(&ordinals, &seats, found, deadline);
         let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties, deadline);
         let pool = self.id();
@@ -220,6 +220,7 @@ impl SymmetricPool {
         drop(arena);
         let readiness = match (found.readiness, unknown, table.parted(ordinals)) {
             (Readiness::GroupOpen, ..) => Readiness::GroupOpen,
+            (Readiness::Capturing, ..) => Readiness::Capturing,
             _ if frozen => Readiness::Capturing,
             (_, Some(ordinal), _) => {
                 let cause = "there is no such segment, or it was retired before".to_owned();
@@ -445,20 +446,21 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    fn of(parties: &[Party<'_>], trouble: Option<String>) -> Self {
-        let failed = |cause| Readiness::Failed { ordinal: None, cause };
-        let readiness = if Group::is_open() {
-            Readiness::GroupOpen
-        } else if let Some(cause) = trouble {
-            failed(cause)
-        } else {
+    /// With what is wrong with the groups that take part, and the pool's own context.
+    fn of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Self {
+        let trouble = trouble.or_else(|| {
             // Where a group is over, what has ended it says more than that its communicator is gone.
-            let wrong = parties.iter().find_map(|party| match party.group.standing() {
+            parties.iter().find_map(|party| match party.group.standing() {
                 Err(ended) => Some(ended.to_string()),
                 Ok(()) => party.group.communicator().check().err().map(|error| error.to_string()),
-            });
-            wrong.map_or(Readiness::Ready, failed)
-        };
+            })
+        });
+        let mut contexts =
+            context.into_iter().chain(parties.iter().map(|it| it.group.communicator().context()));
+        let is_capturing = contexts
+            .try_fold(false, |found, context| Ok::<_, cuda_driver::Error>(found || is_capturing(context)?));
+        let is_capturing = is_capturing.map_err(|error| error.to_string());
+        let readiness = Circumstances { inside_group: Group::is_open(), trouble, is_capturing }.readiness();
         let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
         enqueued.sort_by_key(|it| it.group);
         enqueued.dedup_by_key(|it| it.group);

@@ -8,7 +8,7 @@ use process_group::{
     store::Deadline,
 };
 
-use crate::{agreement::GroupId, pool::SymmetricBlock};
+use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock};
 
 /// Why a window has no addresses here.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +57,8 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
+    /// Before the array.
+    _own: Option<OwnBuffer>,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
@@ -67,14 +69,16 @@ pub struct PeerBuffers {
 }
 
 impl PeerBuffers {
+    /// Of all ranks' memory, of which this one's is at `place`.
     pub(super) fn mapped(
         context: &Context,
-        addresses: Vec<DevicePtr>,
+        (place, addresses): (usize, Vec<DevicePtr>),
         bytes: usize,
         mapped: Vec<Mapping>,
     ) -> Result<Self, cuda_driver::Error> {
         let array = array(context, &addresses)?;
-        Ok(Self { addresses, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
+        let _own = addresses.get(place).map(|own| OwnBuffer::enter(array.ptr(), *own));
+        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
     }
 
     /// The ranks' memory behind a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
@@ -119,7 +123,8 @@ impl PeerBuffers {
         let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
         let array = array(communicator.context(), &addresses)?;
         let (origin, _mapped) = (Origin::Window, Vec::new());
-        Ok(Self { addresses, array, bytes, origin, _mapped, _block: None })
+        let _own = Some(OwnBuffer::enter(array.ptr(), window.ptr() + offset as usize));
+        Ok(Self { addresses, _own, array, bytes, origin, _mapped, _block: None })
     }
 
     /// The addresses, in the group's order.

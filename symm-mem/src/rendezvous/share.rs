@@ -87,7 +87,7 @@ pub(super) fn share(
         addresses.push(mapping.ptr());
         mappings.push(mapping);
     }
-    PeerBuffers::mapped(context, addresses, bytes, mappings).map_err(failed)
+    PeerBuffers::mapped(context, (place, addresses), bytes, mappings).map_err(failed)
 }
 
 /// Every rank's memory, in the group's order; `None` for this rank's own.

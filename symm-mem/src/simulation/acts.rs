@@ -8,7 +8,7 @@ use super::{
     Violation,
     library::Life,
     oracle::{Used, Way},
-    rank::Membership,
+    rank::{Capture, Membership},
     scenario::{Action, DEADLINE},
     work::Work,
     world::{Event, World, tell},
@@ -64,17 +64,24 @@ impl World {
                     state.blocks.remove(at);
                 }
             }
-            Action::BeginCapture => {
+            Action::BeginCapture { declared } => {
+                let number = self.random.next();
                 let state = self.rank(rank);
-                state.capture = Some(state.pool.begin_capture());
+                state.capture = Some(Capture::begin(&state.pool, declared, number));
+            }
+            Action::Capture { nth } => {
+                let state = self.rank(rank);
+                let block = state.block(nth).map(|(block, _)| block.clone());
+                if let (Some(capture), Some(block)) = (&mut state.capture, block) {
+                    capture.uses(&state.pool, &block);
+                }
             }
             Action::EndCapture => {
                 let state = self.rank(rank);
-                if let Some(capture) = state.capture.take() {
-                    state.pins.push(capture.finish());
-                }
+                state.graphs.extend(state.capture.take().map(Capture::end));
             }
-            Action::DropGraphs => self.rank(rank).pins.clear(),
+            Action::DropGraphs => self.rank(rank).graphs.clear(),
+            Action::DropLastGraph => drop(self.rank(rank).graphs.pop()),
             Action::Use { group, nth, site } => self.use_block(rank, group, nth, site)?,
             Action::Message { group, from, to } => self.message(rank, group, from, to),
             Action::Make { group, epoch } => self.make(rank, group, epoch),
@@ -90,7 +97,14 @@ impl World {
         let block = state.pool.allocate(bytes);
         state.observe();
         if let Ok(block) = block {
-            let identity = state.identity();
+            let (identity, begin) = (state.identity(), block.ptr().0);
+            if let Some(used) = state.used_by_graph(begin..begin + block.bytes()) {
+                let what = format!(
+                    "rank {rank} places a block at {begin:#x} where a graph of its uses {:#x} to {:#x}",
+                    used.start, used.end
+                );
+                return Err(Violation(what));
+            }
             state.blocks.push((block, identity));
         }
         Ok(())
@@ -102,6 +116,13 @@ impl World {
         state.observe();
         let device = state.device.clone();
         for memory in device.returned() {
+            let state = &self.ranks[rank as usize];
+            if state.used_by_graph(memory.address..memory.address + memory.bytes).is_some() {
+                let at = memory.address;
+                return Err(Violation(format!(
+                    "rank {rank} gives the memory at {at:#x} back, which a graph uses"
+                )));
+            }
             if let Some((group, holder)) = self.library.reached(rank, memory.address, memory.bytes) {
                 let what = format!(
                     "rank {rank} gives the memory at {:#x} back, under the window that rank {holder} has of it in {group}",

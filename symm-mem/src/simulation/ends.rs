@@ -196,7 +196,7 @@ impl World {
                 continue;
             }
             state.capture = None;
-            state.pins.clear();
+            state.graphs.clear();
             state.blocks.clear();
             self.observe(rank)?;
         }

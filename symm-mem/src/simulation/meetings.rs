@@ -12,10 +12,11 @@ use super::{
 };
 use crate::{
     CommitOptions,
-    agreement::{
-        Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release, hash::chain,
+    agreement::{Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Release, hash::chain},
+    commit::{
+        lock,
+        offer::{self, Circumstances},
     },
-    commit::{lock, offer},
     pool,
     rendezvous::protocol::{self, Handles, Meeting, Record, Uuid},
 };
@@ -80,12 +81,13 @@ impl World {
             membership.send(*peer);
         }
         let fails = trouble == Trouble::PrepareFails && culprit && round == 1;
-        let readiness = match fails {
-            true => Readiness::Failed { ordinal: None, cause: "misaligned".to_owned() },
-            false => Readiness::Ready,
+        let circumstances = Circumstances {
+            inside_group: false,
+            trouble: fails.then(|| "misaligned".to_owned()),
+            is_capturing: Ok(state.capture.is_some()),
         };
         let found = offer::Found {
-            readiness,
+            readiness: circumstances.readiness(),
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
             address_space_left: Some(left),
@@ -129,7 +131,10 @@ impl World {
                 seats.push((*uid, seated));
             }
         }
-        let found = pool::RetirementFound { readiness: Readiness::Ready, enqueued: state.enqueued() };
+        let circumstances =
+            Circumstances { inside_group: false, trouble: None, is_capturing: Ok(state.capture.is_some()) };
+        let readiness = circumstances.readiness();
+        let found = pool::RetirementFound { readiness, enqueued: state.enqueued() };
         let only: Vec<_> = seats.iter().map(|(_, seated)| seated.clone()).collect();
         let machine = state.pool.begin_retirement(&ordinals, &only, found, deadline);
         let round = state.retirements;
@@ -148,7 +153,7 @@ impl World {
             Trouble::MeetsOtherwise(how) if self.scenario.is_culprit(rank) => Some(how),
             _ => None,
         };
-        let capturing = self.rank(rank).capture.is_some();
+        let capturing = self.rank(rank).capture.as_ref().is_some_and(|capture| capture.declared.is_some());
         let deadline = self.deadline(rank, deadline);
         let token = self.random.next();
         let state = self.rank(rank);

@@ -408,7 +408,9 @@ impl World {
             Refusal::PeerPrepareFailed { rank, .. } => {
                 trouble == Trouble::PrepareFails && *rank == culprit || parts
             }
-            Refusal::CommitDuringCapture { ranks } => trouble == Trouble::Capturing && *ranks == [culprit],
+            Refusal::CommitDuringCapture { ranks } => {
+                matches!(trouble, Trouble::Capturing | Trouble::CapturingUndeclared) && *ranks == [culprit]
+            }
             Refusal::CapabilityMismatch { values, .. } => {
                 matches!(trouble, Trouble::OtherRelease | Trouble::OtherEnvironment)
                     && affected

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::Range,
     sync::Arc,
     time::Duration,
 };
@@ -20,7 +21,7 @@ use super::{
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
     agreement::{Enqueued, LogPoint, MessageCounts, hash::chain},
-    pool::Memory,
+    pool::{GraphHold, Memory},
 };
 
 /// What peers' memory is remembered for: a segment of the pool, or a persistent allocation.
@@ -73,6 +74,51 @@ impl Membership {
     }
 }
 
+/// A capture in progress.
+pub(super) struct Capture {
+    /// If it was declared to the pool.
+    pub(super) declared: Option<PoolCapture>,
+    /// The driver's number of it.
+    number: u64,
+    hold: Option<Arc<GraphHold>>,
+    used: Vec<Range<u64>>,
+}
+
+/// What a graph was captured with.
+pub(super) struct Graph {
+    _pin: Option<GraphPin>,
+    _hold: Option<Arc<GraphHold>>,
+    used: Vec<Range<u64>>,
+}
+
+impl Capture {
+    pub(super) fn begin(pool: &SymmetricPool, declared: bool, number: u64) -> Self {
+        let declared = declared.then(|| pool.begin_capture());
+        Self { declared, number, hold: None, used: Vec::new() }
+    }
+
+    /// What is captured uses `block`.
+    pub(super) fn uses(&mut self, pool: &SymmetricPool, block: &SymmetricBlock) {
+        let (begin, bytes) = (block.ptr().0, block.bytes());
+        self.used.push(begin..begin + bytes);
+        match &mut self.declared {
+            Some(declared) => declared.uses(block),
+            None => {
+                let hold = pool.memory().graph_hold(self.number);
+                if let Some(hold) = &hold {
+                    pool.memory().hold_for_graph(hold, begin, bytes);
+                }
+                self.hold = hold;
+            }
+        }
+    }
+
+    pub(super) fn end(self) -> Graph {
+        let Self { declared, hold, used, .. } = self;
+        Graph { _pin: declared.map(PoolCapture::finish), _hold: hold, used }
+    }
+}
+
 /// Which meeting it is, and how long it may take, in µs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
@@ -102,8 +148,8 @@ pub(super) struct Rank {
     pub(super) pool: SymmetricPool,
     /// Its blocks, with the identity of each: what the pool had been asked for when it was placed.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
-    pub(super) capture: Option<PoolCapture>,
-    pub(super) pins: Vec<GraphPin>,
+    pub(super) capture: Option<Capture>,
+    pub(super) graphs: Vec<Graph>,
     pub(super) groups: BTreeMap<u64, Membership>,
     pub(super) exchanges: BTreeMap<u64, Exchanges>,
     /// Where what it lends lies, and how many allocations it has made there.
@@ -159,7 +205,7 @@ impl Rank {
             pool,
             blocks: Vec::new(),
             capture: None,
-            pins: Vec::new(),
+            graphs: Vec::new(),
             groups: BTreeMap::new(),
             exchanges: BTreeMap::new(),
             lending: Arc::new(Device::new(number, 1 << 50, u64::MAX >> 1)),
@@ -220,6 +266,13 @@ impl Rank {
         self.pool.poison(id).is_some()
     }
 
+    /// What a graph of its uses of these bytes, or what it captures.
+    pub(super) fn used_by_graph(&self, bytes: Range<u64>) -> Option<Range<u64>> {
+        let captured = self.capture.iter().flat_map(|capture| &capture.used);
+        let mut used = self.graphs.iter().flat_map(|graph| &graph.used).chain(captured);
+        used.find(|used| used.start < bytes.end && bytes.start < used.end).cloned()
+    }
+
     /// Whether it is known that a member of what the rank is in is dead, and the rank waits no longer for that.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
@@ -247,7 +300,7 @@ impl Rank {
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));
-        let flags = [self.dead, self.lost, self.capture.is_some(), !self.pins.is_empty(), poisoned];
+        let flags = [self.dead, self.lost, self.capture.is_some(), !self.graphs.is_empty(), poisoned];
         flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
     }
 

@@ -44,7 +44,14 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
-    BeginCapture,
+    /// Begins a capture, which is declared to the pool or not.
+    BeginCapture {
+        declared: bool,
+    },
+    /// What is captured uses a block.
+    Capture {
+        nth: u64,
+    },
     /// Looks a block up as captured work does, and as the group's collectives do.
     Use {
         group: u64,
@@ -60,6 +67,7 @@ pub(super) enum Action {
     /// Ends the capture with a graph.
     EndCapture,
     DropGraphs,
+    DropLastGraph,
     /// Retires segments, by numbers taken modulo how many there are, when it has freed its blocks there.
     Retire {
         nth: u64,
@@ -301,12 +309,20 @@ impl Writer<'_> {
                 self.programs[rank].push(Action::AllocateAgreed { bytes });
             }
         }
-        let capturing = bad && self.trouble == Trouble::Capturing;
+        let capturing = bad && matches!(self.trouble, Trouble::Capturing | Trouble::CapturingUndeclared);
         if capturing {
-            self.culprit(Action::BeginCapture);
+            let declared = self.trouble == Trouble::Capturing;
+            self.culprit(Action::BeginCapture { declared });
         }
         self.commits(bad);
         self.uses();
+        // Lives while blocks come and go.
+        if !capturing && self.aside.one_in(3) {
+            self.capture();
+            self.all(&Action::EndCapture);
+        } else if self.aside.one_in(4) {
+            self.all(&Action::DropGraphs);
+        }
         self.messages();
         if self.random.one_in(3) {
             self.meet();
@@ -316,7 +332,7 @@ impl Writer<'_> {
         }
         if capturing {
             self.culprit(Action::EndCapture);
-            self.culprit(Action::DropGraphs);
+            self.culprit(Action::DropLastGraph);
         }
         let wanted = matches!(
             self.trouble,
@@ -331,6 +347,8 @@ impl Writer<'_> {
         {
             if self.random.one_in(2) || self.trouble == Trouble::KeepsGraphs {
                 self.capture();
+                self.uses();
+                self.all(&Action::EndCapture);
             }
             self.retire(bad);
         }
@@ -443,11 +461,14 @@ impl Writer<'_> {
         }
     }
 
-    /// A graph that all ranks capture.
+    /// Begins a graph that all ranks capture.
     fn capture(&mut self) {
-        self.all(&Action::BeginCapture);
-        self.uses();
-        self.all(&Action::EndCapture);
+        let declared = self.aside.one_in(2);
+        self.all(&Action::BeginCapture { declared });
+        for _ in 0..self.aside.below(4) {
+            let nth = self.aside.next();
+            self.all(&Action::Capture { nth });
+        }
     }
 
     fn retire(&mut self, bad: bool) {

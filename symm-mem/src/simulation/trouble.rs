@@ -14,8 +14,9 @@ pub(super) enum Trouble {
     OtherSize,
     /// Its device has less memory.
     Exhausted,
-    /// It captures while others commit.
+    /// It captures while others commit, and has told the pool, or not.
     Capturing,
+    CapturingUndeclared,
     PrepareFails,
     /// It commits its groups in the opposite order, one by one.
     Swapped,
@@ -84,7 +85,7 @@ impl Trouble {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
         };
-        match random.below(41) {
+        match random.below(42) {
             0 => Self::None,
             1 => Self::ExtraSegment,
             2 | 3 => Self::ExtraBlock,
@@ -118,6 +119,7 @@ impl Trouble {
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,
             36 => Self::ExchangesOtherwise(random.below(8) as usize),
+            41 => Self::CapturingUndeclared,
             39 | 40 => Self::ShortDeadline(*random.pick(&[0, 200, 20_000])),
             _ => Self::HalfSent,
         }

@@ -6,6 +6,7 @@ mod deadline;
 mod doubt;
 mod ends;
 mod explain;
+mod graphs;
 pub(crate) mod job;
 mod joined;
 mod places;

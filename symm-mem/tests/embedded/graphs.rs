@@ -1,0 +1,391 @@
+//! Graphs keep the blocks that they use, whichever call used them, without a declaration; and no window comes or goes while
+//! a stream captures.
+
+use std::{sync::Barrier, time::Duration};
+
+use cuda_driver::{
+    DevicePtr,
+    graph::{CaptureMode, Graph, GraphExec},
+    sys::{CUresult, CUstreamCaptureMode},
+};
+use gpu_sim::{Action, Injection, World};
+use process_group::{
+    ProcessGroup,
+    comm::{DataType, ReduceOp},
+    group::{Buffer, GroupError, P2pPolicy},
+    store::Deadline,
+};
+use symm_mem::{
+    Placement, Refusal, RetireError, SymmetricBlock, SymmetricGroup, SymmetricPool,
+    direct::{self, DirectOptions},
+    exchange::{Exchange, ExchangeOptions, Part},
+    kernels::{Algorithm, AllReduce, Kernels, Target, twins},
+    rendezvous::{Rendezvous, RendezvousOptions},
+};
+
+use super::{
+    NCCL_2_28_9,
+    job::{Rank, options, run, soon},
+    on_ranks,
+};
+
+const LONG: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+const ELEMENTS: usize = MIB as usize / 4;
+
+fn floats(at: DevicePtr) -> Buffer {
+    Buffer::new(at, ELEMENTS, DataType::F32)
+}
+
+fn capture(rank: &Rank, work: impl FnOnce()) -> GraphExec {
+    let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
+    work();
+    recording.end().and_then(|graph| graph.instantiate()).expect("the capture is valid")
+}
+
+fn fill(rank: &Rank, at: DevicePtr, value: f32) {
+    // SAFETY: the memory is there until the stream has been synchronised.
+    unsafe { rank.stream.fill_u32(at, value.to_bits(), ELEMENTS) }.expect("it can be filled");
+}
+
+#[track_caller]
+fn holds(rank: &Rank, at: DevicePtr, value: f32) {
+    let mut found = vec![0f32; ELEMENTS];
+    // SAFETY: nothing writes there meanwhile.
+    unsafe { rank.context.copy_to_host(&mut found, at) }.expect("it can be read");
+    let wrong = found.iter().find(|found| **found != value);
+    assert!(wrong.is_none(), "rank {}: {wrong:?}, not {value}", rank.rank);
+}
+
+/// A block that a graph uses is not placed again before the graph goes, and then it is. `launch` runs the graph, and looks
+/// at what it did in the block that lay there.
+fn is_kept(
+    rank: &Rank,
+    pool: &SymmetricPool,
+    block: SymmetricBlock,
+    graph: GraphExec,
+    launch: impl Fn(&GraphExec, DevicePtr),
+) {
+    let (placement, at) = (block.placement(), block.ptr());
+    drop(block);
+    let other = pool.allocate(MIB).expect("there is room");
+    assert_ne!(other.placement(), placement, "rank {}: the graph has lost its block", rank.rank);
+    fill(rank, other.ptr(), -1.0);
+    rank.stream.synchronize().expect("the work is done");
+    for _ in 0..2 {
+        launch(&graph, at);
+    }
+    holds(rank, other.ptr(), -1.0);
+    drop(graph);
+    // There is room in at most two other places before the pool grows.
+    let room = || pool.allocate(MIB).expect("there is room");
+    let again = [room(), room(), room()].map(|block| block.placement());
+    assert!(again.contains(&placement), "rank {}: nobody uses it any more: {again:?}", rank.rank);
+}
+
+/// Launches the graph on all ranks, and waits for it.
+fn launch(rank: &Rank, graph: &GraphExec) {
+    rank.world.barrier(soon()).expect("all ranks come");
+    rank.stream.launch(graph).expect("it can be launched");
+    rank.stream.synchronize().expect("the work is done");
+}
+
+/// What an all-reduce over `group` of each rank's number plus one comes to.
+fn sum(group: &ProcessGroup) -> f32 {
+    group.global_ranks().iter().map(|rank| (rank + 1) as f32).sum()
+}
+
+#[test]
+fn a_collective_that_a_stream_captures_pins_its_blocks() {
+    on_ranks(2, |rank| {
+        // Committed for the group, or not.
+        for commits in [true, false] {
+            let (pool, block) = rank.pool_with_bucket();
+            if commits {
+                pool.commit(&rank.world, options()).expect("the ranks agree");
+            }
+            let graph = capture(&rank, || {
+                rank.fill(&block);
+                rank.all_reduce(block.ptr(), block.bytes(), &rank.world);
+            });
+            is_kept(&rank, &pool, block, graph, |graph, at| {
+                launch(&rank, graph);
+                holds(&rank, at, sum(&rank.world));
+            });
+        }
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_collective_of_a_communicator_pins_its_blocks() {
+    on_ranks(2, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let communicator = rank.world.communicator();
+        let graph = capture(&rank, || {
+            rank.fill(&block);
+            let (at, f32, sum) = (block.ptr(), DataType::F32, ReduceOp::Sum);
+            // SAFETY: the graph keeps the block.
+            unsafe { communicator.all_reduce(at, at, ELEMENTS, f32, sum, &rank.stream) }.expect("captured");
+        });
+        is_kept(&rank, &pool, block, graph, |graph, at| {
+            launch(&rank, graph);
+            holds(&rank, at, sum(&rank.world));
+        });
+        rank.leave();
+    });
+}
+
+/// Each rank's first block goes to the other's second one, by messages of `group`.
+fn messages(rank: &Rank, group: &ProcessGroup) {
+    let pool = rank.pool();
+    let [from, to] = [0, 1].map(|_| pool.allocate(MIB).expect("there is room"));
+    let peer = 1 - group.rank();
+    let graph = capture(rank, || {
+        rank.fill(&from);
+        // SAFETY: the graph keeps the blocks.
+        let sent = unsafe {
+            group.batch(&rank.stream, |batch| {
+                batch.send(floats(from.ptr()), peer)?;
+                batch.recv(floats(to.ptr()), peer)
+            })
+        };
+        sent.expect("the messages are captured");
+    });
+    // The graph has the other half of this segment too.
+    let sender = from.placement();
+    drop(from);
+    is_kept(rank, &pool, to, graph, |graph, at| {
+        launch(rank, graph);
+        holds(rank, at, (peer + 1) as f32);
+    });
+    assert_eq!(pool.allocate(2 * MIB).expect("there is room").placement(), sender, "both blocks are free");
+}
+
+#[test]
+fn messages_that_a_stream_captures_pin_their_blocks() {
+    on_ranks(2, |rank| {
+        messages(&rank, &rank.world);
+        let group = rank.builder().p2p(P2pPolicy::Direct).lazy().build().expect("all ranks join");
+        direct::install(&group, DirectOptions::default().slot_bytes(64 << 10)).expect("all have a path");
+        messages(&rank, &group);
+        group.destroy(soon()).expect("all ranks leave");
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_kernel_that_a_stream_captures_pins_its_blocks() {
+    run(2, NCCL_2_28_9, twins::register, |rank| {
+        let rendezvous = Rendezvous::of(&rank.world, RendezvousOptions::default().deadline(LONG)).unwrap();
+        let kernels = Kernels::load(&rank.context).expect("there are kernels");
+        let (pool, block) = rank.pool_with_bucket();
+        let memory = rendezvous.rendezvous(&block).expect("all ranks come");
+        kernels.prepare(DataType::F32).expect("they can be loaded");
+        let graph = capture(&rank, || {
+            rank.fill(&block);
+            let call = AllReduce {
+                input: memory.offset() as u64,
+                target: Target::InPlace,
+                elements: ELEMENTS as u64,
+                dtype: DataType::F32,
+                op: ReduceOp::Sum,
+                algorithm: Algorithm::TwoShot,
+            };
+            // SAFETY: the graph keeps the block; pads and mappings stay until the graph has gone.
+            unsafe { kernels.all_reduce(&rank.stream, &memory.ranks(LONG), &call) }.expect("captured");
+        });
+        drop(memory);
+        is_kept(&rank, &pool, block, graph, |graph, at| {
+            launch(&rank, graph);
+            holds(&rank, at, sum(&rank.world));
+        });
+        drop((kernels, rendezvous, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_transfer_that_a_stream_captures_pins_its_blocks() {
+    on_ranks(2, |rank| {
+        let rendezvous = Rendezvous::of(&rank.world, RendezvousOptions::default().deadline(LONG)).unwrap();
+        let exchange =
+            Exchange::new(&rendezvous, ExchangeOptions::default().deadline(LONG).channels(64)).unwrap();
+        let (pool, block) = rank.pool_with_bucket();
+        let (me, peer) = (rank.rank as usize, 1 - rank.rank as usize);
+        let part = if me == 0 { Part::PutTo } else { Part::PutFrom };
+        let transfer = exchange.transfer(peer, part, &block).expect("there is such a rank");
+        let plan = exchange.exchange("halo", std::slice::from_ref(&transfer)).expect("both ends agree");
+        let graph = capture(&rank, || {
+            // SAFETY: the graph is launched while there is the plan, and nobody else uses the blocks meanwhile.
+            unsafe {
+                if me == 0 {
+                    rank.fill(&block);
+                    plan.put(0, &rank.stream, LONG).expect("captured");
+                } else {
+                    plan.ready(0, &rank.stream).expect("captured");
+                    plan.wait(0, &rank.stream, LONG).expect("captured");
+                }
+            }
+        });
+        rank.world.barrier(soon()).expect("all ranks come");
+        plan.launch(&graph, &rank.stream, LONG).expect("it can be launched");
+        rank.stream.synchronize().expect("the work is done");
+        plan.check().expect("it went well");
+        holds(&rank, block.ptr(), 1.0);
+        drop((plan, transfer));
+        assert!(exchange.close(Deadline::after(LONG)).is_empty(), "all have let go");
+        // Without the plan it is not launched any more, but it is there.
+        is_kept(&rank, &pool, block, graph, |_, at| holds(&rank, at, 1.0));
+        drop((rendezvous, pool));
+        rank.leave();
+    });
+}
+
+#[test]
+fn what_is_allocated_during_a_capture_stays_until_the_graph_goes() {
+    on_ranks(1, |rank| {
+        let pool = rank.pool();
+        let mut block = None;
+        // Used by work that this crate knows nothing of.
+        let graph = capture(&rank, || {
+            let new = pool.allocate(MIB).expect("there is room");
+            fill(&rank, new.ptr(), 7.0);
+            block = Some(new);
+        });
+        is_kept(&rank, &pool, block.expect("allocated"), graph, |graph, at| {
+            launch(&rank, graph);
+            holds(&rank, at, 7.0);
+        });
+        drop(pool);
+        rank.leave();
+    });
+}
+
+#[test]
+fn an_operation_whose_capture_the_driver_does_not_tell_is_an_error() {
+    // Of the calls that ask: the first begins the capture.
+    for nth in 2..4 {
+        let fail = Injection::new("cuStreamGetCaptureInfo_v2", Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0));
+        let prepare = |world: &World| world.faults().inject(fail.nth(nth)).expect("there is such a function");
+        run(1, NCCL_2_28_9, prepare, |rank| {
+            let (pool, block) = rank.pool_with_bucket();
+            let recording = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("nothing is captured");
+            let buffer = floats(block.ptr());
+            // SAFETY: the capture is thrown away.
+            let work = unsafe { rank.world.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+            let error = work.expect_err("nobody keeps the block");
+            assert!(matches!(error, GroupError::Driver(_)), "{error}");
+            drop(recording);
+            let placement = block.placement();
+            drop(block);
+            assert_eq!(pool.allocate(MIB).expect("there is room").placement(), placement);
+            drop(pool);
+            rank.leave();
+        });
+    }
+}
+
+#[test]
+fn a_segment_is_not_retired_while_a_graph_uses_it_and_outlives_the_pool() {
+    on_ranks(2, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let graph = capture(&rank, || {
+            rank.fill(&block);
+            rank.all_reduce(block.ptr(), block.bytes(), &rank.world);
+        });
+        let at = block.ptr();
+        drop(block);
+        let groups: [&dyn SymmetricGroup; 1] = [&rank.world];
+        let error = pool.retire(&[0], &groups, LONG).expect_err("a graph uses the segment");
+        let RetireError::Refused { refusal: Refusal::SegmentPinned { ordinal: 0, graphs }, .. } = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(graphs.sides.iter().map(|side| side.value).collect::<Vec<_>>(), [1]);
+        drop(pool);
+        launch(&rank, &graph);
+        holds(&rank, at, sum(&rank.world));
+        drop(graph);
+        rank.leave();
+    });
+}
+
+/// Begins and ends a capture as another library does.
+fn capture_elsewhere(rank: &Rank, work: impl FnOnce()) -> GraphExec {
+    let (api, stream) = (rank.context.driver().api(), rank.stream.raw());
+    let begin = api.cuStreamBeginCapture_v2().expect("the driver has it");
+    // SAFETY: the stream is alive.
+    let code = unsafe { begin(stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
+    assert_eq!(code, CUresult::CUDA_SUCCESS);
+    work();
+    let (end, mut graph) = (api.cuStreamEndCapture().expect("the driver has it"), std::ptr::null_mut());
+    // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
+    assert_eq!(unsafe { end(stream, &mut graph) }, CUresult::CUDA_SUCCESS);
+    // SAFETY: nobody else has the graph, whose blocks are kept.
+    unsafe { Graph::from_raw(&rank.context, graph) }.instantiate().expect("the capture is valid")
+}
+
+#[test]
+fn a_capture_that_another_library_began_keeps_its_blocks_as_declared_or_for_good() {
+    on_ranks(2, |rank| {
+        for declares in [true, false] {
+            let (pool, block) = rank.pool_with_bucket();
+            let declared = declares.then(|| pool.begin_capture());
+            let graph = capture_elsewhere(&rank, || {
+                rank.fill(&block);
+                rank.all_reduce(block.ptr(), block.bytes(), &rank.world);
+            });
+            let pin = declared.map(|declared| declared.finish());
+            let (placement, at) = (block.placement(), block.ptr());
+            drop(block);
+            let place = || -> Placement { pool.allocate(MIB).expect("there is room").placement() };
+            assert_ne!(place(), placement);
+            launch(&rank, &graph);
+            holds(&rank, at, sum(&rank.world));
+            // Nobody says when the graph goes, but who has declared the capture.
+            drop(graph);
+            assert_ne!(place(), placement);
+            drop(pin);
+            assert_eq!(place() == placement, declares);
+        }
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_commit_or_a_retirement_is_refused_on_all_members_while_one_captures_and_leaves_the_capture_as_it_was() {
+    let modes = [CaptureMode::ThreadLocal, CaptureMode::Global, CaptureMode::Relaxed];
+    for (release, who) in [(NCCL_2_28_9, 0b11u32), (NCCL_2_28_9, 0b10), (23007, 0b10)] {
+        for mode in modes {
+            let barrier = Barrier::new(2);
+            let job = |rank: Rank| {
+                let (pool, block) = rank.pool_with_bucket();
+                let groups: [&dyn SymmetricGroup; 1] = [&rank.world];
+                let ranks: Vec<u32> = (0..2).filter(|rank| who >> rank & 1 == 1).collect();
+                let refusal = Refusal::CommitDuringCapture { ranks: ranks.clone() };
+                let recording = ranks
+                    .contains(&rank.rank)
+                    .then(|| rank.stream.begin_capture(mode).expect("none is open"));
+                barrier.wait();
+                let error = pool.commit(&rank.world, options()).expect_err("a stream captures");
+                assert_eq!(error.refusal(), Some(&refusal), "{mode:?}: {error}");
+                let error = pool.retire(&[0], &groups, LONG).expect_err("a stream captures");
+                assert_eq!(error.refusal(), Some(&refusal), "{mode:?}: {error}");
+                // The capture is no worse for it, nor is the group.
+                if let Some(recording) = recording {
+                    rank.fill(&block);
+                    let graph = recording.end().expect("the capture is valid");
+                    assert_eq!(graph.node_count().expect("the graph is there"), 1);
+                }
+                assert_eq!(pool.poison(rank.world.id()), None);
+                barrier.wait();
+                assert_eq!(pool.commit(&rank.world, options()).expect("the ranks agree").new_windows, 1);
+                rank.sum(&block, &rank.world);
+                drop((pool, block));
+                rank.leave();
+            };
+            run(2, release, |_| {}, job);
+        }
+    }
+}
