@@ -275,6 +275,7 @@ impl Builder {
             ranks,
             members,
             numbers,
+            job: store.clone(),
             store,
             terms,
             recorder,

@@ -84,6 +84,8 @@ pub struct ProcessGroup {
     pub(super) followers: Vec<Follower>,
     /// Where groups get their numbers: the same for a group and its subgroups.
     pub(super) numbers: PrefixStore,
+    /// The first group's own part of the store: the same for a group and its subgroups.
+    pub(super) job: PrefixStore,
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
     /// The store under them, if this rank hosts it for the group.
@@ -202,6 +204,13 @@ impl ProcessGroup {
     #[must_use]
     pub fn store(&self) -> PrefixStore {
         PrefixStore::new("user", Arc::new(self.store.clone()))
+    }
+
+    /// The part of the store that the group shares with all groups that were split from the same first group, directly or
+    /// not: for agreements among ranks of the job, whichever of these groups they are in.
+    #[must_use]
+    pub fn job_store(&self) -> PrefixStore {
+        PrefixStore::new("job", Arc::new(self.job.clone()))
     }
 
     /// How long the group waits for its members where no deadline is given.

@@ -39,6 +39,7 @@ pub(super) struct Seat {
     pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
+    pub(super) job: PrefixStore,
     pub(super) store: PrefixStore,
     pub(super) terms: Terms,
     pub(super) recorder: Arc<Recorder>,
@@ -136,7 +137,7 @@ impl Seat {
         connection: Connection,
     ) -> Result<ProcessGroup> {
         vigil.guard(&communicator.abort_handle());
-        let Self { name, rank, ranks, members, numbers, store, terms, .. } = self;
+        let Self { name, rank, ranks, members, numbers, job, store, terms, .. } = self;
         let Self { recorder, desk, watch, messages, followers, .. } = self;
         let (context, size) = (communicator.context(), ranks.len());
         let outstanding = Arc::new(Outstanding::default());
@@ -169,6 +170,7 @@ impl Seat {
             messages,
             followers,
             numbers,
+            job,
             store,
             host: None,
             terms,

@@ -191,6 +191,7 @@ impl ProcessGroup {
             ranks: members.iter().map(|member| member.rank).collect(),
             members,
             numbers: self.numbers.clone(),
+            job: self.job.clone(),
             store: PrefixStore::new(&format!("shrink/{attempt}"), Arc::new(self.store.clone())),
             terms: self.terms,
             recorder: self.counter.track.recorder().clone(),

@@ -149,6 +149,7 @@ impl ProcessGroup {
             ranks: members.iter().map(|member| member.rank).collect(),
             members,
             numbers: self.numbers.clone(),
+            job: self.job.clone(),
             store,
             terms: self.terms,
             messages,

@@ -144,6 +144,7 @@ impl Builder {
             ranks: (0..size).collect(),
             members: [me].into(),
             numbers: PrefixStore::new("numbers", Arc::new(root)),
+            job: store.clone(),
             store,
             terms,
             recorder,
