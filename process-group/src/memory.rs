@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use cuda_driver::{Context, DevicePtr, memory::MemoryKind};
@@ -125,47 +125,102 @@ struct Map {
     others: BTreeMap<u64, (u64, u32)>,
 }
 
-/// Where a buffer begins in a plan of windows that ranks have in common, in one word that is the same on all of them: from
-/// the top a bit that is set, 7 of the plan's number, 16 of the segment's, 40 of the offset. 0 for one that lies in none, or
-/// too far out for that.
+/// A plan of windows that ranks have in common, as a group of this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct CommonPlace(u64);
+pub(crate) struct PlanKey {
+    /// Of the plan's whole identity: the same on all ranks.
+    pub(crate) digest: u64,
+    /// The plan's number in the group's [`PlanNames`], which other ranks may count otherwise.
+    pub(crate) number: usize,
+}
+
+/// Where a buffer begins in a plan of windows that ranks have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CommonPlace {
+    /// The plan's digest.
+    plan: u64,
+    /// From the top a bit that is set, 7 bits of one more than the plan's number in the group (0 from 127 on), 16 of the
+    /// segment's number, 40 of the offset. 0 for a buffer that lies in no plan, or too far out for that.
+    code: u64,
+}
 
 impl CommonPlace {
     const OFFSET: u32 = 40;
     const SEGMENT: u32 = 16;
+    const PLAN: u64 = 0x7f;
+    const PLAN_SHIFT: u32 = Self::OFFSET + Self::SEGMENT;
 
-    pub(crate) const fn new(plan: u64, segment: u32, offset: u64) -> Self {
+    pub(crate) const fn new(plan: PlanKey, segment: u32, offset: u64) -> Self {
         if segment >> Self::SEGMENT != 0 || offset >> Self::OFFSET != 0 {
-            return Self(0);
+            return Self::from_code(0);
         }
-        let plan = (plan & 0x7f) << (Self::OFFSET + Self::SEGMENT);
-        Self(1 << 63 | plan | (segment as u64) << Self::OFFSET | offset)
+        let number = plan.number as u64 + 1;
+        let number = if number <= Self::PLAN { number } else { 0 } << Self::PLAN_SHIFT;
+        Self::from_parts(plan.digest, 1 << 63 | number | (segment as u64) << Self::OFFSET | offset)
     }
 
+    /// Of what the flight recorder keeps, which is not compared any more.
     pub(crate) const fn from_code(code: u64) -> Self {
-        Self(code)
+        Self::from_parts(0, code)
+    }
+
+    pub(crate) const fn from_parts(plan: u64, code: u64) -> Self {
+        Self { plan, code }
     }
 
     pub(crate) const fn code(self) -> u64 {
-        self.0
+        self.code
+    }
+
+    pub(crate) const fn plan(self) -> u64 {
+        self.plan
+    }
+
+    /// Where in its plan it is, in one word that is the same on all ranks; 0 for nowhere.
+    #[inline(always)]
+    pub(crate) const fn in_plan(self) -> u64 {
+        self.code & !(Self::PLAN << Self::PLAN_SHIFT)
     }
 
     /// Itself, or none.
     #[inline(always)]
     pub(crate) const fn only(self, wanted: bool) -> Self {
-        if wanted { self } else { Self(0) }
+        if wanted { self } else { Self::from_code(0) }
     }
 
     /// So many bytes behind, in the same segment.
     pub(crate) const fn behind(self, bytes: u64) -> Self {
-        if self.0 == 0 { self } else { Self(self.0 + bytes) }
+        if self.code == 0 { self } else { Self::from_parts(self.plan, self.code + bytes) }
     }
 
-    /// The segment, and the offset in it.
-    pub(crate) const fn parts(self) -> Option<(u32, u64)> {
-        let segment = (self.0 >> Self::OFFSET) as u32 & ((1 << Self::SEGMENT) - 1);
-        if self.0 == 0 { None } else { Some((segment, self.0 & ((1 << Self::OFFSET) - 1))) }
+    /// For a reader, with the name that the group's `names` have for the plan.
+    pub(crate) fn describe(self, names: &PlanNames) -> Option<String> {
+        if self.code == 0 {
+            return None;
+        }
+        let segment = self.code >> Self::OFFSET & ((1 << Self::SEGMENT) - 1);
+        let offset = self.code & ((1 << Self::OFFSET) - 1);
+        let number = (self.code >> Self::PLAN_SHIFT & Self::PLAN) as usize;
+        let plan = number.checked_sub(1).and_then(|number| names.get(number));
+        let plan = plan.map_or_else(String::new, |plan| format!(" of {plan}"));
+        Some(format!("in segment {segment}{plan} at offset {offset}"))
+    }
+}
+
+/// What the plans of a group are called, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct PlanNames(RwLock<Vec<Arc<str>>>);
+
+impl PlanNames {
+    /// Adds a name, and returns its number.
+    pub(crate) fn add(&self, name: &str) -> usize {
+        let mut names = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        names.push(name.into());
+        names.len() - 1
+    }
+
+    fn get(&self, number: usize) -> Option<Arc<str>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(number).cloned()
     }
 }
 

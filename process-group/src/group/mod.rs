@@ -75,7 +75,7 @@ pub use error::{GroupError, Result};
 pub use member::{Disagreement, Member, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::{MessageDifference, Path, PathError};
-pub use places::{SymmetricPlaces, SymmetricSegment, places_changed};
+pub use places::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 pub use plan::{Placement, Request, SplitError, SplitPlan};
 pub use process_group::{GroupId, ProcessGroup, Standing};
 pub use registration::{NotRegistered, Stance};

@@ -12,11 +12,15 @@ use std::sync::{
 use super::ProcessGroup;
 use crate::{
     comm::{Communicator, Task},
-    memory::{self, CommonPlace},
+    hash::fnv64,
+    memory::{self, CommonPlace, PlanKey, PlanNames},
 };
 
 /// Names memory that ranks hold at the same places of a common plan, such as that of a symmetric pool.
 pub trait SymmetricPlaces: Send + Sync {
+    /// Which plan it is.
+    fn plan(&self) -> SymmetricPlan;
+
     /// Where the `bytes` at `address` lie, in one line of words that is the same on every rank for the same place; `None`
     /// if they are no part of the plan.
     fn locate(&self, address: u64, bytes: u64) -> Option<String>;
@@ -28,11 +32,18 @@ pub trait SymmetricPlaces: Send + Sync {
     }
 }
 
+/// Which plan ranks hold memory by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SymmetricPlan {
+    /// Equal on all ranks for one plan, and for no two plans. All of it is compared.
+    pub identity: Vec<u8>,
+    /// What the plan is called in descriptions of calls.
+    pub name: String,
+}
+
 /// A segment of a plan that is in a window of a group on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SymmetricSegment {
-    /// The plan's number, equal on all ranks.
-    pub plan: u64,
     /// The segment's number in the plan, equal on all ranks.
     pub segment: u32,
     /// Its first address on this rank.
@@ -41,23 +52,48 @@ pub struct SymmetricSegment {
     pub end: u64,
 }
 
-impl SymmetricSegment {
+/// A segment, and the plan that it is of.
+pub(super) struct PlannedSegment {
+    plan: PlanKey,
+    pub(super) segment: SymmetricSegment,
+}
+
+impl PlannedSegment {
     pub(super) fn place(&self, address: u64) -> CommonPlace {
-        CommonPlace::new(self.plan, self.segment, address - self.start)
+        CommonPlace::new(self.plan, self.segment.segment, address - self.segment.start)
     }
 }
 
 /// The plans that a group knows.
 #[derive(Default)]
 pub(super) struct Places {
-    known: RwLock<Vec<Arc<dyn SymmetricPlaces>>>,
+    known: RwLock<Vec<(PlanKey, Arc<dyn SymmetricPlaces>)>>,
     /// Whether there are any.
     any: AtomicBool,
+    names: Arc<PlanNames>,
 }
 
 impl Places {
-    fn known(&self) -> RwLockReadGuard<'_, Vec<Arc<dyn SymmetricPlaces>>> {
+    /// Of a group whose calls are described with `names`.
+    pub(super) fn new(names: Arc<PlanNames>) -> Self {
+        Self { names, ..Self::default() }
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Vec<(PlanKey, Arc<dyn SymmetricPlaces>)>> {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the plan of `places`, unless the very value is known. Whether it was added.
+    fn add(&self, places: Arc<dyn SymmetricPlaces>) -> bool {
+        let SymmetricPlan { identity, name } = places.plan();
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.iter().any(|(_, other)| Arc::ptr_eq(other, &places)) {
+            return false;
+        }
+        let plan = PlanKey { digest: fnv64(&identity), number: self.names.add(&name) };
+        known.push((plan, places));
+        self.any.store(true, Ordering::Release);
+        true
     }
 
     pub(super) fn are_none(&self) -> bool {
@@ -66,16 +102,19 @@ impl Places {
 
     /// See [`SymmetricPlaces::locate`].
     pub(super) fn locate(&self, address: u64, bytes: u64) -> Option<String> {
-        self.known().iter().find_map(|places| places.locate(address, bytes))
+        self.known().iter().find_map(|(_, places)| places.locate(address, bytes))
     }
 
     /// See [`SymmetricPlaces::window`].
-    pub(super) fn window(&self, address: u64) -> Option<SymmetricSegment> {
+    pub(super) fn window(&self, address: u64) -> Option<PlannedSegment> {
         if self.are_none() {
             return None;
         }
-        let inside = |segment: &SymmetricSegment| (segment.start..segment.end).contains(&address);
-        self.known().iter().find_map(|places| places.window(address)).filter(inside)
+        let inside = |it: &PlannedSegment| (it.segment.start..it.segment.end).contains(&address);
+        let of_plan = |(plan, places): &(PlanKey, Arc<dyn SymmetricPlaces>)| {
+            Some(PlannedSegment { plan: *plan, segment: places.window(address)? })
+        };
+        self.known().iter().find_map(of_plan).filter(inside)
     }
 
     /// Notes where the buffers of a task lie, which nobody looks at otherwise.
@@ -85,7 +124,7 @@ impl Places {
         }
         let mut places = [CommonPlace::default(); 2];
         for (buffer, address, bytes) in task.symmetric_buffers(communicator.place()) {
-            let window = self.window(address).filter(|window| address.saturating_add(bytes) <= window.end);
+            let window = self.window(address).filter(|it| address.saturating_add(bytes) <= it.segment.end);
             let place =
                 window.filter(|_| bytes > 0).map_or(CommonPlace::default(), |window| window.place(address));
             places[usize::from(buffer == "receive")] = place;
@@ -107,11 +146,7 @@ impl ProcessGroup {
     /// [checked mode](super::Builder::checked) all [places](SymmetricPlaces::locate) are compared before each launch. Every
     /// member does so at the same point of the program; done once for each value.
     pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
-        let own = &self.sight.places;
-        let mut known = own.known.write().unwrap_or_else(PoisonError::into_inner);
-        if !known.iter().any(|other| Arc::ptr_eq(other, &places)) {
-            known.push(places);
-            own.any.store(true, Ordering::Release);
+        if self.sight.places.add(places) {
             places_changed();
         }
     }

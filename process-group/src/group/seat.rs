@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     comm::{self, Communicator, Config, Nccl},
+    memory::PlanNames,
     record::{Desk, GroupEntry, Recorder, Track},
     store::{Deadline, PrefixStore, Store, give_up},
     watch::{Watch, Watchdog},
@@ -145,7 +146,15 @@ impl Seat {
         let duty = Duty::new(id.to_string(), &desk, &outstanding, terms.work_timeout);
         let duty = vigil.duty.get_or_init(|| duty);
         let (id_text, timeout) = (id.to_string(), terms.timeout);
-        let entry = GroupEntry { id: id_text, name: name.clone(), ranks: ranks.to_vec(), timeout, look };
+        let plans = Arc::<PlanNames>::default();
+        let entry = GroupEntry {
+            id: id_text,
+            name: name.clone(),
+            ranks: ranks.to_vec(),
+            timeout,
+            look,
+            plans: plans.clone(),
+        };
         let track = Track::new(&recorder, entry, duty.rolling());
         let guard = Watchdog::add(&vigil).map_err(|source| GroupError::Thread {
             group: name.to_string(),
@@ -158,7 +167,7 @@ impl Seat {
         let counter = Counter::new(id, name.clone(), track, vigil, (rank, ranks.clone()), context.device());
         let marks = Marks::new(context, terms.timing);
         let [splits, shrinks, barriers] = std::array::from_fn(|_| AtomicU64::new(0));
-        let sight = Sight::new(context, communicator.nccl(), terms.looks);
+        let sight = Sight::new(context, communicator.nccl(), terms.looks, plans);
         Ok(ProcessGroup {
             membership,
             name,

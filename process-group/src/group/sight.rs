@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
@@ -19,7 +19,7 @@ use super::{BufferError, GroupError, places::Places, registration::Registered, r
 use crate::{
     Slim,
     comm::{Communicator, Nccl, Operation, Task},
-    memory::{self, CommonPlace, Place},
+    memory::{self, CommonPlace, Place, PlanNames},
     rare,
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
@@ -35,7 +35,8 @@ struct Slot {
     start: AtomicU64,
     end: AtomicU64,
     lying: AtomicU64,
-    /// The code of where its start lies.
+    /// Where its start lies: the plan's digest, and the code.
+    plan: AtomicU64,
     place: AtomicU64,
 }
 
@@ -49,13 +50,13 @@ impl Slot {
             && begin <= start
             && end <= self.end.load(Ordering::Relaxed);
         let lying = self.lying.load(Ordering::Relaxed);
-        let place = CommonPlace::from_code(self.place.load(Ordering::Relaxed));
+        let (plan, code) = (self.plan.load(Ordering::Relaxed), self.place.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         let whole = stamp & 1 == 0 && self.stamp.load(Ordering::Relaxed) == stamp;
         if !found || !whole {
             return None;
         }
-        Some((Lying::from_code(lying)?, place.behind(start - begin)))
+        Some((Lying::from_code(lying)?, CommonPlace::from_parts(plan, code).behind(start - begin)))
     }
 
     /// Takes an entry. One thread at a time does.
@@ -67,6 +68,7 @@ impl Slot {
         self.start.store(start, Ordering::Relaxed);
         self.end.store(end, Ordering::Relaxed);
         self.lying.store(lying as u64, Ordering::Relaxed);
+        self.plan.store(place.plan(), Ordering::Relaxed);
         self.place.store(place.code(), Ordering::Relaxed);
         self.stamp.store(stamp + 2, Ordering::Release);
     }
@@ -106,7 +108,7 @@ pub(super) struct Sight {
 }
 
 impl Sight {
-    pub(super) fn new(context: &Context, nccl: &Nccl, looks: bool) -> Self {
+    pub(super) fn new(context: &Context, nccl: &Nccl, looks: bool, plans: Arc<PlanNames>) -> Self {
         const PIECES: Version = Version::new(2, 29, 0);
         let registers = std::env::var("NCCL_GRAPH_REGISTER").map_or(true, |value| value.trim() != "0");
         let slots = || Box::new(std::array::from_fn(|_| Slot::default()));
@@ -117,7 +119,7 @@ impl Sight {
             large: slots(),
             small: slots(),
             writing: Mutex::default(),
-            places: Places::default(),
+            places: Places::new(plans),
             registrars: OnceLock::new(),
             counts: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
             has_agreed: AtomicBool::new(false),
@@ -249,8 +251,8 @@ impl Sight {
         let lying = Lying::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
         let (mut place, last) = (CommonPlace::default(), address.saturating_add(bytes));
         match self.places.window(address) {
-            Some(window) if last <= window.end => {
-                (start, end) = (start.max(window.start), end.min(window.end));
+            Some(window) if last <= window.segment.end => {
+                (start, end) = (start.max(window.segment.start), end.min(window.segment.end));
                 place = window.place(start);
             }
             None if self.places.are_none() => {}
@@ -287,7 +289,12 @@ mod interleavings {
     use std::sync::Arc;
 
     use super::*;
-    use crate::sync::model::{check, thread};
+    use crate::{
+        memory::PlanKey,
+        sync::model::{check, thread},
+    };
+
+    const PLAN: PlanKey = PlanKey { digest: 1, number: 1 };
 
     /// A look beside a change, such as of what the members have agreed to register.
     #[test]
@@ -327,7 +334,7 @@ mod interleavings {
             let slot = Arc::new(Slot::default());
             let set = |slot: &Slot, at: usize| {
                 let start = 16 * at as u64;
-                slot.set(1, (start, start + 16), Lying::ALL[at], CommonPlace::new(1, at as u32, 0));
+                slot.set(1, (start, start + 16), Lying::ALL[at], CommonPlace::new(PLAN, at as u32, 0));
             };
             set(&slot, 0);
             let writing = {
@@ -336,7 +343,7 @@ mod interleavings {
             };
             for at in [0, 1] {
                 let found = slot.find(1, 16 * at as u64, 16 * at as u64 + 16);
-                let whole = (Lying::ALL[at], CommonPlace::new(1, at as u32, 0));
+                let whole = (Lying::ALL[at], CommonPlace::new(PLAN, at as u32, 0));
                 assert!(found.is_none_or(|found| found == whole), "{found:?} at {at}");
             }
             writing.join().unwrap();

@@ -227,9 +227,10 @@ impl Call {
         let kind =
             u64::from(self.operation as u8) << 16 | u64::from(self.dtype) << 8 | u64::from(self.reduction);
         let batch = batch.with(root << 24 | kind, length);
-        match self.places.map(CommonPlace::code) {
+        let [send, receive] = self.places;
+        match [send.in_plan(), receive.in_plan()] {
             [0, 0] => batch,
-            [send, receive] => batch.with(send, receive),
+            [sent, received] => batch.with(send.plan(), sent).with(receive.plan(), received),
         }
     }
 
@@ -297,12 +298,27 @@ impl Call {
 
 #[cfg(test)]
 mod tests {
+    use cuda_driver::DevicePtr;
+
     use super::*;
+    use crate::memory::PlanKey;
 
     #[test]
     fn codes_are_places() {
         for (place, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, place);
         }
+    }
+
+    #[test]
+    fn a_plan_is_compared_by_its_identity_and_not_by_its_number_here() {
+        let fold = |digest, number, offset| {
+            let place = CommonPlace::new(PlanKey { digest, number }, 3, offset);
+            let task = Task::new(Native::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
+            Call::of_one(Task { places: [place; 2], ..task }, 2).fold(Fold::default())
+        };
+        let here = fold(7, 0, 64);
+        assert!([1, 126, 127, 1000].into_iter().all(|number| fold(7, number, 64) == here));
+        assert!([fold(8, 0, 64), fold(7 + (1 << 63), 0, 64), fold(7, 0, 65)].iter().all(|it| *it != here));
     }
 }

@@ -16,7 +16,7 @@ use super::{
     recorder::Recorder,
     ring::Record,
 };
-use crate::{comm::DataType, memory::CommonPlace};
+use crate::{comm::DataType, memory::PlanNames};
 
 /// What one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
 ///
@@ -103,7 +103,7 @@ pub struct Entry {
     /// Where it was called.
     pub site: &'static Location<'static>,
     /// Where the send and the receive buffer lie, of those that have to lie alike.
-    pub(super) places: [CommonPlace; 2],
+    pub(super) places: [Option<String>; 2],
 }
 
 /// Why a dump was not written.
@@ -124,8 +124,9 @@ impl Dump {
     pub(super) fn of(recorder: &Recorder) -> Self {
         let records = recorder.ring.read();
         let groups = recorder.groups();
+        let known = groups.known.iter().enumerate();
         let places: HashMap<_, _> =
-            groups.known.keys().enumerate().map(|(place, number)| (*number, place)).collect();
+            known.map(|(place, (number, (group, _)))| (*number, (place, &*group.plans))).collect();
         let groups: Vec<_> = groups
             .known
             .values()
@@ -281,14 +282,15 @@ impl Dump {
     }
 }
 
-fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Vec<Entry> {
+fn entries(records: &[Record], groups: &HashMap<u32, (usize, &PlanNames)>, scale: Scale) -> Vec<Entry> {
     let entry = |record: &Record| {
         let Call { operation, dtype, reduction, peer, send, receive, on_path, places: lie } = record.call;
         let place = &record.position;
+        let (group, plans) = *groups.get(&place.group)?;
         let dtype = DataType::ALL.into_iter().find(|known| *known as u8 == dtype);
         Some(Entry {
             record: record.number,
-            group: *places.get(&place.group)?,
+            group,
             operation,
             collective: place.collective,
             message: place.messages,
@@ -307,7 +309,7 @@ fn entries(records: &[Record], places: &HashMap<u32, usize>, scale: Scale) -> Ve
             completed_ns: Some(record.completed).filter(|time| *time > 0).map(|time| scale.day(time)),
             elapsed: Some(record.elapsed).filter(|elapsed| *elapsed > 0).map(Duration::from_nanos),
             site: record.site,
-            places: lie,
+            places: lie.map(|it| it.describe(plans)),
         })
     };
     records.iter().filter_map(entry).collect()

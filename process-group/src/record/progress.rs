@@ -152,9 +152,9 @@ impl Entry {
         if let Some(root) = self.peer {
             let _ = write!(words, " with root {root}");
         }
-        for (buffer, place) in ["send", "receive"].into_iter().zip(self.places) {
-            if let Some((segment, offset)) = place.parts() {
-                let _ = write!(words, ", {buffer} buffer in segment {segment} at offset {offset}");
+        for (buffer, place) in ["send", "receive"].into_iter().zip(&self.places) {
+            if let Some(place) = place {
+                let _ = write!(words, ", {buffer} buffer {place}");
             }
         }
         words

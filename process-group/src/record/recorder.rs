@@ -17,7 +17,10 @@ use super::{
     clock::{Clock, ticks},
     ring::{Position, Ring, Span},
 };
-use crate::watch::{Bell, Fold, Rolling};
+use crate::{
+    memory::PlanNames,
+    watch::{Bell, Fold, Rolling},
+};
 
 /// What can look which operations of a group are done, and says so by [`Track::completed`].
 pub(crate) trait Look: Send + Sync {
@@ -33,6 +36,8 @@ pub(crate) struct GroupEntry {
     pub(crate) ranks: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) look: Weak<dyn Look>,
+    /// What the plans are called that buffers of its calls lie in.
+    pub(crate) plans: Arc<PlanNames>,
 }
 
 /// What one rank called, in a group and the groups that were split from it.

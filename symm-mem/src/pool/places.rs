@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use caching_alloc::core::symmetric::Placement;
-use process_group::group::{SymmetricPlaces, SymmetricSegment, places_changed};
+use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 
 use super::{Residence, Standing, SymmetricPool, Table};
-use crate::agreement::{GroupId, PoolId};
+use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// The places of one pool, as one group sees them; none once the pool is gone.
 struct Places {
@@ -17,6 +17,12 @@ struct Places {
 }
 
 impl SymmetricPlaces for Places {
+    fn plan(&self) -> SymmetricPlan {
+        let mut identity = Vec::new();
+        self.pool.write(&mut identity);
+        SymmetricPlan { identity, name: self.pool.to_string() }
+    }
+
     /// A place in a segment that the group has committed, with a window or without: what works without windows is to
     /// work with them.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
@@ -25,7 +31,7 @@ impl SymmetricPlaces for Places {
             Ok(Some(Residence { placement: Placement { ordinal, offset }, standing }))
                 if standing != Standing::Pending =>
             {
-                Some(format!("in segment {ordinal} of {} at offset {offset}", self.pool))
+                Some(format!("in segment {ordinal} of {:#} at offset {offset}", self.pool))
             }
             Ok(_) => None,
             Err(error) => Some(error.to_string()),
@@ -33,11 +39,8 @@ impl SymmetricPlaces for Places {
     }
 
     fn window(&self, address: u64) -> Option<SymmetricSegment> {
-        let PoolId { domain, generation, pool } = self.pool;
-        // Those of one domain follow each other.
-        let plan = domain.wrapping_add(generation << 4).wrapping_add(pool.into());
         let (segment, start, end) = self.table.upgrade()?.load().windowed(address, self.group)?;
-        Some(SymmetricSegment { plan, segment, start, end })
+        Some(SymmetricSegment { segment, start, end })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Groups that compare where their buffers lie: all of them in what they called, some before each operation.
 
-use std::{thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use cuda_driver::{DevicePtr, memory::DeviceMemory};
 use process_group::{
@@ -45,7 +45,7 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
         pool.commit(&group, options()).expect("the ranks agree");
         sum(blocks[0].ptr()).expect("it lies alike");
 
-        let at = |offset: u64| format!("in segment 0 of {} at offset {offset}", pool.id());
+        let at = |offset: u64| format!("in segment 0 of {:#} at offset {offset}", pool.id());
         assert_eq!(mismatch(sum(here(1, blocks[1].ptr()))), (1, at(4096), 0, at(0)));
         let nowhere = "in no symmetric memory".to_owned();
         assert_eq!(mismatch(sum(here(0, outside.ptr()))), (0, nowhere, 1, at(0)));
@@ -119,7 +119,8 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], number), "{error}");
             let call = |offset| {
-                let lies = "send buffer in segment 0 at offset 0, receive buffer in segment 0 at offset";
+                let segment = format!("in segment 0 of {}", pool.id());
+                let lies = format!("send buffer {segment} at offset 0, receive buffer {segment} at offset");
                 format!("all_reduce of 64 f32 by sum, {lies} {offset}")
             };
             let calls: Vec<_> = divergence.calls.iter().map(|it| (it.rank, it.call.clone())).collect();
@@ -130,4 +131,41 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             rank.leave();
         });
     }
+}
+
+/// The second pool of a domain, and the first of the domain with the next number: the same place of another pool.
+#[test]
+fn a_buffer_of_another_pool_is_a_divergence() {
+    run_faithful(3, NCCL_2_28_9, |rank| {
+        let builder = rank.builder().heartbeat(Duration::from_millis(200));
+        let group = builder.build().expect("all ranks join");
+        let store = Arc::new(rank.world.store());
+        let [domain, next] = [20, 21].map(|uid| Domain::new(store.clone(), uid, rank.rank, 0..3));
+        let domain = domain.expect("a member");
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        let pools = [&domain, &domain, &next.expect("a member")]
+            .map(|domain| SymmetricPool::new(domain, &rank.context, geometry).expect("virtual memory"));
+        let blocks = pools.each_ref().map(|pool| pool.allocate(4096).expect("there is room"));
+        for pool in &pools {
+            pool.commit(&group, options()).expect("the ranks agree");
+        }
+        let odd = usize::from(rank.rank == 1);
+        let buffer = Buffer::new(blocks[1 + odd].ptr(), 64, DataType::F32);
+        // SAFETY: the blocks are alive until the stream has been synchronised.
+        let _ = unsafe { group.all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+        let error = over(&group);
+        let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+        assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], 1), "{error}");
+        let call = |pool: &str| {
+            let lies = format!("in segment 0 of {pool} at offset 0");
+            format!("all_reduce of 64 f32 by sum, send buffer {lies}, receive buffer {lies}")
+        };
+        let calls: Vec<_> = divergence.calls.iter().map(|it| (it.rank, it.call.clone())).collect();
+        let named = ["pool 0 of domain 0x15 (generation 1)", "pool 1 of domain 0x14 (generation 1)"];
+        assert_eq!(calls, [(1, call(named[0])), (0, call(named[1]))]);
+        group.abort(soon()).expect("it is over");
+        rank.stream.synchronize().expect("the work is done");
+        drop((blocks, pools));
+        rank.leave();
+    });
 }
