@@ -1,8 +1,11 @@
 //! Domains: ranks that promise the same sequence of allocations.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use process_group::{
@@ -10,7 +13,7 @@ use process_group::{
     store::{Store, StoreError},
 };
 
-use crate::agreement::PoolId;
+use crate::agreement::{PoolId, place::generation_key};
 
 /// The ranks that promise to ask the domain's pools for the same things in the same order, and the store through
 /// which they agree.
@@ -19,7 +22,10 @@ use crate::agreement::PoolId;
 /// groups is the union of groups that overlap, usually the world; a domain of one group's ranks makes a pool of
 /// that group alone.
 ///
-/// Every rank makes the domain itself, and all make the same number of domains under one `uid`.
+/// Every rank makes the domain itself, and all make the same number of domains under one `uid`: who waits in another
+/// generation than the others is told so ([`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch)). The
+/// domains of one store number their ranks alike, as ranks of the job, and a rank is in one meeting of them at a time: so
+/// ranks that wait for each other at different pools are found.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -29,6 +35,7 @@ struct Inner {
     store: Arc<dyn Store>,
     uid: u64,
     generation: u64,
+    instance: u64,
     rank: u32,
     ranks: Vec<u32>,
     pools: AtomicU32,
@@ -56,11 +63,22 @@ pub enum DomainError {
         /// What the store said.
         source: StoreError,
     },
+    /// What stands in the store for the domain is not what a rank of it has written.
+    #[error(
+        "domain {uid:#x}: its random number in the store has {bytes} bytes, expected 8: does another program write there?"
+    )]
+    Unreadable {
+        /// The domain's number.
+        uid: u64,
+        /// How many bytes were found.
+        bytes: usize,
+    },
 }
 
 impl Domain {
-    /// The domain of number `uid` with `ranks`, seen from `rank`. Not collective: it only counts, in `store`, how
-    /// often this rank has made it, so that a second life of a domain does not meet what the first has left.
+    /// The domain of number `uid` with `ranks`, seen from `rank`. Not collective: it counts, in `store`, how often this
+    /// rank has made it, so that a second generation of a domain does not meet what the first has left; and it takes the
+    /// number there that no other domain of any store has.
     ///
     /// # Errors
     /// [`DomainError`].
@@ -76,22 +94,27 @@ impl Domain {
         if ranks.binary_search(&rank).is_err() {
             return Err(DomainError::NotAMember { uid, rank, ranks });
         }
-        let generation = store
-            .add(&format!("symm/{uid:x}/generation/{rank}"), 1)
-            .map_err(|source| DomainError::Store { uid, source })?;
+        let generation =
+            store.add(&generation_key(uid, rank), 1).map_err(|source| DomainError::Store { uid, source })?;
         let generation = generation.unsigned_abs();
-        let inner = Inner { store, uid, generation, rank, ranks, pools: AtomicU32::new(0) };
+        let stands = store
+            .compare_set(&instance_key(uid, generation), b"", &random().to_le_bytes())
+            .map_err(|source| DomainError::Store { uid, source })?;
+        let instance = <[u8; 8]>::try_from(stands.as_slice())
+            .map_err(|_| DomainError::Unreadable { uid, bytes: stands.len() })?;
+        let instance = u64::from_le_bytes(instance);
+        let inner = Inner { store, uid, generation, instance, rank, ranks, pools: AtomicU32::new(0) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The domain of a process group's members, known by the group's number and by the ranks of the job. Its pools
-    /// can be committed for the group and for every subgroup of it.
+    /// The domain of a process group's members, known by the group's number and by the ranks of the job, in the
+    /// [store of the job](ProcessGroup::job_store). Its pools can be committed for the group and for every subgroup of it.
     ///
     /// # Errors
     /// [`DomainError::Store`].
     pub fn of(group: &ProcessGroup) -> Result<Self, DomainError> {
         let (uid, rank) = (group.id().uid, rank_of(group.global_rank()));
-        Self::new(Arc::new(group.store()), uid, rank, ranks_of(group))
+        Self::new(Arc::new(group.job_store()), uid, rank, ranks_of(group))
     }
 
     /// The domain's number.
@@ -116,8 +139,19 @@ impl Domain {
     /// The name of the next pool: pools are told apart by the order of their creation.
     pub(crate) fn next_pool(&self) -> PoolId {
         let pool = self.inner.pools.fetch_add(1, Ordering::Relaxed);
-        PoolId { domain: self.inner.uid, generation: self.inner.generation, pool }
+        let Inner { uid, generation, instance, .. } = *self.inner;
+        PoolId { domain: uid, generation, instance, pool }
     }
+}
+
+/// Where the random number of a generation of a domain stands.
+pub(crate) fn instance_key(uid: u64, generation: u64) -> String {
+    format!("symm/{uid:x}.{generation}/instance")
+}
+
+/// A number that no other call returns, in this process or another, but by a chance of 2^-64.
+fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 /// The members of a process group as ranks of a domain.
@@ -133,7 +167,7 @@ pub(crate) fn rank_of(rank: usize) -> u32 {
 impl std::fmt::Debug for Domain {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Inner { uid, generation, rank, ranks, .. } = &*self.inner;
-        write!(out, "Domain({uid:#x}, life {generation}, rank {rank} of {ranks:?})")
+        write!(out, "Domain({uid:#x}, generation {generation}, rank {rank} of {ranks:?})")
     }
 }
 
@@ -144,13 +178,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_life_is_told_from_the_first() {
+    fn a_second_generation_is_told_from_the_first() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let first = Domain::new(store.clone(), 5, 1, [0, 1]).expect("a member");
         let second = Domain::new(store.clone(), 5, 1, [1, 0, 1]).expect("a member");
         assert_ne!(first.next_pool().generation, second.next_pool().generation);
         assert_eq!(second.next_pool().pool, 1);
         assert_eq!(second.ranks(), [0, 1]);
-        assert!(matches!(Domain::new(store, 5, 2, [0, 1]), Err(DomainError::NotAMember { rank: 2, .. })));
+        let stranger = Domain::new(store.clone(), 5, 2, [0, 1]);
+        assert!(matches!(stranger, Err(DomainError::NotAMember { rank: 2, .. })));
+        store.set(&instance_key(6, 1), b"nine here").expect("the store is there");
+        let unreadable = Domain::new(store, 6, 1, [0, 1]);
+        assert!(matches!(unreadable, Err(DomainError::Unreadable { bytes: 9, .. })), "{unreadable:?}");
+    }
+
+    #[test]
+    fn pools_of_two_stores_are_told_apart_and_those_of_two_ranks_are_not() {
+        let stores: [Arc<dyn Store>; 2] = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
+        let ids = stores.each_ref().map(|store| {
+            [0, 1].map(|rank| Domain::new(store.clone(), 5, rank, [0, 1]).expect("a member").next_pool())
+        });
+        assert!(ids.iter().all(|[first, second]| first == second), "{ids:?}");
+        let [[one, _], [other, _]] = ids;
+        let counted = |id: PoolId| (id.domain, id.generation, id.pool);
+        assert_eq!(counted(one), counted(other));
+        assert!(one != other && format!("{one:#}") != format!("{other:#}"), "{one:#}");
+        assert_eq!(one.to_string(), "pool 0 of domain 0x5 (generation 1)");
     }
 }

@@ -6,13 +6,15 @@
 use std::time::Duration;
 
 use super::{
-    circle::{Trace, Traced, others, told},
-    decide::Decision,
+    circle::{Trace, Traced, generations, others, told},
+    decide::{Decision, unlike},
     machine::{Input, Output},
-    place::{ARRIVAL, Errand, Place, place_key},
+    place::{ARRIVAL, Errand, Place, generation_key, place_key},
+    ranks::RankList,
     record::PoolId,
-    refusal::{Absentee, Refusal, Waiting},
+    refusal::{Absentee, Membership, Refusal, Waiting},
     split::Split,
+    versions,
     vote::{Step, Vote},
     wire::Message,
 };
@@ -23,6 +25,8 @@ enum Phase {
     Entering,
     Voting,
     Tracing(Trace, Vec<Absentee>),
+    /// Looking how often the missing have made the domain.
+    Counting(Vec<Absentee>),
     /// The other meetings of a circle are refused, before what then is done.
     Opening(Vec<(String, Vec<u8>)>, Then),
 }
@@ -47,7 +51,6 @@ pub(super) enum Arriving {
 /// A member's part in the first vote of a meeting.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    pool: PoolId,
     rank: u32,
     place: Place,
     begun: Duration,
@@ -61,15 +64,15 @@ pub(super) struct Arrival {
 
 impl Arrival {
     /// Of `rank`, which posts `posts` in the meeting at `place` and waits `patience` long for the others.
-    pub(super) fn new(pool: PoolId, rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
-        let vote = Self::vote(pool, rank, &place, Vec::new(), Duration::ZERO);
+    pub(super) fn new(rank: u32, place: Place, posts: Vec<u8>, patience: Duration) -> Self {
+        let vote = Self::vote(rank, &place, Vec::new(), Duration::ZERO);
         let (begun, leaves, phase) = (Duration::ZERO, false, Phase::Begin);
-        Self { pool, rank, place, begun, patience, posts, vote, leaves, phase }
+        Self { rank, place, begun, patience, posts, vote, leaves, phase }
     }
 
-    fn vote(pool: PoolId, rank: u32, place: &Place, posts: Vec<u8>, until: Duration) -> Vote {
-        let places = place.members.iter().map(|member| place_key(pool, *member)).collect();
-        let prefix = place.vote_prefix(pool, ARRIVAL);
+    fn vote(rank: u32, place: &Place, posts: Vec<u8>, until: Duration) -> Vote {
+        let places = place.members.iter().map(|member| place_key(*member)).collect();
+        let prefix = place.vote_prefix(ARRIVAL);
         Vote::new(prefix, rank, place.members.clone(), posts, until).look_at(places)
     }
 
@@ -88,12 +91,12 @@ impl Arrival {
             (Phase::Begin, Input::Start) => {
                 self.begun = now;
                 self.phase = Phase::Entering;
-                let key = place_key(self.pool, self.rank);
+                let key = place_key(self.rank);
                 Arriving::Ask(Output::Set { key, value: self.place.to_bytes() })
             }
             (Phase::Entering, Input::Stored) => {
                 let posts = std::mem::take(&mut self.posts);
-                self.vote = Self::vote(self.pool, self.rank, &self.place, posts, self.begun + self.patience);
+                self.vote = Self::vote(self.rank, &self.place, posts, self.begun + self.patience);
                 self.voted(Input::Start, now)
             }
             (Phase::Voting, input) => {
@@ -103,6 +106,7 @@ impl Arrival {
             (Phase::Tracing(trace, missing), Input::Values(values)) => {
                 self.trace(trace, missing, &values, now)
             }
+            (Phase::Counting(missing), Input::Values(counts)) => self.count(missing, &counts, now),
             (Phase::Opening(rest, then), Input::Stands(_)) => self.open(rest, then),
             _ => Arriving::Unasked,
         }
@@ -120,6 +124,9 @@ impl Arrival {
             Step::Unasked => return Arriving::Unasked,
             Step::Propose { posted, further } => (posted, further),
         };
+        if let Some(versions) = versions::differing(&self.place.members, &posted) {
+            return Arriving::Ask(self.vote.propose(versions::to_bytes(&versions)));
+        }
         let places: Vec<Option<Place>> =
             places.iter().map(|bytes| Place::from_bytes(bytes.as_deref()?).ok()).collect();
         let members = || self.place.members.iter().copied().zip(places.iter().cloned());
@@ -140,7 +147,7 @@ impl Arrival {
             let (waited_ms, circle) = (self.waited_ms(now), Vec::new());
             return Arriving::Ask(self.refuse(Refusal::SyncTimeout { missing, waited_ms, circle }));
         }
-        let trace = Trace::new(self.pool, self.rank, self.place.clone(), members());
+        let trace = Trace::new(self.rank, self.place.clone(), members());
         self.trace(trace, missing, &[], now)
     }
 
@@ -157,11 +164,37 @@ impl Arrival {
                 self.phase = Phase::Tracing(trace, missing);
                 return Arriving::Ask(ask);
             }
+            Traced::Circle(circle) if circle.is_empty() => {
+                let domain = self.place.pool.domain;
+                let keys = missing.iter().map(|it| generation_key(domain, it.rank)).collect();
+                self.phase = Phase::Counting(missing);
+                return Arriving::Ask(Output::Fetch { keys });
+            }
             Traced::Circle(circle) => circle,
         };
         let waited_ms = self.waited_ms(now);
         let rest = self.refusals(&circle, waited_ms);
-        self.open(rest, Then::Refuse(Refusal::SyncTimeout { missing, waited_ms, circle }))
+        self.open(rest, Then::Refuse(refusal(&self.place, missing, circle, waited_ms)))
+    }
+
+    /// Refuses, in no circle. The missing that have not made this generation of the domain come to no meeting of it.
+    fn count(&mut self, missing: Vec<Absentee>, counts: &[Option<Vec<u8>>], now: Duration) -> Arriving {
+        let (waited_ms, circle) = (self.waited_ms(now), Vec::new());
+        let PoolId { domain, generation, .. } = self.place.pool;
+        let count =
+            |bytes: &Option<Vec<u8>>| std::str::from_utf8(bytes.as_deref()?).ok()?.trim().parse().ok();
+        let behind = missing.iter().zip(counts).filter_map(|(it, bytes)| Some((it.rank, count(bytes)?)));
+        let behind: Vec<(u32, u64)> = behind.filter(|(_, count)| *count < generation).collect();
+        let is_here = |rank: &u32| missing.iter().all(|it| it.rank != *rank);
+        let here = self.place.members.iter().copied().filter(is_here).map(|rank| (rank, generation));
+        let refusal = match behind.is_empty() {
+            true => Refusal::SyncTimeout { missing, waited_ms, circle },
+            false => {
+                let generations = Split::of(here.chain(behind));
+                Refusal::GenerationMismatch { domain, generations, waited_ms, circle }
+            }
+        };
+        self.open(Vec::new(), Then::Refuse(refusal))
     }
 
     fn waited_ms(&self, now: Duration) -> u64 {
@@ -171,13 +204,13 @@ impl Arrival {
     /// The refusals of the other meetings of a circle, with the keys of their decisions.
     fn refusals(&self, circle: &[Waiting], waited_ms: u64) -> Vec<(String, Vec<u8>)> {
         let place_of = |rank: u32| circle.iter().find(|it| it.rank == rank).map(|it| it.place.clone());
-        let refusal = |(place, absent): (Place, Vec<u32>)| {
+        let refused = |(place, absent): (Place, Vec<u32>)| {
             let missing =
                 absent.into_iter().map(|rank| Absentee { rank, last_seen: place_of(rank) }).collect();
-            let refusal = Refusal::SyncTimeout { missing, waited_ms, circle: circle.to_vec() };
-            (place.decision_key(self.pool), Decision::refuse(refusal).encode())
+            let refusal = refusal(&place, missing, circle.to_vec(), waited_ms);
+            (place.decision_key(), Decision::refuse(refusal).encode())
         };
-        others(circle, &self.place).into_iter().map(refusal).collect()
+        others(circle, &self.place).into_iter().map(refused).collect()
     }
 
     fn open(&mut self, mut rest: Vec<(String, Vec<u8>)>, then: Then) -> Arriving {
@@ -187,8 +220,26 @@ impl Arrival {
                 Arriving::Ask(Output::Propose { key, value })
             }
             (None, Then::Refuse(refusal)) => Arriving::Ask(self.refuse(refusal)),
-            (None, Then::Leave(value)) => Arriving::Stands(value),
+            (None, Then::Leave(value)) => Arriving::Stands(self.for_this_rank(value)),
         }
+    }
+
+    /// What stands here, as this rank has to take it. If members speak different versions, that is a refusal. So is what
+    /// other members have decided than this rank expects, who have not heard it.
+    fn for_this_rank(&self, value: Vec<u8>) -> Vec<u8> {
+        if let Some(versions) = versions::from_bytes(&value) {
+            return Decision::refuse(Refusal::VersionMismatch { versions }).encode();
+        }
+        let decision = Decision::decode(&value);
+        let own: RankList = self.place.members.as_slice().into();
+        let Some(members) = decision.as_ref().ok().and_then(Decision::members) else { return value };
+        let what = match self.place.errand {
+            Errand::Commit { .. } => Membership::Group,
+            Errand::Retire {} | Errand::Length {} => Membership::Domain,
+        };
+        let others = members.0.iter().filter(|rank| **rank != self.rank).map(|rank| (*rank, members));
+        let refusal = unlike(what, others.chain([(self.rank, &own)]));
+        refusal.map_or(value, |refusal| Decision::refuse(refusal).encode())
     }
 
     /// Whether a missing rank waits in another epoch of the same group.
@@ -196,8 +247,12 @@ impl Arrival {
         let Errand::Commit { group: own } = self.place.errand else { return None };
         let epoch_of = |rank: u32| match missing.iter().find(|absentee| absentee.rank == rank) {
             None => Some(own.epoch),
-            Some(absentee) => match absentee.last_seen.as_ref()?.errand {
-                Errand::Commit { group } if group.uid == own.uid => Some(group.epoch),
+            Some(absentee) => match absentee.last_seen.as_ref()? {
+                Place { pool, errand: Errand::Commit { group }, .. }
+                    if (*pool, group.uid) == (self.place.pool, own.uid) =>
+                {
+                    Some(group.epoch)
+                }
                 _ => None,
             },
         };
@@ -213,6 +268,16 @@ impl Arrival {
     /// Proposes a decision, in answer to [`Arriving::Decide`].
     pub(super) fn propose(&mut self, decision: &Decision) -> Output {
         self.vote.propose(decision.encode())
+    }
+}
+
+/// Why nothing is done in the meeting at `place`, in which `missing` are missing; with the circle of waiting that it is
+/// in, if it is in one.
+fn refusal(place: &Place, missing: Vec<Absentee>, circle: Vec<Waiting>, waited_ms: u64) -> Refusal {
+    let domain = place.pool.domain;
+    match generations(domain, &circle) {
+        Some(generations) => Refusal::GenerationMismatch { domain, generations, waited_ms, circle },
+        None => Refusal::SyncTimeout { missing, waited_ms, circle },
     }
 }
 

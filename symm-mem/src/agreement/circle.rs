@@ -1,6 +1,6 @@
 //! Circles of ranks that wait for each other, each in another meeting.
 //!
-//! Ranks say which meeting they enter before they wait there. Who has waited too long follows from meeting to meeting
+//! Ranks say which meeting they enter before they wait there, of whatever pool. Who has waited too long follows from meeting to meeting
 //! where the missing are. If that leads back to its own, no patience helps: then all meetings of the circle are refused
 //! at once, and every rank that waits in one of them hears who waits where. Otherwise the first to give up would set others free, and who
 //! fails would be an accident.
@@ -19,15 +19,14 @@ use super::{
     decide::Decision,
     machine::Output,
     place::{Place, place_key},
-    record::PoolId,
     refusal::{Refusal, Waiting},
+    split::Split,
     wire::Message,
 };
 
 /// A search for the circle that a rank is in.
 #[derive(Debug)]
 pub(super) struct Trace {
-    pool: PoolId,
     rank: u32,
     /// Where ranks are, as far as looked at; `None`: nowhere yet.
     seen: BTreeMap<u32, Option<Place>>,
@@ -55,15 +54,10 @@ pub(super) enum Traced {
 
 impl Trace {
     /// Of `rank`, which waits at `own`; `seen` is where the members of its meeting are.
-    pub(super) fn new(
-        pool: PoolId,
-        rank: u32,
-        own: Place,
-        seen: impl IntoIterator<Item = (u32, Option<Place>)>,
-    ) -> Self {
+    pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Option<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Option<Place>> = seen.into_iter().collect();
         seen.insert(rank, Some(own));
-        Self { pool, rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
+        Self { rank, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
     }
 
     /// Takes what stands under the keys that were asked for; nothing at first.
@@ -98,16 +92,13 @@ impl Trace {
         // Breadth first: all that is reached from here and not yet looked at.
         let reached = self.reached(self.rank);
         let ranks: Vec<u32> = reached.iter().copied().filter(|rank| !self.seen.contains_key(rank)).collect();
-        let mut keys: Vec<String> = reached
-            .iter()
-            .filter_map(|rank| self.place(*rank))
-            .map(|at| at.decision_key(self.pool))
-            .collect();
+        let mut keys: Vec<String> =
+            reached.iter().filter_map(|rank| self.place(*rank)).map(Place::decision_key).collect();
         keys.sort_unstable();
         keys.dedup();
         keys.retain(|key| !self.decided.contains_key(key));
         if !ranks.is_empty() || !keys.is_empty() {
-            let places = ranks.iter().map(|rank| place_key(self.pool, *rank));
+            let places = ranks.iter().map(|rank| place_key(*rank));
             let all = places.chain(keys.iter().cloned()).collect();
             self.asked = Asked::More(ranks, keys);
             return Traced::Ask(Output::Fetch { keys: all });
@@ -122,8 +113,8 @@ impl Trace {
         {
             return Traced::Circle(Vec::new());
         }
-        let places = circle.iter().map(|waiting| place_key(self.pool, waiting.rank));
-        let decisions = circle.iter().map(|waiting| waiting.place.decision_key(self.pool));
+        let places = circle.iter().map(|waiting| place_key(waiting.rank));
+        let decisions = circle.iter().map(|waiting| waiting.place.decision_key());
         let keys = places.chain(decisions).collect();
         self.asked = Asked::Again(circle);
         Traced::Ask(Output::Fetch { keys })
@@ -144,7 +135,7 @@ impl Trace {
     /// The ranks that the meeting of `rank` is about, if it is not decided.
     fn bound_to(&self, rank: u32) -> &[u32] {
         match self.place(rank) {
-            Some(at) if self.decided.get(&at.decision_key(self.pool)) != Some(&true) => &at.members,
+            Some(at) if self.decided.get(&at.decision_key()) != Some(&true) => &at.members,
             _ => &[],
         }
     }
@@ -162,11 +153,21 @@ impl Trace {
 /// The circle that this decision tells of, and how long who found it had waited, in milliseconds.
 pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
     match Decision::decode(decision) {
-        Ok(Decision::Refuse { refusal: Refusal::SyncTimeout { circle, waited_ms, .. }, .. }) => {
-            Some((circle, waited_ms))
-        }
+        Ok(Decision::Refuse {
+            refusal:
+                Refusal::SyncTimeout { circle, waited_ms, .. }
+                | Refusal::GenerationMismatch { circle, waited_ms, .. },
+            ..
+        }) => Some((circle, waited_ms)),
         _ => None,
     }
+}
+
+/// The generations of a domain that the ranks of a circle wait in, if they are several.
+pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<Split<u64>> {
+    let inside = circle.iter().filter(|waiting| waiting.place.pool.domain == domain);
+    let generations = Split::of(inside.map(|waiting| (waiting.rank, waiting.place.pool.generation)));
+    (!generations.is_unanimous()).then_some(generations)
 }
 
 /// The places of a circle, each once, but for that of `own`, with the ranks that are missing there.

@@ -8,8 +8,9 @@ use process_group::group::GroupId;
 
 use super::{
     poison::{NoWindows, Poison},
+    ranks::RankList,
     record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
-    refusal::{Capability, Identity, Refusal, Shape},
+    refusal::{Capability, Identity, Membership, Refusal, Shape},
     search::Range,
     split::Split,
     wire::{Malformed, Message, wire_enum},
@@ -20,6 +21,8 @@ use super::{
 pub enum Decision {
     /// The first `segments` of the new segments become the group's.
     Commit {
+        /// The members that have decided. It is for no others.
+        members: RankList,
         /// How many.
         segments: u32,
         /// Those of them that share a window with the segment before them, ascending.
@@ -49,21 +52,25 @@ pub enum Decision {
     },
     /// The segments that all named are retired.
     Retire {
+        /// The ranks that have decided. It is for no others.
+        members: RankList,
         /// The longest deadline among the members, in milliseconds: the budgets of what follows.
         deadline_ms: u64,
     },
     /// All allocate so much.
     Reserve {
+        /// The ranks that have decided. It is for no others.
+        members: RankList,
         /// The greatest length that was asked for, in bytes.
         bytes: u64,
     },
 }
 wire_enum!(Decision {
-    0 => Commit { segments, joined, without, pending, search, deadline_ms },
+    0 => Commit { members, segments, joined, without, pending, search, deadline_ms },
     1 => Refuse { refusal, search, deadline_ms },
     2 => Poison { poison },
-    3 => Retire { deadline_ms },
-    4 => Reserve { bytes },
+    3 => Retire { members, deadline_ms },
+    4 => Reserve { members, bytes },
 });
 
 impl Message for Decision {
@@ -72,7 +79,7 @@ impl Message for Decision {
 
 impl Decision {
     /// Nothing is done, and nothing is searched.
-    pub(super) fn refuse(refusal: Refusal) -> Self {
+    pub(crate) fn refuse(refusal: Refusal) -> Self {
         Self::Refuse { refusal, search: None, deadline_ms: 0 }
     }
 
@@ -81,8 +88,25 @@ impl Decision {
         let Self::Refuse { refusal, .. } = self else { return true };
         !matches!(
             refusal,
-            Refusal::SyncTimeout { .. } | Refusal::EpochMismatch { .. } | Refusal::RecordUnreadable { .. }
+            Refusal::SyncTimeout { .. }
+                | Refusal::GenerationMismatch { .. }
+                | Refusal::EpochMismatch { .. }
+                | Refusal::MembersMismatch { .. }
+                | Refusal::VersionMismatch { .. }
+                | Refusal::RecordUnreadable { .. }
+                // A rank that cannot take part refuses without waiting for the others.
+                | Refusal::PeerPrepareFailed { .. }
         )
+    }
+
+    /// The ranks that have decided to do something.
+    pub(super) fn members(&self) -> Option<&RankList> {
+        match self {
+            Self::Commit { members, .. } | Self::Retire { members, .. } | Self::Reserve { members, .. } => {
+                Some(members)
+            }
+            Self::Refuse { .. } | Self::Poison { .. } => None,
+        }
     }
 
     /// The decision in its binary form.
@@ -141,7 +165,8 @@ pub fn decide(records: &[Record]) -> Decision {
         return Decision::Refuse { refusal, search: None, deadline_ms };
     }
     let joined = joined(records, common);
-    Decision::Commit { segments: common as u32, joined, without, pending, search, deadline_ms }
+    let members = records.first().map(|record| record.members.clone()).unwrap_or_default();
+    Decision::Commit { members, segments: common as u32, joined, without, pending, search, deadline_ms }
 }
 
 fn split<V: PartialEq>(records: &[&Record], value: impl Fn(&Record) -> V) -> Split<V> {
@@ -157,17 +182,22 @@ fn poisoned(records: &[&Record]) -> Option<Poison> {
 
 fn misaddressed(records: &[&Record]) -> Option<Refusal> {
     type Field = fn(&Record) -> u64;
-    let identities: [(Identity, Field); 6] = [
+    let identities: [(Identity, Field); 5] = [
         (Identity::Domain, |record| record.pool.domain),
         (Identity::Generation, |record| record.pool.generation),
         (Identity::Pool, |record| record.pool.pool.into()),
         (Identity::Group, |record| record.group.uid),
-        (Identity::Members, |record| record.members),
         (Identity::Round, |record| record.round),
     ];
     let epochs = split(records, |record| record.group.epoch);
     if !epochs.is_unanimous() {
         return Some(Refusal::EpochMismatch { epochs });
+    }
+    let lists = |list: fn(&Record) -> &RankList| records.iter().map(move |it| (it.rank, list(it)));
+    let differs = unlike(Membership::Group, lists(|record| &record.members))
+        .or_else(|| unlike(Membership::Domain, lists(|record| &record.domain)));
+    if differs.is_some() {
+        return differs;
     }
     for (what, value) in identities {
         let values = split(records, value);
@@ -177,6 +207,15 @@ fn misaddressed(records: &[&Record]) -> Option<Refusal> {
     }
     let policies = split(records, |record| record.policy);
     (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
+}
+
+/// Whether ranks have different lists of who takes part.
+pub(super) fn unlike<'a>(
+    what: Membership,
+    lists: impl Iterator<Item = (u32, &'a RankList)>,
+) -> Option<Refusal> {
+    let lists = Split::of(lists);
+    (!lists.is_unanimous()).then(|| Refusal::MembersMismatch { what, lists: lists.map(Clone::clone) })
 }
 
 fn incapable(records: &[&Record]) -> Option<Refusal> {

@@ -4,22 +4,38 @@ use std::time::Duration;
 
 use super::{
     arrival::{Arrival, Arriving, read},
-    decide::Decision,
+    decide::{Decision, unlike},
     machine::{Conclusion, Ending, Input, Output, share},
     place::{Errand, Place},
+    ranks::RankList,
     record::PoolId,
+    refusal::Membership,
     wire::{Message, wire_struct},
 };
 
 /// What a rank needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Need {
+    rank: u32,
+    /// The ranks of the pool's domain.
+    domain: RankList,
     bytes: u64,
 }
-wire_struct!(Need { bytes });
+wire_struct!(Need { rank, domain, bytes });
 
 impl Message for Need {
     const KIND: u8 = 9;
+}
+
+/// Decides on the greatest length, from what all ranks need.
+fn decide(needs: &[Need]) -> Decision {
+    match unlike(Membership::Domain, needs.iter().map(|need| (need.rank, &need.domain))) {
+        Some(refusal) => Decision::refuse(refusal),
+        None => Decision::Reserve {
+            members: needs.first().map(|need| need.domain.clone()).unwrap_or_default(),
+            bytes: needs.iter().map(|need| need.bytes).max().unwrap_or(0),
+        },
+    }
 }
 
 /// What a machine of the whole domain wants next.
@@ -48,11 +64,12 @@ impl Length {
         bytes: u64,
         deadline: Duration,
     ) -> Self {
-        let place = Place { errand: Errand::Length {}, round, members: members.clone() };
+        let place = Place { pool, errand: Errand::Length {}, round, members: members.clone() };
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         // Nothing follows the decision, so that all but the store's own share is for the others.
         let patience = share(deadline_ms, 15);
-        let arrival = Arrival::new(pool, rank, place, Need { bytes }.to_bytes(), patience);
+        let need = Need { rank, domain: members.as_slice().into(), bytes };
+        let arrival = Arrival::new(rank, place, need.to_bytes(), patience);
         Self { members, arrival }
     }
 
@@ -70,9 +87,7 @@ impl Length {
             Arriving::Ask(ask) => Next::Ask(ask),
             Arriving::Decide(posted) => {
                 let decision = match read::<Need>(&self.members, &posted) {
-                    Ok(needs) => {
-                        Decision::Reserve { bytes: needs.iter().map(|it| it.bytes).max().unwrap_or(0) }
-                    }
+                    Ok(needs) => decide(&needs),
                     Err(refusal) => Decision::refuse(refusal),
                 };
                 Next::Ask(self.arrival.propose(&decision))
@@ -82,7 +97,7 @@ impl Length {
                 Ok(decision) => {
                     let all_arrived = decision.is_of_all();
                     let result = match decision {
-                        Decision::Reserve { bytes } => Ok(bytes),
+                        Decision::Reserve { bytes, .. } => Ok(bytes),
                         Decision::Refuse { refusal, .. } => Err(Ending::Refused(refusal)),
                         _ => Err(Ending::OutOfStep),
                     };

@@ -230,9 +230,10 @@ pub struct Commit {
 impl Commit {
     /// The commit that `record` speaks of, among `members` (ranks of the domain, in the group's order).
     pub fn new(record: Record, members: Vec<u32>) -> Self {
-        let place = Place { errand: Errand::Commit { group: record.group }, round: record.round, members };
+        let (pool, errand) = (record.pool, Errand::Commit { group: record.group });
+        let place = Place { pool, errand, round: record.round, members };
         let patience = share(record.deadline_ms, 8);
-        let arrival = Arrival::new(record.pool, record.rank, place.clone(), record.encode(), patience);
+        let arrival = Arrival::new(record.rank, place.clone(), record.encode(), patience);
         let keys = arrival.keys_to_remove();
         Self { record, place, phase: Phase::Arrival(arrival), all_arrived: false, keys }
     }
@@ -317,9 +318,15 @@ impl Commit {
             Decision::Commit { segments, joined, without, pending: None, deadline_ms, .. } => {
                 return self.register(Agreed { segments, joined, without, pending: None }, deadline_ms, now);
             }
-            Decision::Commit { segments, joined, without, pending: Some(pending), search, deadline_ms } => {
-                (After::Commit { segments, joined, without, pending }, search, deadline_ms)
-            }
+            Decision::Commit {
+                segments,
+                joined,
+                without,
+                pending: Some(pending),
+                search,
+                deadline_ms,
+                ..
+            } => (After::Commit { segments, joined, without, pending }, search, deadline_ms),
             Decision::Retire { .. } | Decision::Reserve { .. } => return self.end(Err(Ending::OutOfStep)),
         };
         match search {
@@ -463,7 +470,7 @@ impl Commit {
     }
 
     fn vote_prefix(&self, name: &str) -> String {
-        self.place.vote_prefix(self.record.pool, name)
+        self.place.vote_prefix(name)
     }
 
     fn end(&mut self, result: Result<Agreed, Ending>) -> Output {

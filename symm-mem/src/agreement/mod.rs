@@ -20,9 +20,10 @@ mod history;
 mod length;
 mod machine;
 pub mod meeting;
-mod place;
+pub(crate) mod place;
 mod plain;
 mod poison;
+mod ranks;
 mod record;
 mod refusal;
 mod retire;
@@ -31,6 +32,7 @@ mod retire_tests;
 mod search;
 mod seat;
 pub(crate) mod split;
+pub(crate) mod versions;
 pub(crate) mod vote;
 pub(crate) mod wire;
 
@@ -48,11 +50,12 @@ pub use place::{Errand, Place};
 pub use plain::{Attempt, Plain, PlainVote};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
+pub use ranks::RankList;
 pub use record::{
     Capabilities, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment,
     WindowSupport,
 };
-pub use refusal::{Absentee, Capability, Held, Identity, Refusal, Shape, Waiting};
+pub use refusal::{Absentee, Capability, Held, Identity, Membership, Refusal, Shape, Waiting};
 pub use retire::{
     Candidate, Committed, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
     decide_retirement,

@@ -28,6 +28,8 @@ wire_enum!(Errand { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
 /// Where a rank was last seen: the meeting that it entered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
+    /// Of which pool.
+    pub pool: PoolId,
     /// What for.
     pub errand: Errand,
     /// Which meeting of the pool for that.
@@ -35,7 +37,7 @@ pub struct Place {
     /// Who is expected there.
     pub members: Vec<u32>,
 }
-wire_struct!(Place { errand, round, members });
+wire_struct!(Place { pool, errand, round, members });
 
 impl Message for Place {
     const KIND: u8 = 2;
@@ -44,12 +46,13 @@ impl Message for Place {
 impl Place {
     /// Whether a rank at `other` is in the same meeting.
     pub(super) fn meets(&self, other: &Place) -> bool {
-        (self.errand, self.round) == (other.errand, other.round)
+        (self.pool, self.errand, self.round) == (other.pool, other.errand, other.round)
     }
 
     /// What the keys of a vote of this meeting begin with.
-    pub(super) fn vote_prefix(&self, pool: PoolId, vote: &str) -> String {
-        let (pool, round) = (pool_key(pool), self.round);
+    pub(super) fn vote_prefix(&self, vote: &str) -> String {
+        let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
+        let pool = format!("symm/{domain:x}.{generation}/{pool}");
         match self.errand {
             Errand::Commit { group } => format!("{pool}/{}.{}/{round}/{vote}", group.uid, group.epoch),
             Errand::Retire {} => format!("{pool}/retire/{round}/{vote}"),
@@ -58,8 +61,8 @@ impl Place {
     }
 
     /// Where the decision of this meeting stands.
-    pub(super) fn decision_key(&self, pool: PoolId) -> String {
-        standing_key(&self.vote_prefix(pool, ARRIVAL))
+    pub(super) fn decision_key(&self) -> String {
+        standing_key(&self.vote_prefix(ARRIVAL))
     }
 }
 
@@ -69,18 +72,21 @@ impl fmt::Display for Place {
             Errand::Commit { group } => write!(out, "commit {} of group {group}", self.round),
             Errand::Retire {} => write!(out, "retirement {}", self.round),
             Errand::Length {} => write!(out, "agreed allocation {}", self.round),
-        }
+        }?;
+        write!(out, " in {}", self.pool)
     }
 }
 
 /// The name of a meeting's first vote.
 pub(super) const ARRIVAL: &str = "records";
 
-/// Where `rank` says where it is.
-pub(super) fn place_key(pool: PoolId, rank: u32) -> String {
-    format!("{}/at/{rank}", pool_key(pool))
+/// Where it is counted how often `rank` has made the domain of this number.
+pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
+    format!("symm/{domain:x}/generation/{rank}")
 }
 
-fn pool_key(pool: PoolId) -> String {
-    format!("symm/{:x}.{}/{}", pool.domain, pool.generation, pool.pool)
+/// Where `rank` says which meeting it has entered last, of whatever pool and domain of the store: a rank is in one at a
+/// time.
+pub(super) fn place_key(rank: u32) -> String {
+    format!("symm/at/{rank}")
 }

@@ -7,26 +7,37 @@ use process_group::group::GroupId;
 
 use super::{
     poison::Poison,
+    ranks::RankList,
     wire::{Malformed, Message, wire_enum, wire_struct},
 };
 
 wire_struct!(GroupId { uid, epoch });
 
-/// A pool: the domain's number, which life of the domain, and the pool's number in it.
+/// A pool: the domain's number, which generation of the domain, and the pool's number in it. No two pools of any stores
+/// are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {
     /// The domain's number.
     pub domain: u64,
     /// How often this rank has made a domain of that number.
     pub generation: u64,
+    /// A random number that the ranks of this generation of the domain share. Two stores may count to equal numbers of
+    /// everything else.
+    pub instance: u64,
     /// The pool's number in the domain, in order of creation.
     pub pool: u32,
 }
-wire_struct!(PoolId { domain, generation, pool });
+wire_struct!(PoolId { domain, generation, instance, pool });
 
+/// Names the pool for a reader. The alternate form (`{:#}`) ends with the instance, so that it names no other pool.
 impl fmt::Display for PoolId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "pool {} of domain {:#x}", self.pool, self.domain)
+        let Self { domain, generation, instance, pool } = self;
+        write!(out, "pool {pool} of domain {domain:#x} (generation {generation}")?;
+        if out.alternate() {
+            write!(out, ", {instance:016x}")?;
+        }
+        out.write_str(")")
     }
 }
 
@@ -184,8 +195,10 @@ pub struct Record {
     pub round: u64,
     /// Who speaks (a rank of the domain).
     pub rank: u32,
-    /// A digest of the group's members in order.
-    pub members: u64,
+    /// The group's members in order.
+    pub members: RankList,
+    /// The ranks of the pool's domain.
+    pub domain: RankList,
     /// How differences are to be treated.
     pub policy: Policy,
     /// The time that the rank gives the commit, in milliseconds.
@@ -213,6 +226,7 @@ wire_struct!(Record {
     round,
     rank,
     members,
+    domain,
     policy,
     deadline_ms,
     readiness,

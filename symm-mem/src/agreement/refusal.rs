@@ -5,6 +5,7 @@ use process_group::group::GroupId;
 use super::{
     history::Divergence,
     place::Place,
+    ranks::RankList,
     record::{LogPoint, Policy},
     split::{Ranks, Side, Split},
     wire::{wire_enum, wire_struct},
@@ -25,7 +26,7 @@ wire_struct!(Shape { bytes, flags });
 pub struct Absentee {
     /// The rank.
     pub rank: u32,
-    /// The meeting of this pool that it entered last.
+    /// The meeting that it entered last, of whatever pool of the store.
     pub last_seen: Option<Place>,
 }
 wire_struct!(Absentee { rank, last_seen });
@@ -125,6 +126,14 @@ pub enum Refusal {
         /// Its value on each rank.
         values: Split<u64>,
     },
+    /// Ranks have different lists of who takes part.
+    #[error("MembersMismatch: ranks differ in the {what} ({}); give all of them the same list", lists.describe(RankList::to_string))]
+    MembersMismatch {
+        /// What differs.
+        what: Membership,
+        /// Each rank's list.
+        lists: Split<RankList>,
+    },
     /// Ranks ask for different policies.
     #[error("PolicyMismatch: ranks ask for different policies ({})", policies.describe(|policy| format!("{policy:?}")))]
     PolicyMismatch {
@@ -146,6 +155,12 @@ pub enum Refusal {
         rank: u32,
         /// Why not.
         cause: String,
+    },
+    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    #[error("VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank", versions.describe(u16::to_string))]
+    VersionMismatch {
+        /// Each rank's version.
+        versions: Split<u16>,
     },
     /// A rank failed before the commit.
     #[error("PeerPrepareFailed: rank {rank} cannot commit{}: {cause}", match ordinal {
@@ -222,6 +237,23 @@ pub enum Refusal {
         /// If ranks waited for each other in a circle: all of it, by rank; every rank of it is told the same.
         circle: Vec<Waiting>,
     },
+    /// Ranks are at different generations of one domain: one has made it more often than others, or they wait for each other
+    /// at pools of two generations.
+    #[error(
+        "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them{}",
+        generations.describe(u64::to_string),
+        describe_circle(circle)
+    )]
+    GenerationMismatch {
+        /// The domain's number.
+        domain: u64,
+        /// The generation that each rank is at: how often it has made the domain, up to where it waits.
+        generations: Split<u64>,
+        /// How long the member that gave up had waited, in milliseconds.
+        waited_ms: u64,
+        /// If ranks waited for each other in a circle: all of it, by rank; every rank of it is told the same.
+        circle: Vec<Waiting>,
+    },
     /// Ranks want different segments retired.
     #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
     RetirementMismatch {
@@ -293,6 +325,9 @@ wire_enum!(Refusal {
     18 => CommittedLogDiverged { group, logs },
     19 => QuiesceFailed { rank, cause },
     20 => MessagesOutstanding { group, from, to, sent, received },
+    21 => GenerationMismatch { domain, generations, waited_ms, circle },
+    22 => MembersMismatch { what, lists },
+    23 => VersionMismatch { versions },
 });
 
 impl Refusal {
@@ -325,9 +360,11 @@ impl Refusal {
             Refusal::AllocationDiverged { .. } => "AllocationDiverged",
             Refusal::EpochMismatch { .. } => "EpochMismatch",
             Refusal::IdentityMismatch { .. } => "IdentityMismatch",
+            Refusal::MembersMismatch { .. } => "MembersMismatch",
             Refusal::PolicyMismatch { .. } => "PolicyMismatch",
             Refusal::CapabilityMismatch { .. } => "CapabilityMismatch",
             Refusal::RecordUnreadable { .. } => "RecordUnreadable",
+            Refusal::VersionMismatch { .. } => "VersionMismatch",
             Refusal::PeerPrepareFailed { .. } => "PeerPrepareFailed",
             Refusal::CommitDuringCapture { .. } => "CommitDuringCapture",
             Refusal::CommitInsideGroup { .. } => "CommitInsideGroup",
@@ -335,6 +372,7 @@ impl Refusal {
             Refusal::MessagesOutstanding { .. } => "MessagesOutstanding",
             Refusal::AddressSpaceExhausted { .. } => "AddressSpaceExhausted",
             Refusal::SyncTimeout { .. } => "SyncTimeout",
+            Refusal::GenerationMismatch { .. } => "GenerationMismatch",
             Refusal::RetirementMismatch { .. } => "RetirementMismatch",
             Refusal::SegmentPinned { .. } => "SegmentPinned",
             Refusal::SegmentInUse { .. } => "SegmentInUse",
@@ -356,24 +394,38 @@ pub enum Identity {
     Pool,
     /// The group's number.
     Group,
-    /// The group's members.
-    Members,
     /// Which commit it is.
     Round,
 }
-wire_enum!(Identity {
-    0 => Domain {}, 1 => Generation {}, 2 => Pool {}, 3 => Group {}, 4 => Members {}, 5 => Round {},
-});
+wire_enum!(Identity { 0 => Domain {}, 1 => Generation {}, 2 => Pool {}, 3 => Group {}, 4 => Round {} });
 
 impl std::fmt::Display for Identity {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
             Identity::Domain => "domain",
-            Identity::Generation => "life of the domain",
+            Identity::Generation => "generation of the domain",
             Identity::Pool => "pool",
             Identity::Group => "group",
-            Identity::Members => "group's members (by digest)",
             Identity::Round => "round",
+        })
+    }
+}
+
+/// Lists of ranks that all members must have alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Membership {
+    /// The members of the group, in the order of its communicator.
+    Group,
+    /// The ranks of the pool's domain.
+    Domain,
+}
+wire_enum!(Membership { 0 => Group {}, 1 => Domain {} });
+
+impl std::fmt::Display for Membership {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Membership::Group => "members of the group",
+            Membership::Domain => "ranks of the pool's domain",
         })
     }
 }
@@ -422,7 +474,7 @@ fn describe_missing(missing: &[Absentee]) -> String {
         .iter()
         .map(|Side { value, ranks }| match value {
             Some(place) => format!("{}: last seen entering {place}", Ranks(ranks)),
-            None => format!("{}: never seen at this pool", Ranks(ranks)),
+            None => format!("{}: never seen at any pool", Ranks(ranks)),
         })
         .collect();
     parts.join("; ")

@@ -22,12 +22,13 @@ use process_group::group::GroupId;
 
 use super::{
     arrival::{Arrival, Arriving, read},
-    decide::{Decision, half_enqueued, not_ready},
+    decide::{Decision, half_enqueued, not_ready, unlike},
     machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
     place::{Errand, Place},
     poison::Poison,
+    ranks::RankList,
     record::{Enqueued, LogPoint, PoolId, Readiness},
-    refusal::{Absentee, Held, Refusal},
+    refusal::{Absentee, Held, Membership, Refusal},
     split::Split,
     vote::{Step, Vote},
     wire::{Message, wire_enum, wire_struct},
@@ -60,6 +61,8 @@ wire_struct!(Candidate { ordinal, held, uncovered });
 pub struct RetirementRecord {
     /// Who speaks.
     pub rank: u32,
+    /// The ranks of the pool's domain.
+    pub domain: RankList,
     /// The time that the rank gives the retirement, in milliseconds.
     pub deadline_ms: u64,
     /// Whether it can take part.
@@ -73,7 +76,7 @@ pub struct RetirementRecord {
     /// The segments that it wants retired, ascending.
     pub segments: Vec<Candidate>,
 }
-wire_struct!(RetirementRecord { rank, deadline_ms, readiness, enqueued, log, groups, segments });
+wire_struct!(RetirementRecord { rank, domain, deadline_ms, readiness, enqueued, log, groups, segments });
 
 impl Message for RetirementRecord {
     const KIND: u8 = 10;
@@ -83,14 +86,19 @@ impl Message for RetirementRecord {
 pub fn decide_retirement(records: &[RetirementRecord]) -> Decision {
     let mut records: Vec<&RetirementRecord> = records.iter().collect();
     records.sort_by_key(|record| record.rank);
-    let refusal = differing(&records)
+    let domains = records.iter().map(|record| (record.rank, &record.domain));
+    let refusal = unlike(Membership::Domain, domains)
+        .or_else(|| differing(&records))
         .or_else(|| not_ready(records.iter().map(|record| (record.rank, &record.readiness))))
         .or_else(|| half_enqueued(records.iter().map(|record| (record.rank, record.enqueued.as_slice()))))
         .or_else(|| holding(&records))
         .or_else(|| parted(&records));
     match refusal {
         Some(refusal) => Decision::refuse(refusal),
-        None => Decision::Retire { deadline_ms: records.iter().map(|it| it.deadline_ms).max().unwrap_or(0) },
+        None => Decision::Retire {
+            members: records.first().map(|record| record.domain.clone()).unwrap_or_default(),
+            deadline_ms: records.iter().map(|it| it.deadline_ms).max().unwrap_or(0),
+        },
     }
 }
 
@@ -317,7 +325,6 @@ enum Phase {
 /// One member's part in one retirement.
 #[derive(Debug)]
 pub struct Retire {
-    pool: PoolId,
     rank: u32,
     place: Place,
     begun: Duration,
@@ -329,12 +336,12 @@ pub struct Retire {
 impl Retire {
     /// The retirement number `round` that `record` speaks of, among `members`: the whole domain.
     pub fn new(pool: PoolId, round: u64, record: &RetirementRecord, members: Vec<u32>) -> Self {
-        let place = Place { errand: Errand::Retire {}, round, members };
+        let place = Place { pool, errand: Errand::Retire {}, round, members };
         let patience = share(record.deadline_ms, 8);
-        let arrival = Arrival::new(pool, record.rank, place.clone(), record.to_bytes(), patience);
+        let arrival = Arrival::new(record.rank, place.clone(), record.to_bytes(), patience);
         let keys = arrival.keys_to_remove();
         let (begun, phase) = (Duration::ZERO, Phase::Arrival(Box::new(arrival)));
-        Self { pool, rank: record.rank, place, begun, phase, all_arrived: false, keys }
+        Self { rank: record.rank, place, begun, phase, all_arrived: false, keys }
     }
 
     /// Takes an input at the time `now` (since any fixed moment) and says what to do next.
@@ -400,7 +407,7 @@ impl Retire {
                 };
                 self.all_arrived = decision.is_of_all();
                 return match decision {
-                    Decision::Retire { deadline_ms } => {
+                    Decision::Retire { deadline_ms, .. } => {
                         let until = now + action_budget(deadline_ms, 3);
                         let vote_until = until + vote_budget(deadline_ms, 1);
                         self.phase = Phase::Quiescing { until: vote_until, deadline_ms };
@@ -467,7 +474,7 @@ impl Retire {
 
     fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> Vote {
         let members = self.place.members.clone();
-        let vote = Vote::new(self.place.vote_prefix(self.pool, name), self.rank, members, posted, until);
+        let vote = Vote::new(self.place.vote_prefix(name), self.rank, members, posted, until);
         self.keys.extend(vote.keys_to_remove());
         vote
     }

@@ -16,7 +16,7 @@ use super::{
 
 const RANKS: u32 = 3;
 
-const POOL: PoolId = PoolId { domain: 1, generation: 1, pool: 0 };
+const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 
 const DEADLINE: Duration = Duration::from_secs(16);
 
@@ -39,6 +39,7 @@ fn record(rank: u32) -> RetirementRecord {
     let held = Held { graphs: 0, blocks: 0 };
     RetirementRecord {
         rank,
+        domain: RankList((0..RANKS).collect()),
         deadline_ms: DEADLINE.as_millis() as u64,
         readiness: Readiness::Ready,
         enqueued: Vec::new(),

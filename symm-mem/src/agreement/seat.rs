@@ -10,7 +10,9 @@ use super::{
     place::{Errand, Place},
     plain::{Attempt, PlainVote},
     poison::Poison,
+    ranks::RankList,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    refusal::Refusal,
     vote::Vote,
     wire::Message,
 };
@@ -27,6 +29,8 @@ pub struct Situation {
     pub deadline: Duration,
     /// Whether the rank can take part.
     pub readiness: Readiness,
+    /// The ranks of the pool's domain.
+    pub domain: Vec<u32>,
     /// What its libraries can do.
     pub capabilities: Capabilities,
     /// How much each group has been given to do on its device.
@@ -83,6 +87,11 @@ impl Seat {
         self.committed
     }
 
+    /// The members are `members` from now on.
+    pub(crate) fn set_members(&mut self, members: Vec<u32>) {
+        self.members = members;
+    }
+
     /// Why the group is dead, if it is.
     pub fn poison(&self) -> Option<&Poison> {
         self.poison.as_ref()
@@ -129,7 +138,8 @@ impl Seat {
             group: self.group,
             round: self.rounds,
             rank: self.rank,
-            members: chain(0, self.members.iter().map(|rank| u64::from(*rank))),
+            members: self.members.as_slice().into(),
+            domain: RankList(situation.domain),
             policy,
             deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
@@ -145,13 +155,24 @@ impl Seat {
         (Commit::new(record, self.members.clone()), segments)
     }
 
+    /// Counts a commit in which this rank cannot take part. Returns what is to tell the others, and under which key.
+    pub(crate) fn decline(&mut self, cause: String) -> (String, Refusal) {
+        let (pool, errand, round) = (self.pool, Errand::Commit { group: self.group }, self.rounds);
+        self.rounds += 1;
+        let key = Place { pool, errand, round, members: self.members.clone() }.decision_key();
+        if self.members.first() == Some(&self.rank) {
+            self.used_keys.push(key.clone());
+        }
+        (key, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
+    }
+
     /// Begins the vote on the plain registration of what the last commit left without windows, which went so on this
     /// rank. The members may register until `until`, and are waited for as long as they may and `VOTE_FLOOR` more.
     pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
         let round = self.rounds.saturating_sub(1);
         let members = self.members.clone();
-        let place = Place { errand: Errand::Commit { group: self.group }, round, members: members.clone() };
-        let prefix = place.vote_prefix(self.pool, "plain");
+        let (pool, errand) = (self.pool, Errand::Commit { group: self.group });
+        let prefix = Place { pool, errand, round, members: members.clone() }.vote_prefix("plain");
         let until = until + VOTE_FLOOR;
         let vote = Vote::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
         self.used_keys.extend(vote.keys_to_remove());

@@ -40,6 +40,12 @@ impl<V: PartialEq> Split<V> {
         Self { sides }
     }
 
+    /// The same split of other values, which are alike where these are.
+    pub(crate) fn map<W>(self, to: impl Fn(V) -> W) -> Split<W> {
+        let side = |Side { value, ranks }| Side { value: to(value), ranks };
+        Split { sides: self.sides.into_iter().map(side).collect() }
+    }
+
     /// Whether all hold the same value (or there is nobody).
     pub fn is_unanimous(&self) -> bool {
         self.sides.len() <= 1

@@ -63,11 +63,12 @@ fn record() -> impl Strategy<Value = Record> {
             let ((epoch, uid), (policy, deadline_ms, address_space_left)) = (identity, wishes);
             let segments = (0..).zip(segments);
             Record {
-                pool: PoolId { domain: 1, generation: 1, pool: 0 },
+                pool: PoolId { domain: 1, generation: 1, instance: 1, pool: 0 },
                 group: GroupId { uid, epoch },
                 round: 0,
                 rank: 0,
-                members: 3,
+                members: RankList(vec![2, 0, 1]),
+                domain: RankList((0..8).collect()),
                 policy,
                 deadline_ms,
                 readiness,
@@ -251,6 +252,7 @@ fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError>
             Malformed::Short { .. }
             | Malformed::Tag { .. }
             | Malformed::Text { .. }
+            | Malformed::Ranks { .. }
             | Malformed::Trailing { .. },
         ) => {}
         Err(Malformed::Kind { wanted, found }) => {
@@ -265,7 +267,8 @@ fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError>
 #[test]
 fn other_versions_are_refused() {
     let errand = Errand::Commit { group: GroupId { uid: 1, epoch: 0 } };
-    let mut bytes = Place { errand, round: 0, members: vec![0, 1] }.to_bytes();
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+    let mut bytes = Place { pool, errand, round: 0, members: vec![0, 1] }.to_bytes();
     bytes[2] += 1;
     let found = PROTOCOL_VERSION + 1;
     assert_eq!(Place::from_bytes(&bytes), Err(Malformed::Version { found }));
@@ -289,13 +292,36 @@ fn segments_are_joined_where_they_follow_on_all_ranks() {
     assert_eq!(joined, [2]);
 }
 
+#[test]
+fn lists_of_ranks_are_compared() {
+    let records = |change: fn(&mut Record)| {
+        let mut records = [0, 1, 2].map(|rank| plain(rank, &[(32, 1)]));
+        change(&mut records[1]);
+        decide(&records)
+    };
+    let lists = |decision: Decision| match refusal(decision) {
+        Refusal::MembersMismatch { what, lists } => (what, lists.minority(), lists.sides[1].value.clone()),
+        other => panic!("{other}"),
+    };
+    let (less, other) = (RankList(vec![0, 1]), RankList(vec![0, 2, 1]));
+    let found = lists(records(|record| record.domain = RankList(vec![0, 1])));
+    assert_eq!(found, (Membership::Domain, vec![1], less));
+    let found = lists(records(|record| record.members = RankList(vec![0, 2, 1])));
+    assert_eq!(found, (Membership::Group, vec![1], other));
+    let text = refusal(records(|record| record.domain = RankList(vec![0, 1]))).to_string();
+    assert!(text.contains("domain (ranks 0, 2: ranks 0-2; rank 1: ranks 0, 1)"), "{text}");
+    let Decision::Commit { members, .. } = records(|_| {}) else { panic!("they are alike") };
+    assert_eq!(members, RankList(vec![0, 1, 2]));
+}
+
 fn plain(rank: u32, segments: &[(u64, u64)]) -> Record {
     Record {
-        pool: PoolId { domain: 1, generation: 1, pool: 0 },
+        pool: PoolId { domain: 1, generation: 1, instance: 1, pool: 0 },
         group: GroupId { uid: 3, epoch: 0 },
         round: 0,
         rank,
-        members: 0,
+        members: RankList(vec![0, 1, 2]),
+        domain: RankList(vec![0, 1, 2]),
         policy: Policy::Strict,
         deadline_ms: 1000,
         readiness: Readiness::Ready,

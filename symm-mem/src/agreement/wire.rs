@@ -7,9 +7,10 @@ use std::fmt;
 
 /// The version of the whole protocol: records, decisions, order of votes. Ranks of different versions refuse
 /// each other.
-pub const PROTOCOL_VERSION: u16 = 4;
+pub const PROTOCOL_VERSION: u16 = 5;
 
-const MAGIC: [u8; 2] = *b"SY";
+/// What every message begins with, before its version.
+pub(super) const MAGIC: [u8; 2] = *b"SY";
 
 /// Bytes that are no message of this protocol and version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +60,14 @@ pub enum Malformed {
         /// Where the text began.
         at: usize,
     },
+    /// Ranks that are not written as they should be, or more than there can be.
+    #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
+    Ranks {
+        /// Where they begin.
+        at: usize,
+        /// How many ranks are read at most.
+        most: u32,
+    },
     /// Bytes after the end of the message.
     #[error("{left} bytes after the end of the message")]
     Trailing {
@@ -74,6 +83,15 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// How many bytes were read.
+    pub(crate) fn position(&self) -> usize {
+        self.at
+    }
+
     fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
         let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..count));
         let taken = taken.ok_or(Malformed::Short { at: self.at })?;
@@ -86,7 +104,7 @@ impl<'a> Reader<'a> {
         Malformed::Tag { at: self.at.saturating_sub(1), tag, of }
     }
 
-    fn left(&self) -> usize {
+    pub(super) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 }

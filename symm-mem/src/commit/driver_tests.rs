@@ -51,6 +51,7 @@ fn situation(segments: &[u64], deadline: Duration) -> Situation {
         policy: Policy::Strict,
         deadline,
         readiness: Readiness::Ready,
+        domain: vec![0, 1, 2],
         capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
         enqueued: Vec::new(),
         address_space_left: None,
@@ -81,7 +82,7 @@ fn commit(
             .map(|(rank, (segments, outcome))| {
                 let all = (outcome != Outcome::Blocked).then(|| all.clone());
                 scope.spawn(move || {
-                    let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+                    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
                     let mut seat = Seat::new(pool, group, rank, (0..members as u32).collect());
                     let (machine, _) = seat.begin(situation(&segments, deadline));

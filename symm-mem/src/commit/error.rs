@@ -55,8 +55,8 @@ pub enum CommitError {
         /// What has ended it.
         source: Arc<GroupError>,
     },
-    /// The group has members that have promised nothing about the pool's allocations. Every member finds that by
-    /// itself.
+    /// The group has members that have promised nothing about the pool's allocations. A member finds that by itself; where
+    /// others have another domain, they are told by a [`Refusal::PeerPrepareFailed`].
     #[error(
         "group {group} cannot use a pool of domain {domain:#x}: its members {outside:?} are outside; make the domain of the \
          union of all groups that are to share the pool"

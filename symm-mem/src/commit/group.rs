@@ -1,6 +1,6 @@
 //! What a commit needs of a group.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cuda_driver::DevicePtr;
 use process_group::{
@@ -113,12 +113,26 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
+/// What is wrong with `ranks` as the members of a communicator of which this one is `rank` of the domain. The members
+/// compare their lists, so each of them has to look at nothing but its own place in it.
+pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
+    let (place, size) = (communicator.rank(), communicator.size());
+    let distinct = ranks.iter().collect::<BTreeSet<_>>().len();
+    let fits = (ranks.len(), distinct, ranks.get(place)) == (size, size, Some(&rank));
+    (!fits).then(|| {
+        format!(
+            "the group's ranks {ranks:?} are not those of its communicator, which has {size}: expected {rank} at place {place}"
+        )
+    })
+}
+
 /// A group that is no more than a communicator, for programs that make communicators themselves.
 #[derive(Debug)]
 pub struct CommunicatorGroup<'a> {
     /// Which group it is: the caller sees to it that no two groups of the domain share it.
     pub id: GroupId,
-    /// The members as ranks of the domain, in the order of the communicator.
+    /// The members as ranks of the domain, in the order of the communicator. A commit compares the members' lists, and each
+    /// with the communicator.
     pub ranks: Vec<u32>,
     /// The communicator.
     pub communicator: &'a Communicator,

@@ -39,7 +39,7 @@ use std::{
 
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
-    comm::{Group, Window, WindowRequest, WindowRequestError},
+    comm::{Communicator, Group, Window, WindowRequest, WindowRequestError},
     store::Deadline,
 };
 
@@ -53,6 +53,7 @@ pub use self::{
 };
 use self::{
     error::failed,
+    group::misnamed,
     member::Member,
     offer::{Candidates, Found, JOINED_SINCE, offered},
 };
@@ -63,8 +64,8 @@ pub(crate) use self::{
 };
 use crate::{
     agreement::{
-        Agreed, Commit, Conclusion, Ending, GroupId, NoWindows, Poison, Readiness, Seat, Segment, Situation,
-        WindowSupport,
+        Agreed, Commit, Conclusion, Decision, Ending, GroupId, NoWindows, Poison, Readiness, Seat, Segment,
+        Situation, WindowSupport,
     },
     pool::{Standing, SymmetricPool},
 };
@@ -130,9 +131,13 @@ impl SymmetricPool {
         inside: bool,
     ) -> Result<CommitReport, CommitError> {
         let begun = Instant::now();
-        let id = group.id();
-        let seated = self.seated(id, group.ranks())?;
+        let (id, ranks) = (group.id(), group.ranks());
+        let seated = self.seated(id, ranks.clone());
         let mut seated = lock(&seated);
+        seated.seat.set_members(ranks);
+        if let Some(error) = self.decline_misfit(&mut seated, group.communicator()) {
+            return Err(error);
+        }
         let turn = Turn::take(group.communicator());
         let found = Found::of(group, inside, turn.is_some());
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
@@ -198,15 +203,9 @@ impl SymmetricPool {
     }
 
     /// The seat of this rank in group `id` of `ranks`, made when it is first asked for.
-    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Result<Arc<Mutex<Seated>>, CommitError> {
-        let domain = self.domain();
-        let outside: Vec<u32> =
-            ranks.iter().copied().filter(|rank| domain.ranks().binary_search(rank).is_err()).collect();
-        if !outside.is_empty() {
-            return Err(CommitError::GroupOutsideDomain { group: id, domain: domain.uid(), outside });
-        }
+    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<Seated>> {
         let seat = || {
-            let mut seat = Seat::new(self.id(), id, domain.rank(), ranks);
+            let mut seat = Seat::new(self.id(), id, self.domain().rank(), ranks);
             self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
             Seated {
                 seat,
@@ -216,7 +215,36 @@ impl SymmetricPool {
                 places: self.places_for(id),
             }
         };
-        Ok(self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone())
+        self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone()
+    }
+
+    /// Looks whether the group's members, as this rank names them, are ranks of the domain and those of the communicator. If
+    /// not, the other members are told at once: they wait for this rank.
+    fn decline_misfit(&self, seated: &mut Seated, communicator: &Communicator) -> Option<CommitError> {
+        let outside = self.outside(seated);
+        let cause = match &outside {
+            Some(error) => error.to_string(),
+            None => misnamed(seated.seat.members(), self.domain().rank(), communicator)?,
+        };
+        let group = seated.seat.group();
+        let (key, refusal) = seated.seat.decline(cause);
+        let decision = Decision::refuse(refusal.clone()).encode();
+        let stands = self.domain().store().compare_set(&key, b"", &decision);
+        // That the group is outside of the domain this rank knows by itself.
+        Some(outside.unwrap_or_else(|| match stands.map(|stands| Decision::decode(&stands)) {
+            Ok(Ok(Decision::Refuse { refusal, .. })) => CommitError::Refused { group, refusal },
+            Ok(_) => CommitError::Refused { group, refusal },
+            Err(source) => CommitError::Store { group, poisoned: false, source },
+        }))
+    }
+
+    /// The error of a group that has members outside of the pool's domain.
+    pub(crate) fn outside(&self, seated: &Seated) -> Option<CommitError> {
+        let (domain, seat) = (self.domain(), &seated.seat);
+        let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
+        let outside: Vec<u32> = seat.members().iter().copied().filter(is_outside).collect();
+        let (group, domain) = (seat.group(), domain.uid());
+        (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain { group, domain, outside })
     }
 
     /// Begins a commit with what the pool has; `check` says whether this rank could make windows of that. Returns the
@@ -249,6 +277,7 @@ impl SymmetricPool {
             policy: options.policy,
             deadline: options.deadline,
             readiness,
+            domain: self.domain().ranks().to_vec(),
             capabilities: found.capabilities,
             enqueued: found.enqueued,
             address_space_left: found.address_space_left,

@@ -61,7 +61,7 @@ pub enum RetireError {
         /// Why.
         poison: Poison,
         /// The groups of this rank that are dead by it.
-        groups: Vec<GroupId>,
+        groups: Box<[GroupId]>,
     },
     /// The store failed, so that this rank does not know what the others decided; they will miss it.
     #[error("retirement in {pool} could not reach the store{}", if *poisoned {
@@ -172,10 +172,12 @@ impl SymmetricPool {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
         for group in groups {
-            match self.seated(group.id(), group.ranks()) {
-                Err(error) => trouble = Some(error.to_string()),
-                Ok(_) if parties.iter().any(|party| party.group.id() == group.id()) => {}
-                Ok(seated) => {
+            let seated = self.seated(group.id(), group.ranks());
+            let outside = self.outside(&lock(&seated));
+            match outside {
+                Some(error) => trouble = Some(error.to_string()),
+                None if parties.iter().any(|party| party.group.id() == group.id()) => {}
+                None => {
                     let turn = Turn::take(group.communicator());
                     if turn.is_none() {
                         let cause = format!("another thread commits a pool for group {}", group.id());
@@ -237,6 +239,7 @@ impl SymmetricPool {
         let domain = self.domain();
         let record = RetirementRecord {
             rank: domain.rank(),
+            domain: domain.ranks().into(),
             deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
             enqueued: found.enqueued,

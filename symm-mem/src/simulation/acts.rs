@@ -27,6 +27,7 @@ impl World {
                 return Ok(());
             }
             Action::Commit { group, policy, deadline } => return self.commit(rank, group, policy, deadline),
+            Action::CommitSecond { group } => return self.commit_second(rank, group),
             Action::CommitAll { groups, policy, deadline } => {
                 let state = self.rank(rank);
                 let pool = state.pool.id();
@@ -137,14 +138,15 @@ impl World {
     fn make(&mut self, rank: u32, group: u64, epoch: bool) {
         let members = self.scenario.groups[&group].clone();
         let state = self.rank(rank);
-        let (id, commits, life, collectives, messages) = match state.groups.remove(&group) {
-            None => (GroupId { uid: group, epoch: 0 }, 0, 1, 0, BTreeMap::new()),
+        let (id, commits, seconds, life, collectives, messages) = match state.groups.remove(&group) {
+            None => (GroupId { uid: group, epoch: 0 }, 0, 0, 1, 0, BTreeMap::new()),
             Some(former) => {
                 state.pool.forget(former.id);
                 let id = GroupId { uid: group, epoch: former.id.epoch + u64::from(epoch) };
-                let (commits, life) = if epoch { (0, 1) } else { (former.commits, former.life + 1) };
+                let (commits, seconds, life) =
+                    if epoch { (0, 0, 1) } else { (former.commits, former.seconds, former.life + 1) };
                 self.library.leave(Life { group: former.id, number: former.life }, rank);
-                (id, commits, life, former.collectives, former.messages)
+                (id, commits, seconds, life, former.collectives, former.messages)
             }
         };
         self.library.join(Life { group: id, number: life }, &members, rank);
@@ -152,6 +154,7 @@ impl World {
             id,
             members,
             commits,
+            seconds,
             meetings: 0,
             life,
             collectives,

@@ -14,6 +14,7 @@ use super::{
     oracle::Ended,
     rank::{Span, Task},
     registration::Left,
+    trouble::Trouble,
     work::{Answer, End, Work},
     world::{Event, World, tell},
 };
@@ -40,18 +41,23 @@ impl World {
         let mut left = None;
         let doomed = match (work, end) {
             (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
-                state.attend(format!("{group}.{epoch}"), round, conclusion.all_arrived);
+                state.attend(format!("0/{group}.{epoch}"), round, conclusion.all_arrived);
                 let (without, doomed) = self.end_commit(rank, &seated, &segments, &serials, conclusion)?;
                 segments.truncate(without);
                 left = (without > 0).then_some(Left { seated, group, segments });
                 doomed
+            }
+            (Work::Second { seated, group, .. }, End::Commit(conclusion)) => {
+                state.attend(format!("1/{group}.{epoch}"), round, conclusion.all_arrived);
+                let (cause, mut seated) = (Some(LOST.to_owned()), lock(&seated));
+                state.second.end_commit(&mut seated, conclusion, cause, &[], &[], Vec::new()).1
             }
             (Work::Plain { seated, group, segments, registered, .. }, End::Plain(meeting)) => {
                 self.end_plain(rank, Left { seated, group, segments }, registered, meeting.result)?;
                 meeting.keys
             }
             (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
-                state.attend("retire".to_owned(), round, meeting.all_arrived);
+                state.attend("0/retire".to_owned(), round, meeting.all_arrived);
                 let (result, doomed) = state.pool.leave(meeting);
                 let only: Vec<_> = seats.into_iter().map(|(_, seated)| seated).collect();
                 let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
@@ -60,7 +66,7 @@ impl World {
                 doomed
             }
             (Work::Length { .. }, End::Length(meeting)) => {
-                state.attend("length".to_owned(), round, meeting.all_arrived);
+                state.attend("0/length".to_owned(), round, meeting.all_arrived);
                 let (result, doomed) = state.pool.leave(meeting);
                 if let Ok(bytes) = result {
                     self.allocate(rank, bytes)?;
@@ -239,7 +245,8 @@ impl World {
 
     /// Keys of meetings that all have left for a later one, to which all had come.
     fn left_keys(&self) -> Result<(), Violation> {
-        if self.scenario.trouble.delays() {
+        let trouble = self.scenario.trouble;
+        if trouble.delays() || matches!(trouble, Trouble::OtherDomain { .. }) {
             return Ok(());
         }
         let mut last: BTreeMap<&str, u64> = BTreeMap::new();
@@ -253,9 +260,11 @@ impl World {
                 // What is written again, for want of an answer, nobody looks at.
                 ["symm", "meeting", ..] => !self.scenario.repeats,
                 ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
-                ["symm", _, _, what, round, ..] => {
+                ["symm", _, pool, what, round, ..] => {
                     let round: Option<u64> = round.parse().ok();
-                    last.get(*what).zip(round).is_some_and(|(last, round)| round < *last)
+                    last.get(format!("{pool}/{what}").as_str())
+                        .zip(round)
+                        .is_some_and(|(last, round)| round < *last)
                 }
                 _ => false,
             };

@@ -1,20 +1,24 @@
 //! Meetings: how ranks begin them, and what their machines ask for.
 
-use std::{collections::BTreeSet, mem, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
 use super::{
     Violation,
     rank::{Home, Span, Task},
     scenario::{DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
+    versions::{of_other_version, to_other_version},
     work::{Answer, Want, Work},
     world::{Event, World, tell},
 };
 use crate::{
-    CommitOptions,
-    agreement::{Capabilities, Input, LogPoint, Outcome, Output, Policy, PoolId, Release, hash::chain},
+    CommitError, CommitOptions,
+    agreement::{
+        Capabilities, Decision, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release,
+        hash::chain,
+    },
     commit::{
-        lock,
+        Seated, lock,
         offer::{self, Circumstances},
     },
     pool,
@@ -31,6 +35,9 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
+        // In another generation of the domain it meets nobody.
+        let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
+        let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
@@ -92,12 +99,54 @@ impl World {
             enqueued: state.enqueued(),
             address_space_left: Some(left),
         };
-        let seated = state.pool.seated(id, members).map_err(Violation::of)?;
+        let seated = state.pool.seated(id, members);
+        let outside = state.pool.outside(&lock(&seated));
+        if let Some(error) = outside {
+            return self.decline(rank, &seated, &error);
+        }
+        let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
         let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found, |_| Ok(()));
         let machine = Box::new(machine);
         let work = Work::Commit { machine, seated, group, segments, places: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, round, id.epoch, deadline)
+    }
+
+    /// The rank tells the others that it cannot take part.
+    fn decline(&mut self, rank: u32, seated: &Mutex<Seated>, error: &CommitError) -> Result<(), Violation> {
+        let (key, refusal) = lock(seated).seat.decline(error.to_string());
+        let value = Decision::refuse(refusal).encode();
+        self.soon(Event::Request(rank, u64::MAX, Output::Propose { key, value }));
+        self.soon(Event::Resume(rank));
+        Ok(())
+    }
+
+    /// The rank commits its second pool.
+    pub(super) fn commit_second(&mut self, rank: u32, group: u64) -> Result<(), Violation> {
+        let (library, windows) = self.scenario.library(rank);
+        let state = self.rank(rank);
+        let Some(membership) = state.groups.get_mut(&group) else {
+            self.soon(Event::Resume(rank));
+            return Ok(());
+        };
+        let (id, members, round) = (membership.id, membership.members.clone(), membership.seconds);
+        membership.seconds += 1;
+        let found = offer::Found {
+            readiness: Readiness::Ready,
+            capabilities: Capabilities { library, windows },
+            enqueued: state.enqueued(),
+            address_space_left: None,
+        };
+        let seated = state.second.seated(id, members);
+        let outside = state.second.outside(&lock(&seated));
+        if let Some(error) = outside {
+            return self.decline(rank, &seated, &error);
+        }
+        let state = self.rank(rank);
+        let options = CommitOptions::default().deadline(DEADLINE);
+        let (machine, _) = state.second.begin_commit(&mut lock(&seated), options, found, |_| Ok(()));
+        let work = Work::Second { machine: Box::new(machine), seated, group };
+        self.begin(rank, work, round, id.epoch, DEADLINE)
     }
 
     pub(super) fn retire(
@@ -125,9 +174,9 @@ impl World {
         let state = self.rank(rank);
         let mut seats = Vec::new();
         for (uid, membership) in &state.groups {
-            let seated =
-                state.pool.seated(membership.id, membership.members.clone()).map_err(Violation::of)?;
-            if lock(&seated).seat.poison().is_none() {
+            let seated = state.pool.seated(membership.id, membership.members.clone());
+            let outside = state.pool.outside(&lock(&seated)).is_some();
+            if !outside && lock(&seated).seat.poison().is_none() {
                 seats.push((*uid, seated));
             }
         }
@@ -249,13 +298,16 @@ impl World {
     /// An answer reaches the rank's machine, and what it asks next is sent off.
     pub(super) fn answer(&mut self, rank: u32, token: u64, answer: Answer) -> Result<(), Violation> {
         let now = self.now;
+        let mut answer = match answer {
+            Answer::Store(input) if self.speaks_otherwise(rank) => Answer::Store(to_other_version(input)),
+            answer => answer,
+        };
         let state = &mut self.ranks[rank as usize];
         if state.token != token {
             return Ok(());
         }
         let time = state.time(now);
         let Some(task) = state.task.as_mut() else { return Ok(()) };
-        let mut answer = answer;
         loop {
             let want = task.work.step(answer, time);
             task.waits = false;
@@ -288,6 +340,10 @@ impl World {
         match want {
             Want::Done(end) => return self.end(rank, end),
             Want::Store(request) => {
+                let request = match self.speaks_otherwise(rank) {
+                    true => of_other_version(request),
+                    false => request,
+                };
                 let over = matches!(request, Output::Await { .. }) && self.ranks[rank as usize].is_over();
                 self.ask(rank, token, request);
                 if over {
@@ -344,7 +400,7 @@ fn differ(how: usize, record: &mut Record) {
         7 => record.readiness = protocol::Readiness::Capturing,
         8 => record.subject = protocol::Subject::Persistent { id: 7 },
         9 => {
-            let pool = PoolId { domain: 1, generation: 1, pool: 1 };
+            let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 1 };
             record.subject = protocol::Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
         }
         10 => record.bytes += 1,

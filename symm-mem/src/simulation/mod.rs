@@ -14,7 +14,8 @@
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the meeting that it is in |
 //! | `device`, `library` | memory, and windows |
-//! | `oracle` | what must hold |
+//! | `oracle`, `waits` | what must hold |
+//! | `versions` | a rank of another release |
 //! | `random` | the numbers |
 //!
 //! Not for: the driver's and NCCL's own behaviour, which the embedded device has.
@@ -33,6 +34,8 @@ mod scenario;
 #[cfg(test)]
 mod tests;
 mod trouble;
+mod versions;
+mod waits;
 mod work;
 mod world;
 

@@ -2,6 +2,8 @@
 //!
 //! - Members of a meeting are given the same result, before the deadline, and nobody living is left without one.
 //! - A rank that has lost the store treats its group as dead if the others have changed it.
+//! - Ranks that wait for each other in two meetings are told so. In the whole domain, what a rank is told to be agreed is
+//!   agreed with all ranks that it takes for the domain.
 //! - A refusal is one that the trouble can make, and names the rank and the place where histories part. Without a
 //!   trouble there is none; groups without the culprit succeed, unless a member came late from waiting for it.
 //! - Members use a block by the same window at the same offset, or all registered plainly, or all without; a window that is
@@ -13,7 +15,7 @@ use std::collections::BTreeMap;
 
 use super::{Violation, scenario::DEADLINE, trouble::Trouble, world::World};
 use crate::{
-    agreement::{self, Agreed, Divergence, FLOORS, Plain, Poison, Refusal, Retired},
+    agreement::{self, Agreed, Divergence, FLOORS, Membership, Plain, Poison, Refusal, Retired, Side, Split},
     exchange::{ExchangeRefusal, protocol as exchange},
     rendezvous::{RendezvousRefusal, protocol},
 };
@@ -22,12 +24,21 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
+    /// To commit the second pool.
+    Second(u64),
     /// To keep what they have registered plainly.
     Plain(u64),
     Retire,
     Length,
     Meet(u64),
     Exchange(u64),
+}
+
+impl Kind {
+    /// Whether a pool is what they met about.
+    pub(super) fn is_of_pool(self) -> bool {
+        !matches!(self, Self::Meet(_) | Self::Exchange(_))
+    }
 }
 
 /// What a rank was told in the end.
@@ -131,7 +142,7 @@ impl Said {
         }
     }
 
-    fn refusal(&self) -> Option<&Refusal> {
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
         match self {
             Said::Commit(Ok(agreed)) => agreed.pending.as_ref(),
             Said::Commit(Err(agreement::Ending::Refused(refusal)))
@@ -194,7 +205,7 @@ impl Said {
 }
 
 /// How many ranks have a part in a split.
-fn refusal_ranks<V>(split: &agreement::Split<V>) -> usize {
+fn refusal_ranks<V>(split: &Split<V>) -> usize {
     split.sides.iter().map(|side| side.ranks.len()).sum()
 }
 
@@ -215,6 +226,7 @@ impl World {
                 Violation(format!("{kind:?} of epoch {epoch}, round {round}: {what}"))
             })?;
         }
+        self.judge_waits()?;
         self.judge_last(&meetings)?;
         self.judge_uses()
     }
@@ -229,10 +241,15 @@ impl World {
                 | Trouble::HalfEnqueued
                 | Trouble::HalfSent
                 | Trouble::PrepareFails
+                | Trouble::OtherDomain { .. }
+                | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
         // Who waits for ever for one that has lost the store, or counts otherwise, comes late everywhere.
-        if matches!(self.scenario.trouble, Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent) {
+        if matches!(
+            self.scenario.trouble,
+            Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
+        ) {
             return Ok(());
         }
         for group in self.scenario.groups.keys() {
@@ -254,9 +271,11 @@ impl World {
 
     fn members(&self, kind: Kind) -> Vec<u32> {
         match kind {
-            Kind::Commit(group) | Kind::Plain(group) | Kind::Meet(group) | Kind::Exchange(group) => {
-                self.scenario.groups[&group].clone()
-            }
+            Kind::Commit(group)
+            | Kind::Second(group)
+            | Kind::Plain(group)
+            | Kind::Meet(group)
+            | Kind::Exchange(group) => self.scenario.groups[&group].clone(),
             Kind::Retire | Kind::Length => (0..self.ranks.len() as u32).collect(),
         }
     }
@@ -270,6 +289,9 @@ impl World {
             if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
             }
+        }
+        if matches!((trouble, kind), (Trouble::OtherDomain { .. }, Kind::Retire | Kind::Length)) {
+            return self.judge_domain(kind, ended);
         }
         // Who has lost the store knows nothing, and the others miss it.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
@@ -316,7 +338,7 @@ impl World {
     }
 
     /// Whether what all were told is what the trouble makes, and names the culprit.
-    fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
+    pub(super) fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let members = self.members(kind);
         let inside = members.contains(&culprit);
@@ -329,6 +351,7 @@ impl World {
                     !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
                 }
                 RendezvousRefusal::MembersLost { .. } => trouble.silences(),
+                RendezvousRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
                 RendezvousRefusal::SharingFailed { rank, .. } => {
                     trouble == Trouble::CannotMap && *rank == culprit
                 }
@@ -351,6 +374,7 @@ impl World {
                     !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
                 }
                 ExchangeRefusal::MembersLost { .. } => trouble.silences(),
+                ExchangeRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
                 ExchangeRefusal::OpeningFailed { rank, .. } => {
                     trouble == Trouble::CannotMap && *rank == culprit
                 }
@@ -385,9 +409,10 @@ impl World {
             return Ok(());
         }
         let fits = match refusal {
-            Refusal::SyncTimeout { missing, .. } => {
+            Refusal::SyncTimeout { missing, circle, .. } => {
                 let missing: Vec<u32> = missing.iter().map(|it| it.rank).collect();
                 !missing.is_empty()
+                    && self.is_told_the_generation(told, circle)
                     && missing.iter().all(|rank| members.contains(rank))
                     && (trouble.delays() || self.came_late(told, &missing))
             }
@@ -395,6 +420,14 @@ impl World {
             | Refusal::SegmentShapeMismatch { .. }
             | Refusal::AllocationDiverged { .. } => affected && trouble.parts_pools() || self.keeps_memory(),
             Refusal::EpochMismatch { .. } => trouble.delays(),
+            Refusal::GenerationMismatch { generations, .. } => {
+                let culprits = Side { value: 2, ranks: vec![culprit] };
+                trouble == Trouble::ExtraDomain && generations.sides.contains(&culprits)
+            }
+            Refusal::MembersMismatch { what: Membership::Domain, lists } => {
+                matches!(trouble, Trouble::OtherDomain { .. }) && !lists.is_unanimous()
+            }
+            Refusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
             Refusal::RetirementMismatch { .. } => parts,
             Refusal::SegmentInUse { .. } => parts,
             Refusal::SegmentPinned { graphs, .. } => {

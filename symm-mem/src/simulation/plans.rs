@@ -19,7 +19,7 @@ use super::{
     world::{Event, World},
 };
 use crate::{
-    agreement::Output,
+    agreement::{Output, PoolId},
     exchange::{
         core::closed_key,
         generation::Generations,
@@ -43,15 +43,9 @@ const BUFFER_BYTES: u64 = 2 << 20;
 /// Memory that a rank lends. It goes back to the device with the last who holds it.
 #[derive(Debug)]
 pub(super) struct Allocation {
-    number: u64,
+    id: AllocationId,
     memory: SegmentMemory,
     device: Arc<Device>,
-}
-
-impl Allocation {
-    fn id(&self) -> AllocationId {
-        AllocationId::Own { number: self.number }
-    }
 }
 
 impl Drop for Allocation {
@@ -167,6 +161,21 @@ fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     (0..count).map(one).collect()
 }
 
+/// The transfers that a rank takes part in, each with its place among all.
+fn of_rank(transfers: &[Transfer], rank: u32) -> impl Iterator<Item = (usize, &Transfer)> {
+    transfers.iter().enumerate().filter(move |(_, it)| it.copier == rank || it.lender == rank)
+}
+
+/// The identity of a rank's allocation of this number: its own, or a segment of one of two pools.
+fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
+    let ordinal = (number / 3) as u32;
+    match number % 3 {
+        0 => AllocationId::Own { number },
+        1 => AllocationId::Segment { pool: pools[0], ordinal },
+        _ => AllocationId::Segment { pool: pools[1], ordinal },
+    }
+}
+
 /// What a rank can come to an exchange with that its peers have not.
 fn differ(how: usize, record: &mut Record) {
     match how {
@@ -203,10 +212,10 @@ impl World {
         let (number, transfers) = (own.numbers, transfers(seed, &members));
         own.numbers += 1;
         let (mut exports, mut ends, mut lent) = (Vec::<Export>::new(), Vec::new(), Vec::new());
-        let mine = transfers.iter().filter(|it| it.copier == rank || it.lender == rank);
-        let slots = own.slots.take(mine.clone().count());
+        let key = format!("exchange/{group}/{number}");
+        let slots = own.slots.take(of_rank(&transfers, rank).count());
         let Some(slots) = slots else { return Err(Violation(format!("rank {rank} has no slots left"))) };
-        for (transfer, slot) in mine.zip(slots.clone()) {
+        for ((at, transfer), slot) in of_rank(&transfers, rank).zip(slots.clone()) {
             let Transfer { copier, lender, puts, buffer, fresh, bytes, offset } = *transfer;
             let mut end =
                 End { peer: lender, part: Part::PutTo, bytes, export: None, offset: 0, slot: slot as u32 };
@@ -217,14 +226,16 @@ impl World {
             }
             if fresh || !own.buffers.contains_key(&buffer) {
                 state.allocations += 1;
-                let (number, device) = (state.allocations, own.device.clone());
+                let id = identity(state.allocations, [state.pool.id(), state.twin]);
+                let device = own.device.clone();
                 let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
-                let allocation = Arc::new(Allocation { number, memory, device });
-                self.desk.insert((rank, allocation.id()), Arc::downgrade(&allocation));
+                let allocation = Arc::new(Allocation { id, memory, device });
+                self.desk.insert((rank, id), Arc::downgrade(&allocation));
                 own.buffers.insert(buffer, allocation);
             }
             let allocation = &own.buffers[&buffer];
-            let id = allocation.id();
+            self.lent.insert((key.clone(), at), Arc::downgrade(allocation));
+            let id = allocation.id;
             let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
                 let way = Way::Virtual { descriptor: true, fabric: None };
                 exports.push(Export { id, bytes: BUFFER_BYTES, way, token: 0 });
@@ -258,7 +269,6 @@ impl World {
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
         }
-        let key = format!("exchange/{group}/{number}");
         let machine = Meeting::new(key.clone(), record, members);
         let opened = Open::new();
         let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
@@ -302,7 +312,7 @@ impl World {
         end: Conclusion,
     ) -> Result<Vec<String>, Violation> {
         let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers, .. } = work;
-        let state = self.rank(rank);
+        let state = &mut self.ranks[rank as usize];
         let Some(own) = state.exchanges.get_mut(&group) else { return Ok(end.read) };
         let mut peers: Vec<u32> = ends.iter().map(|end| end.peer).collect();
         peers.sort_unstable();
@@ -327,6 +337,16 @@ impl World {
                         return Err(Violation(what));
                     };
                     plan.imports.insert((peer, id), import.clone());
+                }
+                for ((at, _), route) in of_rank(&transfers, rank).zip(&routes) {
+                    let Some(key) = route.remote.map(|(id, _)| (route.peer, id)) else { continue };
+                    let lent = self.lent.get(&(plan.key.clone(), at));
+                    if lent.is_none_or(|lent| !Weak::ptr_eq(lent, &plan.imports[&key].0)) {
+                        let (peer, id) = key;
+                        return Err(Violation(format!(
+                            "rank {rank} has other memory than rank {peer} lends for transfer {at}: {id}"
+                        )));
+                    }
                 }
                 opened.iter().for_each(|(key, import)| own.handles.note(*key, import));
                 let named = own.plans.entry(name).or_default();
@@ -467,16 +487,14 @@ impl World {
 
 /// Where the transfers of `rank` lead, as the members drew them.
 fn expected(rank: u32, agreement: &Agreement, transfers: &[Transfer]) -> Vec<Route> {
-    let takes_part = |transfer: &&Transfer, rank| transfer.copier == rank || transfer.lender == rank;
     let route = |(at, transfer): (usize, &Transfer)| {
         let copies = transfer.copier == rank;
         let peer = if copies { transfer.lender } else { transfer.copier };
         let record = agreement.records.iter().find(|record| record.rank == peer)?;
-        let nth = transfers[..at].iter().filter(|before| takes_part(before, peer)).count();
+        let nth = of_rank(&transfers[..at], peer).count();
         let end = record.ends.get(nth)?;
         let remote = || Some((record.exports.get(end.export? as usize)?.id, transfer.offset));
         Some(Route { peer, remote: if copies { remote() } else { None }, slot: end.slot })
     };
-    let mine = transfers.iter().enumerate().filter(|(_, transfer)| takes_part(transfer, rank));
-    mine.filter_map(route).collect()
+    of_rank(transfers, rank).filter_map(route).collect()
 }

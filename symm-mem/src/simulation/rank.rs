@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use process_group::{group::GroupId, store::HashStore};
+use process_group::{
+    group::GroupId,
+    store::{HashStore, Store},
+};
 
 use super::{
     Violation,
@@ -20,9 +23,22 @@ use super::{
 };
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
-    agreement::{Enqueued, LogPoint, MessageCounts, hash::chain},
+    agreement::{Enqueued, LogPoint, MessageCounts, PoolId, hash::chain},
+    domain::instance_key,
     pool::{GraphHold, Memory},
 };
+
+/// Stores in which ranks count their domains. The numbers there that are random in life are drawn from the seed.
+pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
+    let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
+    for store in &stores {
+        for generation in [1, 2] {
+            let instance = random.next().to_le_bytes();
+            store.set(&instance_key(1, generation), &instance).map_err(Violation::of)?;
+        }
+    }
+    Ok(stores)
+}
 
 /// What peers' memory is remembered for: a segment of the pool, or a persistent allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +56,8 @@ pub(super) struct Membership {
     pub(super) members: Vec<u32>,
     /// How many commits it has begun, over all lives of the group.
     pub(super) commits: u64,
+    /// The same of the second pool.
+    pub(super) seconds: u64,
     pub(super) meetings: u64,
     /// How often it has made the group under this name.
     pub(super) life: u64,
@@ -146,6 +164,10 @@ pub(super) struct Rank {
     pub(super) program: VecDeque<Action>,
     pub(super) device: Arc<Device>,
     pub(super) pool: SymmetricPool,
+    /// Another pool of the domain, in which nothing is.
+    pub(super) second: SymmetricPool,
+    /// A pool of another store that counts alike.
+    pub(super) twin: PoolId,
     /// Its blocks, with the identity of each: what the pool had been asked for when it was placed.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
     pub(super) capture: Option<Capture>,
@@ -185,24 +207,34 @@ pub(super) struct Rank {
 impl Rank {
     pub(super) fn new(
         number: u32,
-        world: u32,
+        ranks: &[u32],
+        extra: bool,
         program: Vec<Action>,
         capacity: u64,
-        store: &Arc<HashStore>,
+        stores: &[Arc<HashStore>; 2],
         random: &mut Random,
     ) -> Result<Self, Violation> {
         // Every rank's memory lies elsewhere, and some have their segments in another order than the others.
         let place = 1 + random.below(1 << 20);
         let base = (1 << 45) + (place << 21);
         let device = Arc::new(Device::new(number, base, capacity).falling(place.is_multiple_of(8)));
-        let domain = Domain::new(store.clone(), 1, number, 0..world).map_err(Violation::of)?;
+        let domain = |store: &Arc<HashStore>| {
+            Domain::new(store.clone(), 1, number, ranks.iter().copied()).map_err(Violation::of)
+        };
+        if extra {
+            domain(&stores[0])?;
+        }
+        let (domain, twin) = (domain(&stores[0])?, domain(&stores[1])?.next_pool());
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 8 << 20 };
-        let pool = SymmetricPool::with_source(&domain, device.clone(), geometry).map_err(Violation::of)?;
+        let pool = || SymmetricPool::with_source(&domain, device.clone(), geometry).map_err(Violation::of);
+        let (pool, second) = (pool()?, pool()?);
         Ok(Self {
             number,
             program: program.into(),
             device,
             pool,
+            second,
+            twin,
             blocks: Vec::new(),
             capture: None,
             graphs: Vec::new(),
@@ -278,9 +310,10 @@ impl Rank {
         let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
         let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
         match &task.work {
-            Work::Commit { group, .. } | Work::Plain { group, .. } | Work::Meet { group, .. } => {
-                in_group(group)
-            }
+            Work::Commit { group, .. }
+            | Work::Second { group, .. }
+            | Work::Plain { group, .. }
+            | Work::Meet { group, .. } => in_group(group),
             Work::Exchange(work) => in_group(&work.group),
             Work::Retire { machine, seats, .. } => {
                 !machine.is_releasing() && seats.iter().any(|(group, _)| in_group(group))

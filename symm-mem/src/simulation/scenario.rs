@@ -38,6 +38,10 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
+    /// Commits the second pool, in which nothing is.
+    CommitSecond {
+        group: u64,
+    },
     /// In the order given, if the pool does not know better.
     CommitAll {
         groups: Vec<u64>,
@@ -218,6 +222,16 @@ impl Scenario {
         (release, WindowSupport::Unavailable { reason })
     }
 
+    /// The ranks of the domain, as `rank` of `world` makes it.
+    pub(super) fn domain(&self, rank: u32, world: u32) -> Vec<u32> {
+        let lacks = match self.trouble {
+            Trouble::OtherDomain { lacks: true } if self.is_culprit(rank) => Some((rank + 1) % world),
+            Trouble::OtherDomain { lacks: false } if !self.is_culprit(rank) => Some(self.culprit),
+            _ => None,
+        };
+        (0..world).filter(|other| Some(*other) != lacks).collect()
+    }
+
     /// What windows may still take on `rank`, in bytes.
     pub(super) fn address_space(&self, rank: u32) -> u64 {
         if self.trouble == Trouble::AddressSpace && self.is_culprit(rank) { 3 << 20 } else { 1 << 40 }
@@ -315,6 +329,7 @@ impl Writer<'_> {
             self.culprit(Action::BeginCapture { declared });
         }
         self.commits(bad);
+        self.second(bad);
         self.uses();
         // Lives while blocks come and go.
         if !capturing && self.aside.one_in(3) {
@@ -405,6 +420,22 @@ impl Writer<'_> {
             }
             let commit = |group| Action::Commit { group, policy, deadline };
             self.programs[rank].extend(groups.into_iter().map(commit));
+        }
+    }
+
+    /// Two pools for one group.
+    fn second(&mut self, bad: bool) {
+        let crosses = bad && self.trouble == Trouble::CrossesPools;
+        let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
+        if groups.is_empty() || !(crosses || self.aside.one_in(6)) {
+            return;
+        }
+        let group = *self.aside.pick(&groups);
+        let commit = Action::Commit { group, policy: Policy::Strict, deadline: DEADLINE };
+        let both = [commit, Action::CommitSecond { group }];
+        for rank in self.groups[&group].clone() {
+            let order = if rank == self.culprit && crosses { [1, 0] } else { [0, 1] };
+            self.programs[rank as usize].extend(order.map(|at| both[at].clone()));
         }
     }
 

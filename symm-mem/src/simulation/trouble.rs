@@ -67,6 +67,16 @@ pub(super) enum Trouble {
     Stopped(u64, u64),
     /// It gives its meetings this much time, in µs, where the others give a lot, and registers slowly.
     ShortDeadline(u64),
+    /// Its domain has not all ranks, or those of the others lack it.
+    OtherDomain {
+        lacks: bool,
+    },
+    /// It has made its domain once more than the others.
+    ExtraDomain,
+    /// It commits two pools for a group in the opposite order.
+    CrossesPools,
+    /// It speaks another version of the protocol.
+    OtherProtocol,
     /// It cannot reach the store after so many steps, for so many ms.
     CutOff(u64, u64),
     /// The store is gone after so many steps of it.
@@ -85,7 +95,7 @@ impl Trouble {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
         };
-        match random.below(42) {
+        match random.below(49) {
             0 => Self::None,
             1 => Self::ExtraSegment,
             2 | 3 => Self::ExtraBlock,
@@ -114,13 +124,17 @@ impl Trouble {
             26 => Self::CannotMap,
             27..=29 => Self::Killed(steps(random)),
             30 => Self::Stopped(steps(random), pause(random)),
-            31 | 38 => Self::CutOff(steps(random), pause(random)),
+            31 | 46 => Self::CutOff(steps(random), pause(random)),
             32 => Self::StoreDies(steps(random) * 3),
             33 | 34 => Self::PlainFails(1 + random.below(3) as u32),
             35 => Self::RegistersNothing,
             36 => Self::ExchangesOtherwise(random.below(8) as usize),
-            41 => Self::CapturingUndeclared,
-            39 | 40 => Self::ShortDeadline(*random.pick(&[0, 200, 20_000])),
+            37 | 38 => Self::OtherDomain { lacks: random.one_in(2) },
+            39 => Self::ExtraDomain,
+            40 | 41 => Self::CrossesPools,
+            42 => Self::OtherProtocol,
+            43 | 44 => Self::ShortDeadline(*random.pick(&[0, 200, 20_000])),
+            45 => Self::CapturingUndeclared,
             _ => Self::HalfSent,
         }
     }
@@ -128,7 +142,7 @@ impl Trouble {
     /// Its name without its numbers.
     pub(super) fn name(self) -> String {
         let name = format!("{self:?}");
-        name.split('(').next().unwrap_or_default().to_owned()
+        name.split(['(', ' ']).next().unwrap_or_default().to_owned()
     }
 
     /// Whether ranks come to meetings late, or not at all, because of it.
@@ -143,6 +157,8 @@ impl Trouble {
                 | Self::RestsLate
                 | Self::MeetsOtherwise(_)
                 | Self::ShortDeadline(_)
+                | Self::ExtraDomain
+                | Self::CrossesPools
         ) || self.silences()
     }
 
@@ -187,6 +203,8 @@ impl Trouble {
                 | Self::KeepsGraphs
                 | Self::KeepsBlocks
                 | Self::RetiresOther
+                | Self::OtherDomain { .. }
+                | Self::ExtraDomain
         )
     }
 }

@@ -31,6 +31,12 @@ pub(super) enum Work {
         places: Vec<usize>,
         serials: Vec<u64>,
     },
+    /// A commit of the second pool.
+    Second {
+        machine: Box<Commit>,
+        seated: Arc<Mutex<Seated>>,
+        group: u64,
+    },
     Plain {
         machine: PlainVote,
         seated: Arc<Mutex<Seated>>,
@@ -134,6 +140,7 @@ impl Work {
     pub(super) fn kind(&self) -> Kind {
         match self {
             Work::Commit { group, .. } => Kind::Commit(*group),
+            Work::Second { group, .. } => Kind::Second(*group),
             Work::Plain { group, .. } => Kind::Plain(*group),
             Work::Retire { .. } => Kind::Retire,
             Work::Length { .. } => Kind::Length,
@@ -145,7 +152,7 @@ impl Work {
     /// Whether the others may act on what it has posted.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
-            Work::Commit { machine, .. } => machine.is_in_doubt(),
+            Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.is_in_doubt(),
             Work::Plain { .. } => true,
             Work::Retire { machine, .. } => machine.is_in_doubt(),
             Work::Length { machine } => machine.is_in_doubt(),
@@ -157,7 +164,9 @@ impl Work {
     pub(super) fn groups(&self) -> Vec<GroupId> {
         let id = |seated: &Arc<Mutex<Seated>>| lock(seated).seat.group();
         match self {
-            Work::Commit { seated, .. } | Work::Plain { seated, .. } => vec![id(seated)],
+            Work::Commit { seated, .. } | Work::Second { seated, .. } | Work::Plain { seated, .. } => {
+                vec![id(seated)]
+            }
             Work::Retire { seats, .. } => seats.iter().map(|(_, seated)| id(seated)).collect(),
             Work::Length { .. } | Work::Exchange(_) | Work::Meet { .. } => Vec::new(),
         }
@@ -172,6 +181,7 @@ impl Work {
             Work::Meet { .. } => 4,
             Work::Plain { .. } => 5,
             Work::Exchange(_) => 6,
+            Work::Second { .. } => 7,
         }
     }
 
@@ -188,15 +198,11 @@ impl Work {
                     // Nobody asked: the machine says so.
                     _ => Input::Stored,
                 };
-                match machine.step(input, now) {
-                    Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
-                    Output::Hashes { lengths } => Want::Hashes(lengths),
-                    Output::Recall { sequence } => Want::Recall(sequence),
-                    Output::Register { segments, joined, until, verdict_key } => {
-                        Want::Register { segments: segments as usize, joined, until, verdict_key }
-                    }
-                    ask => Want::Store(ask),
-                }
+                commit(machine.step(input, now))
+            }
+            Work::Second { machine, .. } => {
+                let Answer::Store(input) = answer else { return commit(machine.step(Input::Stored, now)) };
+                commit(machine.step(input, now))
             }
             Work::Plain { machine, .. } => {
                 let Answer::Store(input) = answer else {
@@ -238,6 +244,19 @@ impl Work {
                 meet(machine, answer, now, Want::Share, End::Meet)
             }
         }
+    }
+}
+
+/// What a commit's machine wants.
+fn commit(output: Output) -> Want {
+    match output {
+        Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
+        Output::Hashes { lengths } => Want::Hashes(lengths),
+        Output::Recall { sequence } => Want::Recall(sequence),
+        Output::Register { segments, joined, until, verdict_key } => {
+            Want::Register { segments: segments as usize, joined, until, verdict_key }
+        }
+        ask => Want::Store(ask),
     }
 }
 

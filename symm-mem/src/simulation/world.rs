@@ -7,11 +7,9 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Weak},
+    sync::Weak,
     time::Duration,
 };
-
-use process_group::store::HashStore;
 
 use super::{
     Limits, Violation,
@@ -19,13 +17,13 @@ use super::{
     oracle::{Ended, Used},
     plans::Allocation,
     random::Random,
-    rank::Rank,
+    rank::{Rank, stores},
     scenario::Scenario,
     trouble::Trouble,
     work::Answer,
 };
 use crate::{
-    agreement::{Input, Outcome, Output, Verdict},
+    agreement::{Input, Outcome, Output, Verdict, place::generation_key},
     exchange::protocol::AllocationId,
     rendezvous::protocol::Record,
 };
@@ -79,6 +77,8 @@ pub(super) struct World {
     pub(super) offers: HashMap<u64, (u32, u64)>,
     /// What ranks lend, until it is gone.
     pub(super) desk: HashMap<(u32, AllocationId), Weak<Allocation>>,
+    /// What is lent for each transfer, by the exchange's key and the transfer's place in it.
+    pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     pub(super) steps: u64,
@@ -111,24 +111,32 @@ impl World {
         let mut random = Random(seed);
         let mut scenario = Scenario::draw(&mut random, limits);
         let size = scenario.programs.len() as u32;
-        let lives = Arc::new(HashStore::new());
+        let lives = stores(&mut random)?;
         let programs = std::mem::take(&mut scenario.programs);
         let rank = |(number, program): (u32, _)| {
             let small = scenario.trouble == Trouble::Exhausted && scenario.is_culprit(number);
             let capacity = if small { (2 << 20) * random.below(12) } else { scenario.capacity };
-            Rank::new(number, size, program, capacity, &lives, &mut random)
+            let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
+            let domain = scenario.domain(number, size);
+            Rank::new(number, &domain, extra, program, capacity, &lives, &mut random)
         };
         let ranks = (0..).zip(programs).map(rank).collect::<Result<Vec<Rank>, Violation>>()?;
+        let mut store = Store::default();
+        for rank in &ranks {
+            let generation = rank.pool.id().generation.to_string();
+            store.values.insert(generation_key(1, rank.number), generation.into_bytes());
+        }
         Ok(Self {
             scenario,
             random,
             now: 0,
             ranks,
-            store: Store::default(),
+            store,
             library: Library::default(),
             watched: Vec::new(),
             offers: HashMap::new(),
             desk: HashMap::new(),
+            lent: HashMap::new(),
             ended: Vec::new(),
             uses: BTreeMap::new(),
             steps: 0,

@@ -36,7 +36,7 @@ impl SymmetricGroup for OverAfter<'_> {
         self.group.communicator()
     }
     fn standing(&self) -> Result<(), GroupError> {
-        match self.group.store().get(&self.decided, Deadline::now()) {
+        match self.group.job_store().get(&self.decided, Deadline::now()) {
             Ok(_) => Err(GroupError::Setting { group: "world".to_owned(), problem: "it is over".to_owned() }),
             Err(_) => Ok(()),
         }
@@ -44,7 +44,7 @@ impl SymmetricGroup for OverAfter<'_> {
 }
 
 fn pool_key(pool: &SymmetricPool) -> String {
-    let PoolId { domain, generation, pool } = pool.id();
+    let PoolId { domain, generation, pool, .. } = pool.id();
     format!("symm/{domain:x}.{generation}/{pool}")
 }
 
@@ -96,7 +96,7 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
     on_ranks(2, |rank| {
         let (pool, bucket) = rank.pool_with_bucket();
         let id = rank.world.id();
-        rank.world.store().set(&decision_key(&pool, id, "outcomes"), b"?").expect("it answers");
+        rank.world.job_store().set(&decision_key(&pool, id, "outcomes"), b"?").expect("it answers");
         let error = pool.commit(&rank.world, options()).expect_err("the verdict is none");
         let poison = pool.poison(id);
         let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
@@ -124,7 +124,7 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
         let at = block.ptr();
         drop(block);
         let key = format!("{}/retire/0/outcomes/stands", pool_key(&pool));
-        rank.world.store().set(&key, b"?").expect("it answers");
+        rank.world.job_store().set(&key, b"?").expect("it answers");
         let error = pool.retire(&[0], &groups, Duration::from_secs(60)).expect_err("the verdict is none");
         assert!(matches!(error, RetireError::Unreadable { .. }), "{error}");
         for group in groups.map(SymmetricGroup::id) {
@@ -141,11 +141,11 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
 fn who_asks_whether_a_group_is_dead_does_not_wait_for_its_commit() {
     on_ranks(2, |rank| {
         let (pool, bucket) = rank.pool_with_bucket();
-        let store = rank.world.store();
+        let store = rank.world.job_store();
         if rank.rank == 0 {
             thread::scope(|scope| {
                 let commit = scope.spawn(|| pool.commit(&rank.world, options()));
-                store.wait(&[&format!("{}/at/0", pool_key(&pool))], soon()).expect("the commit begins");
+                store.wait(&["symm/at/0"], soon()).expect("the commit begins");
                 assert_eq!(pool.poison(rank.world.id()), None);
                 store.set("asked", b"1").expect("it answers");
                 assert_eq!(windows(&commit.join().expect("no panic")), (1, 1));

@@ -3,6 +3,7 @@
 mod agreed;
 mod checks;
 mod deadline;
+mod domains;
 mod doubt;
 mod ends;
 mod explain;
@@ -19,8 +20,8 @@ use gpu_sim::{Action, Injection, World};
 use job::{options, run, run_on_one_thread, soon};
 use process_group::{comm, store::Store};
 use symm_mem::{
-    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, PoolId,
-    Refusal, Standing, SymmetricError, SymmetricGroup, commit_all,
+    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, Refusal,
+    Standing, SymmetricError, SymmetricGroup, commit_all,
 };
 
 const NCCL_2_28_9: i32 = 22809;
@@ -431,9 +432,7 @@ fn two_pools_are_committed_for_a_group_one_after_the_other() {
         if rank.rank == 0 {
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| commit(0));
-                let PoolId { domain, generation, pool } = pools[0].id();
-                let begun = format!("symm/{domain:x}.{generation}/{pool}/at/0");
-                rank.world.store().wait(&[&begun], soon()).expect("the first commit begins");
+                rank.world.job_store().wait(&["symm/at/0"], soon()).expect("the first commit begins");
                 refused(commit(1));
                 assert_eq!(windows(&first.join().expect("no panic")), (1, 1));
             });

@@ -209,7 +209,7 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
             drop(block);
             let error = retire(&pool, &[0], &[&rank.world]).expect_err("one deregistration fails");
             let RetireError::Poisoned { poison, groups, .. } = error else { panic!("{error}") };
-            assert_eq!(groups, [rank.world.id()]);
+            assert_eq!(*groups, [rank.world.id()]);
             assert!(matches!(pool.poison(rank.world.id()), Some(Poison::RetirementFailed { .. })));
             // The segment is out of use on both, so that they still agree where the next one lies.
             let next = pool.allocate(2 << 20).expect("there is room");

@@ -173,6 +173,32 @@ fn a_block_of_a_pool_is_reached_in_its_segment() {
     });
 }
 
+/// Stores count alike, so that their pools have the same numbers.
+#[test]
+fn blocks_of_two_stores_are_told_apart() {
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
+    on_ranks(2, options(), |rank| {
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        let memory = stores.each_ref().map(|store| {
+            let domain = Domain::new(store.clone(), 7, rank.rank as u32, 0..2).unwrap();
+            let pool = SymmetricPool::new(&domain, &rank.context, geometry).unwrap();
+            Memory::from(&pool.allocate(4096).unwrap())
+        });
+        let part = [Part::GetFrom, Part::GetBy][rank.rank];
+        let transfers = memory.each_ref().map(|memory| rank.transfer(1 - rank.rank, part, memory));
+        let plan = rank.exchange.exchange("stores", &transfers).unwrap();
+        for (at, memory) in memory.iter().enumerate() {
+            rank.write(memory, &pattern(rank.rank, at, memory.bytes()));
+        }
+        (rank.meet)();
+        rank.round(&plan, &[part; 2]);
+        for (at, memory) in memory.iter().enumerate() {
+            assert!(rank.read(memory) == pattern(1, at, memory.bytes()), "the block of store {at}");
+        }
+        (rank.meet)();
+    });
+}
+
 /// Many rounds that no host waits between, on streams in turn.
 #[test]
 fn rounds_follow_each_other_on_any_stream() {

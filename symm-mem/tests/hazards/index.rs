@@ -57,7 +57,7 @@ const HAZARDS: &[Entry] = &[
     ("H11", "caching-alloc/tests/pools.rs", &["symmetric_pools_agree_whatever_else_goes_on"]),
     // Addresses and handles as names.
     ("H12", EMBEDDED, &["a_group_that_was_forgotten_does_not_find_its_former_decisions"]),
-    ("H12", "symm-mem/src/domain.rs", &["a_second_life_is_told_from_the_first"]),
+    ("H12", "symm-mem/src/domain.rs", &["a_second_generation_is_told_from_the_first"]),
     // A rank that fails before the collective, and inside it.
     ("H13", EMBEDDED, &["a_rank_without_memory_is_named_to_all"]),
     ("H13", HERE, &["a_rank_that_fails_before"]),

@@ -66,7 +66,7 @@ impl Side {
     }
 
     fn begin(&self, rank: u32, members: u32) -> Commit {
-        let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let mut seat = Seat::new(pool, GroupId { uid: 1, epoch: self.epoch }, rank, (0..members).collect());
         self.retired.iter().for_each(|ordinal| seat.retire(*ordinal));
         let point = |length: u64| LogPoint { length, hash: self.hash_at(length) };
@@ -80,6 +80,7 @@ impl Side {
             policy: Policy::Strict,
             deadline: Duration::from_secs(30),
             readiness: self.readiness.clone(),
+            domain: (0..members).collect(),
             capabilities: Capabilities { library: self.library, windows: self.windows.clone() },
             enqueued: Vec::new(),
             address_space_left: self.left,
@@ -421,14 +422,12 @@ fn a_commit_that_waits_holds_no_lock() {
         |_| {},
         |rank| {
             let (pool, bucket) = rank.pool_with_bucket();
-            let (store, goes) = (rank.world.store(), "the other goes on");
+            let (store, goes) = (rank.world.job_store(), "the other goes on");
             let commit = || pool.commit(&rank.world, options()).expect("the ranks agree");
             if rank.rank == 0 {
                 thread::scope(|scope| {
                     let waiting = scope.spawn(commit);
-                    let PoolId { domain, generation, pool: number } = pool.id();
-                    let begun = format!("symm/{domain:x}.{generation}/{number}/at/0");
-                    store.wait(&[&begun], soon()).expect("the commit begins");
+                    store.wait(&["symm/at/0"], soon()).expect("the commit begins");
                     // Looked up, allocated and freed while the commit waits for rank 1.
                     assert!(pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").is_some());
                     drop(pool.allocate(4096).expect("there is room"));

@@ -1,5 +1,5 @@
 //! Every order of calls: four ranks in pairs (TP) and strides (DP), then with the world besides, each rank committing one
-//! pool for its groups in an order of its own.
+//! pool for its groups in an order of its own, or for each group another pool.
 //!
 //! What has to come of it is worked out with nothing but sets of ranks that block. The commit's machine is then run in
 //! every order, with every order of precedence among the ranks: where the calls do not cross, all commit; where
@@ -72,10 +72,16 @@ pub(crate) struct Store {
     counts: BTreeMap<String, u64>,
 }
 
+/// Which pool is committed for a group.
+type PoolOf = fn(u64) -> u32;
+const ONE_POOL: PoolOf = |_| 0;
+const A_POOL_EACH: PoolOf = |group| group as u32;
+
 /// Runs the ranks, each with its order of groups; of those that can go on, the one goes on that `choose` names. If none
 /// can, time passes until the first gives up, and with it all whose patience ends not more than `drift` later.
 fn run(
     orders: &[Vec<u64>],
+    pool_of: PoolOf,
     drift: Duration,
     mut choose: impl FnMut(&[usize]) -> usize,
 ) -> Vec<BTreeMap<u64, Result>> {
@@ -112,7 +118,7 @@ fn run(
         }
         now += Duration::from_micros(1);
         let group = ranks[chosen].order[ranks[chosen].next];
-        let output = go_on(chosen, &mut ranks[chosen], &store, now);
+        let output = go_on(chosen, &mut ranks[chosen], pool_of, &store, now);
         ranks[chosen].at = match output {
             None => At::Ready(Input::Start),
             Some(Output::Register { .. }) => {
@@ -142,10 +148,10 @@ fn run(
 }
 
 /// Gives a rank's machine what it waits for; `None` when a commit has ended.
-fn go_on(number: usize, rank: &mut Rank, store: &Store, now: Duration) -> Option<Output> {
+fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Duration) -> Option<Output> {
     let input = store.input(&mut rank.at);
     let group = rank.order[rank.next];
-    let (machine, ..) = rank.machine.get_or_insert_with(|| begin(number as u32, group, now));
+    let (machine, ..) = rank.machine.get_or_insert_with(|| begin(number as u32, group, pool_of(group), now));
     let conclusion = match machine.step(input, now) {
         Output::Done(conclusion) => conclusion,
         output => return Some(output),
@@ -158,14 +164,15 @@ fn go_on(number: usize, rank: &mut Rank, store: &Store, now: Duration) -> Option
     None
 }
 
-fn begin(rank: u32, group: u64, now: Duration) -> (Commit, Seat, Vec<Segment>, Duration) {
-    let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, Seat, Vec<Segment>, Duration) {
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
     let mut seat = Seat::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
     let (machine, segments) = seat.begin(Situation {
         policy: Policy::Strict,
         deadline: DEADLINE,
         readiness: Readiness::Ready,
+        domain: (0..RANKS as u32).collect(),
         capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
         enqueued: Vec::new(),
         address_space_left: None,
@@ -347,11 +354,11 @@ fn first(precedence: &[usize], able: &[usize]) -> usize {
 }
 
 /// All orders of all ranks under every order of precedence.
-fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
+fn explore(with_world: bool, pool_of: PoolOf) -> (usize, BTreeMap<&'static str, u64>) {
     let (all, mut tally) = (all_orders(with_world), BTreeMap::new());
     for orders in &all {
         for precedence in precedences(&[0, 1, 2, 3]) {
-            let results = run(orders, Duration::ZERO, |able| first(&precedence, able));
+            let results = run(orders, pool_of, Duration::ZERO, |able| first(&precedence, able));
             check(orders, &results, &format!("precedence {precedence:?}"), &mut tally);
         }
     }
@@ -360,15 +367,19 @@ fn explore(with_world: bool) -> (usize, BTreeMap<&'static str, u64>) {
 
 #[test]
 fn every_order_of_two_calls_commits_or_tells_the_circle() {
-    let (orders, tally) = explore(false);
-    // Two of the sixteen cross: all ranks take the way round the square that no other takes.
-    assert_eq!((orders, tally["committed"], tally["crossing"]), (16, 14 * 24, 2 * 24));
+    for pool_of in [ONE_POOL, A_POOL_EACH] {
+        let (orders, tally) = explore(false, pool_of);
+        // Two of the sixteen cross: all ranks take the way round the square that no other takes.
+        assert_eq!((orders, tally["committed"], tally["crossing"]), (16, 14 * 24, 2 * 24));
+    }
 }
 
 #[test]
 fn every_order_of_three_calls_commits_or_tells_the_circle() {
-    let (orders, tally) = explore(true);
-    assert_eq!(orders, 1296);
-    assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24);
-    println!("{tally:?}");
+    for pool_of in [ONE_POOL, A_POOL_EACH] {
+        let (orders, tally) = explore(true, pool_of);
+        assert_eq!(orders, 1296);
+        assert_eq!(tally["committed"] + tally["crossing"], 1296 * 24);
+        println!("{tally:?}");
+    }
 }

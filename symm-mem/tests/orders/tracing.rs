@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use symm_mem::simulation::Random;
 
-use super::{DEADLINE, RANKS, all_orders, block, check, first, precedences, run};
+use super::{
+    A_POOL_EACH, DEADLINE, ONE_POOL, PoolOf, RANKS, all_orders, block, check, first, precedences, run,
+};
 
 #[test]
 fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
@@ -18,7 +20,7 @@ fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
                 // More steps than a rank has: at last it does not pause.
                 for steps in 0..64 {
                     let mut left = steps;
-                    let results = run(&orders, DEADLINE, |able| {
+                    let results = run(&orders, A_POOL_EACH, DEADLINE, |able| {
                         let others_wait = able == [slow];
                         if others_wait || left > 0 && able.contains(&slow) {
                             left -= u32::from(!others_wait);
@@ -36,12 +38,12 @@ fn all_are_told_of_the_circle_whatever_step_one_of_them_pauses_at() {
 }
 
 /// Under `seeds` schedules that are drawn: whoever goes on goes on for some steps.
-fn explore_drawn(with_world: bool, seeds: u64) {
+fn explore_drawn(with_world: bool, pool_of: PoolOf, seeds: u64) {
     let mut tally = BTreeMap::new();
     for orders in all_orders(with_world) {
         for seed in 0..seeds {
             let (mut random, mut last) = (Random(seed), 0);
-            let results = run(&orders, DEADLINE, |able| {
+            let results = run(&orders, pool_of, DEADLINE, |able| {
                 if !able.contains(&last) || random.below(4) == 0 {
                     last = *random.pick(able);
                 }
@@ -55,10 +57,12 @@ fn explore_drawn(with_world: bool, seeds: u64) {
 
 #[test]
 fn all_are_told_of_the_circle_of_two_calls_under_drawn_schedules() {
-    explore_drawn(false, 1000);
+    explore_drawn(false, ONE_POOL, 1000);
+    explore_drawn(false, A_POOL_EACH, 1000);
 }
 
 #[test]
 fn all_are_told_of_the_circle_of_three_calls_under_drawn_schedules() {
-    explore_drawn(true, 32);
+    explore_drawn(true, ONE_POOL, 16);
+    explore_drawn(true, A_POOL_EACH, 16);
 }

@@ -96,7 +96,7 @@ impl Rank {
             Some(_) => Readiness::Ready,
             None => Readiness::Failed { cause: "no memory for the block".to_owned() },
         };
-        let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let subject = block.map_or(Subject::Allocation, |(place, segment)| Subject::Pool {
             pool,
             ordinal: place.ordinal,

@@ -151,7 +151,7 @@ impl Rank {
             [world, pair, stride]
         };
         let groups = context.with_current(join).expect("the device is well");
-        let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let member = |group: Group| {
             let seat = Seat::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
             (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
@@ -300,6 +300,7 @@ impl Rank {
             policy,
             deadline,
             readiness: Readiness::Ready,
+            domain: (0..self.scenario.size).collect(),
             capabilities: self.scenario.capabilities(self.rank),
             enqueued: enqueued.collect(),
             address_space_left: None,

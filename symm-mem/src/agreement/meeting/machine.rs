@@ -17,6 +17,7 @@ use super::{Contribution, Decision, Failure, Outcome, Verdict, verdict};
 use crate::agreement::{
     Input as Answer, Malformed, Output as Request,
     machine::{action_budget, share, vote_budget},
+    versions,
     vote::{Step, Vote},
     wire::Message,
 };
@@ -155,7 +156,10 @@ impl<C: Contribution> Meeting<C> {
     fn arrival(&mut self, mut vote: Vote, input: Answer, now: Duration) -> Output<C> {
         let ask = match vote.step(input) {
             Step::Ask(ask) => ask,
-            Step::Propose { posted, .. } => vote.propose(self.decide(&posted, now).to_bytes()),
+            Step::Propose { posted, .. } => vote.propose(match versions::differing(&self.members, &posted) {
+                Some(versions) => versions::to_bytes(&versions),
+                None => self.decide(&posted, now).to_bytes(),
+            }),
             Step::Stands(value) => return self.decided(&value, now),
             Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
@@ -191,6 +195,9 @@ impl<C: Contribution> Meeting<C> {
     }
 
     fn decided(&mut self, value: &[u8], now: Duration) -> Output<C> {
+        if let Some(versions) = versions::from_bytes(value) {
+            return self.farewell(Err(Ending::Refused(Failure::Versions { versions }.into())));
+        }
         match Decision::<C>::from_bytes(value) {
             Err(malformed) => self.end(Err(Ending::Unreadable(malformed)), Vec::new()),
             Ok(Decision::Refuse { refusal }) => self.farewell(Err(Ending::Refused(refusal))),

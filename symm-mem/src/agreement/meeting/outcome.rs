@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::Contribution;
-use crate::agreement::wire::{Message, wire_enum};
+use crate::agreement::{
+    Split,
+    wire::{Message, wire_enum},
+};
 
 /// How opening the others' memory ended on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +63,11 @@ pub enum Failure {
         rank: u32,
         /// Why not.
         cause: String,
+    },
+    /// Ranks speak different versions of the protocol.
+    Versions {
+        /// Each rank's version.
+        versions: Split<u16>,
     },
     /// A rank could not open what it lacks, or lend its own.
     Opening {

@@ -24,6 +24,15 @@ pub enum ExchangeRefusal {
         /// Why not.
         cause: String,
     },
+    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    #[error(
+        "VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank",
+        versions.describe(u16::to_string)
+    )]
+    VersionMismatch {
+        /// Each rank's version.
+        versions: Split<u16>,
+    },
     /// Ranks came with different plans.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
@@ -143,6 +152,7 @@ wire_enum!(ExchangeRefusal {
     8 => NoPeerAccess { rank, peer },
     9 => OpeningFailed { rank, cause },
     10 => MembersLost { missing, noticed },
+    11 => VersionMismatch { versions },
 });
 
 impl From<Failure> for ExchangeRefusal {
@@ -150,6 +160,7 @@ impl From<Failure> for ExchangeRefusal {
         match failure {
             Failure::Absent { missing, waited_ms } => Self::ExchangeTimeout { missing, waited_ms },
             Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
+            Failure::Versions { versions } => Self::VersionMismatch { versions },
             Failure::Opening { rank, cause } => Self::OpeningFailed { rank, cause },
             Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
         }
@@ -172,6 +183,7 @@ impl ExchangeRefusal {
             Self::NoPeerAccess { .. } => "NoPeerAccess",
             Self::OpeningFailed { .. } => "OpeningFailed",
             Self::MembersLost { .. } => "MembersLost",
+            Self::VersionMismatch { .. } => "VersionMismatch",
         }
     }
 }

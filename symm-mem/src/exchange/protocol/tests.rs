@@ -164,15 +164,15 @@ fn what_stands_in_the_store_keeps_its_form() {
     use crate::agreement::wire::Message;
     let agreement = Agreement { generation: 7, records: Vec::new() };
     let open = Decision::Open { opening: agreement.clone(), deadline_ms: 5 };
-    let form = b"SY\x04\0\x15\0\x07\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
+    let form = b"SY\x05\0\x15\0\x07\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
     assert_eq!(open.to_bytes(), form);
     let settled = Decision::Settled { agreed: agreement };
-    assert_eq!(settled.to_bytes(), b"SY\x04\0\x15\x01\x07\0\0\0\0\0\0\0\0\0\0\0");
+    assert_eq!(settled.to_bytes(), b"SY\x05\0\x15\x01\x07\0\0\0\0\0\0\0\0\0\0\0");
     let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
     let refused = Decision::Refuse { refusal: refusal.clone() };
-    assert_eq!(refused.to_bytes(), b"SY\x04\0\x15\x02\x08\x01\0\0\0\x02\0\0\0");
-    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x04\0\x16\0");
-    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x04\0\x16\x01\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(refused.to_bytes(), b"SY\x05\0\x15\x02\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x05\0\x16\0");
+    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x05\0\x16\x01\x08\x01\0\0\0\x02\0\0\0");
 }
 
 proptest! {

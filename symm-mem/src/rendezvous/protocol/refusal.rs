@@ -24,6 +24,15 @@ pub enum RendezvousRefusal {
         /// Why not.
         cause: String,
     },
+    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    #[error(
+        "VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank",
+        versions.describe(u16::to_string)
+    )]
+    VersionMismatch {
+        /// Each rank's version.
+        versions: Split<u16>,
+    },
     /// Ranks speak of different groups under one name, or were told differently whether they may share a device.
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
@@ -143,6 +152,7 @@ wire_enum!(RendezvousRefusal {
     11 => NoPeerAccess { rank, peer },
     12 => SharingFailed { rank, cause },
     13 => MembersLost { missing, noticed },
+    14 => VersionMismatch { versions },
 });
 
 impl From<Failure> for RendezvousRefusal {
@@ -150,6 +160,7 @@ impl From<Failure> for RendezvousRefusal {
         match failure {
             Failure::Absent { missing, waited_ms } => Self::RendezvousTimeout { missing, waited_ms },
             Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
+            Failure::Versions { versions } => Self::VersionMismatch { versions },
             Failure::Opening { rank, cause } => Self::SharingFailed { rank, cause },
             Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
         }
@@ -175,6 +186,7 @@ impl RendezvousRefusal {
             Self::NoPeerAccess { .. } => "NoPeerAccess",
             Self::SharingFailed { .. } => "SharingFailed",
             Self::MembersLost { .. } => "MembersLost",
+            Self::VersionMismatch { .. } => "VersionMismatch",
         }
     }
 }

@@ -62,7 +62,7 @@ const DIFFERENCES: [Difference; 16] = [
     ("RendezvousDuringCapture", |record| record.readiness = Readiness::Capturing),
     ("SubjectMismatch", |record| record.subject = Subject::Persistent { id: 7 }),
     ("SubjectMismatch", |record| {
-        let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+        let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
@@ -88,7 +88,7 @@ fn every_difference_is_refused_by_its_name() {
 #[test]
 fn a_pool_with_another_history_is_another_memory() {
     let mut records = records(2);
-    let pool = PoolId { domain: 1, generation: 1, pool: 0 };
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
     for (record, hash) in records.iter_mut().zip([7, 8]) {
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint { length: 5, hash } };
     }
@@ -180,12 +180,12 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
 fn what_stands_in_the_store_keeps_its_form() {
     use crate::agreement::wire::Message;
     let open = Decision::Open { opening: Vec::new(), deadline_ms: 5 };
-    assert_eq!(open.to_bytes(), b"SY\x04\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
-    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x04\0\x11\x01\x07\0\0\0\0\0\0\0");
+    assert_eq!(open.to_bytes(), b"SY\x05\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
+    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x05\0\x11\x01\x07\0\0\0\0\0\0\0");
     let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
-    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x04\0\x11\x02\x04\0\0\0\0");
-    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x04\0\x13\0");
-    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x04\0\x13\x01\x04\0\0\0\0");
+    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x05\0\x11\x02\x04\0\0\0\0");
+    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x05\0\x13\0");
+    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x05\0\x13\x01\x04\0\0\0\0");
     assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 

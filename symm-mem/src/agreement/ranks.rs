@@ -1,0 +1,107 @@
+//! Ranks in an order, as members tell each other.
+
+use std::fmt;
+
+use super::{
+    split::Ranks,
+    wire::{Malformed, Reader, Wire},
+};
+
+/// Ranks in an order. What goes over the wire are runs of consecutive ranks, so that the list of a whole job is a few
+/// bytes in every record.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RankList(pub Vec<u32>);
+
+impl RankList {
+    /// More ranks than a job has: what is read takes no more memory than so many.
+    const MOST: u32 = 1 << 20;
+
+    /// The runs: the first rank of each, and how many there are.
+    fn runs(&self) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for &rank in &self.0 {
+            match runs.last_mut() {
+                Some((first, count)) if first.checked_add(*count) == Some(rank) => *count += 1,
+                _ => runs.push((rank, 1)),
+            }
+        }
+        runs
+    }
+}
+
+impl Wire for RankList {
+    fn write(&self, out: &mut Vec<u8>) {
+        let runs = self.runs();
+        (runs.len() as u32).write(out);
+        for (first, count) in runs {
+            first.write(out);
+            count.write(out);
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let at = from.position();
+        let runs = u32::read(from)?;
+        let mut ranks: Vec<u32> = Vec::new();
+        for _ in 0..runs {
+            let (first, count) = (u32::read(from)?, u32::read(from)?);
+            let all = (ranks.len() as u64).saturating_add(count.into());
+            // One form for each list: a run ends where the next does not go on.
+            let goes_on = ranks.last().is_some_and(|last| last.checked_add(1) == Some(first));
+            match first.checked_add(count) {
+                Some(end) if count > 0 && all <= Self::MOST.into() && !goes_on => ranks.extend(first..end),
+                _ => return Err(Malformed::Ranks { at, most: Self::MOST }),
+            }
+        }
+        Ok(Self(ranks))
+    }
+}
+
+impl From<&[u32]> for RankList {
+    fn from(ranks: &[u32]) -> Self {
+        Self(ranks.to_vec())
+    }
+}
+
+impl fmt::Display for RankList {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ranks(&self.0).fmt(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_list_is_read_as_it_was_written(ranks in prop::collection::vec(0u32..6, 0..20)) {
+            let list = RankList(ranks);
+            let mut bytes = Vec::new();
+            list.write(&mut bytes);
+            prop_assert_eq!(RankList::read(&mut Reader::new(&bytes)), Ok(list));
+        }
+    }
+
+    #[test]
+    fn a_list_has_one_form_and_a_bound() {
+        let read = |runs: &[(u32, u32)]| {
+            let mut bytes = (runs.len() as u32).to_le_bytes().to_vec();
+            for (first, count) in runs {
+                bytes.extend([first.to_le_bytes(), count.to_le_bytes()].concat());
+            }
+            RankList::read(&mut Reader::new(&bytes))
+        };
+        assert_eq!(read(&[(4, 2), (0, 1)]), Ok(RankList(vec![4, 5, 0])));
+        let most = RankList::MOST;
+        assert_eq!(read(&[(0, most)]).map(|list| list.0.len() as u32), Ok(most));
+        for runs in
+            [&[(0, 1), (1, 1)][..], &[(0, 0)], &[(0, most + 1)], &[(0, most), (0, 1)], &[(u32::MAX, 1)]]
+        {
+            assert!(matches!(read(runs), Err(Malformed::Ranks { at: 0, .. })), "{runs:?}");
+        }
+        assert!(matches!(RankList::read(&mut Reader::new(&[255; 4])), Err(Malformed::Short { .. })));
+    }
+}

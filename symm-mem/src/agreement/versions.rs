@@ -1,0 +1,69 @@
+//! Members that speak different versions of the protocol.
+//!
+//! They cannot read each other's records, so whoever gathers them agrees with the others on nothing but that. The form of
+//! that message belongs to no version: every release reads it, so that all members are given the same refusal.
+
+use super::{
+    split::Split,
+    wire::{MAGIC, Reader, Wire},
+};
+
+/// What stands in the message's head where a version would. No release speaks it.
+const NO_VERSION: u16 = u16::MAX;
+
+/// The version that a message is of.
+fn version(bytes: &[u8]) -> Option<u16> {
+    u16::read(&mut Reader::new(bytes.strip_prefix(&MAGIC)?)).ok()
+}
+
+/// The versions of what `members` have posted, in their order, if there are several.
+pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<Split<u16>> {
+    let posted = members.iter().zip(posted);
+    let versions = Split::of(posted.filter_map(|(rank, bytes)| Some((*rank, version(bytes.as_deref()?)?))));
+    (!versions.is_unanimous()).then_some(versions)
+}
+
+/// The message that every release reads.
+pub(crate) fn to_bytes(versions: &Split<u16>) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    NO_VERSION.write(&mut out);
+    versions.write(&mut out);
+    out
+}
+
+/// What such a message says; `None` for any other.
+pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Split<u16>> {
+    let mut reader = Reader::new(bytes.strip_prefix(&MAGIC)?);
+    if u16::read(&mut reader).ok()? != NO_VERSION {
+        return None;
+    }
+    let versions = Split::read(&mut reader).ok()?;
+    (reader.left() == 0).then_some(versions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agreement::{Decision, Refusal, split::Side};
+
+    #[test]
+    fn versions_are_told_in_a_form_that_never_changes() {
+        let posted = |version: u16| Some([b"SY".as_slice(), &version.to_le_bytes(), &[1, 2, 3]].concat());
+        let posted = [posted(5), posted(6), None, posted(5)];
+        let found = differing(&[4, 0, 1, 2], &posted).expect("they differ");
+        let sides = [Side { value: 5, ranks: vec![2, 4] }, Side { value: 6, ranks: vec![0] }];
+        assert_eq!(found, Split { sides: sides.to_vec() });
+        let bytes = to_bytes(&found);
+        let form: &[u8] = &[
+            b'S', b'Y', 255, 255, 2, 0, 0, 0, 5, 0, 2, 0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 6, 0, 1, 0, 0, 0, 0,
+            0, 0, 0,
+        ];
+        assert_eq!((bytes.as_slice(), from_bytes(form)), (form, Some(found)));
+        assert!(Decision::decode(form).is_err());
+        let alike = [posted[0].clone(), None, Some(b"noise".to_vec()), posted[3].clone()];
+        assert_eq!(differing(&[0, 1, 2, 3], &alike), None);
+        let refusal = Refusal::SyncTimeout { missing: Vec::new(), waited_ms: 0, circle: Vec::new() };
+        assert_eq!(from_bytes(&Decision::refuse(refusal).encode()), None);
+        assert_eq!(from_bytes(&form[..form.len() - 1]), None);
+    }
+}
