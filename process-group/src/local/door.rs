@@ -1,10 +1,10 @@
 //! Where a process can be visited.
 
-use std::{io, os::fd::OwnedFd, path::Path};
+use std::{io, os::fd::OwnedFd};
 
 use rustix::{
     event::{PollFd, PollFlags},
-    net::{SocketAddrUnix, SocketFlags, accept_with, bind, listen, sockopt::socket_peercred},
+    net::{SocketFlags, accept_with, bind, listen, sockopt::socket_peercred},
     process::geteuid,
 };
 
@@ -37,7 +37,8 @@ impl Door {
     pub fn open() -> Result<Self, LocalError> {
         let folder = Folder::create()?;
         let path = folder.socket();
-        let socket = listening(&path).map_err(|source| LocalError::Folder { path: path.clone(), source })?;
+        let socket =
+            listening(&folder).map_err(|source| LocalError::Folder { path: path.clone(), source })?;
         Ok(Self { path: path.to_string_lossy().into_owned(), word: fresh_word()?, socket, _folder: folder })
     }
 
@@ -55,9 +56,9 @@ impl std::fmt::Debug for Door {
     }
 }
 
-fn listening(path: &Path) -> io::Result<OwnedFd> {
+fn listening(folder: &Folder) -> io::Result<OwnedFd> {
     let socket = new_socket()?;
-    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    bind(&socket, &folder.address()?)?;
     listen(&socket, 128)?;
     Ok(socket)
 }

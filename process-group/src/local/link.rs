@@ -13,12 +13,17 @@ use rustix::{
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
-        socket_with, sockopt::socket_peercred,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
+        sockopt::socket_peercred,
     },
+    process::geteuid,
 };
 
-use super::{LocalError, Tag, Word, poll_all};
+use super::{
+    LocalError, Tag, Word,
+    folder::{PeerFolder, Unfit},
+    poll_all,
+};
 use crate::store::Deadline;
 
 /// What is said over a socket: the word of who listens, what the descriptor is, the place of who speaks.
@@ -63,20 +68,33 @@ impl Link {
     ) -> Result<Self, LocalError> {
         let fail = |problem: String| LocalError::Unexpected { place, problem };
         let (theirs, path) = read_card(card).map_err(fail)?;
-        let address = SocketAddrUnix::new(path).map_err(|error| fail(format!("its path {path}: {error}")))?;
+        let gone = || LocalError::Gone { place, problem: format!("nobody listens at {path}") };
+        let folder = match PeerFolder::open(path) {
+            Ok(folder) => folder,
+            Err(Unfit::Absent) => return Err(gone()),
+            Err(Unfit::Refused(problem)) => return Err(fail(format!("its path {path}: {problem}"))),
+        };
+        let address = folder.address()?;
         let socket = new_socket()?;
         loop {
             match connect(&socket, &address) {
-                Ok(()) => return Ok(Self { socket, me, place, own, theirs }),
+                Ok(()) => {
+                    let (user, own_user) = (socket_peercred(&socket)?.uid, geteuid());
+                    if user != own_user {
+                        let (user, own_user) = (user.as_raw(), own_user.as_raw());
+                        return Err(fail(format!(
+                            "the listener at {path} is user {user}, expected {own_user}"
+                        )));
+                    }
+                    return Ok(Self { socket, me, place, own, theirs });
+                }
                 Err(Errno::INTR) => {}
                 // Its queue is full.
                 Err(Errno::AGAIN) if !deadline.expired() => thread::sleep(CROWDED),
                 Err(Errno::AGAIN) => {
                     return Err(LocalError::Absent { places: vec![place], waited: deadline.waited() });
                 }
-                Err(Errno::CONNREFUSED | Errno::NOENT) => {
-                    return Err(LocalError::Gone { place, problem: format!("nobody listens at {path}") });
-                }
+                Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(gone()),
                 Err(error) => return Err(fail(format!("connecting to {path}: {error}"))),
             }
         }

@@ -8,6 +8,7 @@ use std::{
 
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create},
+    io::Errno,
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
@@ -15,7 +16,7 @@ use rustix::{
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Memory that processes of a host share: begins at a page, all zeros when it is made, and goes with its last mapping.
-/// Others write to it at any time, so whoever looks into it does so through atomics, and believes nothing.
+/// Others may write to it at any time, so it is read through atomics only, and every value in it is checked.
 pub struct SharedMemory {
     base: NonNull<u8>,
     bytes: usize,
@@ -32,10 +33,24 @@ impl SharedMemory {
     /// # Errors
     /// What the system says.
     pub fn create(bytes: usize) -> io::Result<(OwnedFd, Self)> {
-        let memory = memfd_create("process-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&memory, bytes as u64)?;
+        let memory = sized(bytes)?;
         fcntl_add_seals(&memory, SEALS)?;
-        let mapped = Self::map(memory.as_fd(), bytes)?;
+        let mapped = Self::map(memory.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok((memory, mapped))
+    }
+
+    /// Makes `bytes` bytes that only this mapping can write. Other processes [map](Self::open_read_only) them read-only;
+    /// from Linux 5.1 the kernel refuses them a writable mapping.
+    ///
+    /// # Errors
+    /// Those of the system calls.
+    pub fn create_read_only(bytes: usize) -> io::Result<(OwnedFd, Self)> {
+        let memory = sized(bytes)?;
+        let mapped = Self::map(memory.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        match fcntl_add_seals(&memory, SEALS | SealFlags::FUTURE_WRITE) {
+            Err(Errno::INVAL) => fcntl_add_seals(&memory, SEALS)?,
+            sealed => sealed?,
+        }
         Ok((memory, mapped))
     }
 
@@ -44,6 +59,18 @@ impl SharedMemory {
     /// # Errors
     /// What the descriptor is instead of so many bytes that keep their size.
     pub fn open(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
+        Self::open_with(memory, bytes, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Maps memory of another process read-only: a write through the mapping is a fault.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_read_only(memory: BorrowedFd<'_>, bytes: usize) -> Result<Self, String> {
+        Self::open_with(memory, bytes, ProtFlags::READ)
+    }
+
+    fn open_with(memory: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> Result<Self, String> {
         let found = fstat(memory).map_err(|error| format!("its memory: {error}"))?;
         let seals = fcntl_get_seals(memory).map_err(|error| format!("its memory is no memfd: {error}"))?;
         if !seals.contains(SEALS) || usize::try_from(found.st_size) != Ok(bytes) {
@@ -52,11 +79,10 @@ impl SharedMemory {
                 "its memory has {size} bytes, sealed as {seals:?}; expected {bytes} and {SEALS:?}"
             ));
         }
-        Self::map(memory, bytes).map_err(|error| format!("mapping its memory: {error}"))
+        Self::map(memory, bytes, protection).map_err(|error| format!("mapping its memory: {error}"))
     }
 
-    fn map(memory: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+    fn map(memory: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> io::Result<Self> {
         // SAFETY: a new mapping, of memory that has that length and keeps it.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, memory, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
@@ -75,6 +101,13 @@ impl SharedMemory {
     }
 }
 
+/// A memory file of `bytes` bytes that can be sealed.
+fn sized(bytes: usize) -> io::Result<OwnedFd> {
+    let memory = memfd_create("process-group", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&memory, bytes as u64)?;
+    Ok(memory)
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: mapped by `map`, with that length; who uses the address keeps this value.
@@ -90,6 +123,8 @@ impl fmt::Debug for SharedMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -102,6 +137,27 @@ mod tests {
             other.start().read()
         };
         assert_eq!((read, other.bytes()), (7, 64));
+    }
+
+    #[test]
+    fn readers_cannot_come_to_write() {
+        let (descriptor, one) = SharedMemory::create_read_only(64).unwrap();
+        let other = SharedMemory::open_read_only(descriptor.as_fd(), 64).unwrap();
+        // SAFETY: both mappings are that long, and nobody else has them.
+        let read = unsafe {
+            one.start().write(7);
+            other.start().read()
+        };
+        assert_eq!(read, 7);
+        if !fcntl_get_seals(&descriptor).unwrap().contains(SealFlags::FUTURE_WRITE) {
+            return println!("skipped: this kernel has no F_SEAL_FUTURE_WRITE");
+        }
+        assert!(SharedMemory::open(descriptor.as_fd(), 64).unwrap_err().starts_with("mapping"));
+        assert!(rustix::io::write(&descriptor, &[1]).is_err());
+        // Nor by another way to the same memory.
+        let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+        let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        assert!(SharedMemory::open(again.as_fd(), 64).is_err());
     }
 
     #[test]

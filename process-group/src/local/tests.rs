@@ -9,7 +9,7 @@ use std::{
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::{
-            fs::{FileExt, PermissionsExt},
+            fs::{DirBuilderExt, FileExt, PermissionsExt},
             process::CommandExt,
         },
     },
@@ -23,13 +23,18 @@ use rustix::{
     event::{PollFd, PollFlags},
     io::Errno,
     net::{
-        RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, connect, recv,
-        sendmsg,
+        RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, accept, bind,
+        connect, listen, recv, sendmsg,
     },
-    process::geteuid,
+    process::{Uid, geteuid},
 };
 
-use super::{Door, LocalError, Met, Tag, exchange, link::new_socket, poll_all, sweep};
+use super::{
+    Door, LocalError, Met, Tag, exchange,
+    folder::check_home,
+    link::{hear, new_socket},
+    poll_all, sweep,
+};
 use crate::store::Deadline;
 
 const TAGS: [Tag; 2] = [Tag(*b"one "), Tag(*b"two ")];
@@ -286,8 +291,103 @@ fn another_user_comes_into_no_folder_and_is_heard_at_no_door() {
         let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(io::Result::ok);
         let said = lines.find_map(|line| PLACES.into_iter().find(|place| line.ends_with(place)));
         assert_eq!(said, Some(place));
+        // Members go into no folder that others can enter.
+        fs::set_permissions(folder, Permissions::from_mode(0o700)).unwrap();
         all_meet(&doors);
         lines.for_each(drop);
         assert!(other.wait().unwrap().success());
     }
+}
+
+/// The other user of the test below: listens where the test says, and tells whether it was given anything.
+#[test]
+#[ignore = "the body of a process that a test starts"]
+fn another_users_door() {
+    let path = PathBuf::from(env::var_os(OTHER).expect("the test below starts this process"));
+    let become_nobody = || rustix::thread::set_thread_uid(Uid::from_raw(NOBODY)).unwrap();
+    let folder = path.parent().unwrap();
+    let socket = new_socket().unwrap();
+    if !folder.exists() {
+        become_nobody();
+        fs::DirBuilder::new().mode(0o700).create(folder).unwrap();
+    }
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    become_nobody();
+    listen(&socket, 8).unwrap();
+    println!("ready");
+    io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    let given = accept(&socket).map(|visitor| hear(&visitor));
+    let nothing = matches!(&given, Err(Errno::AGAIN) | Ok(Ok(None)));
+    println!("{}", if nothing { "given nothing" } else { "given something" });
+}
+
+#[test]
+fn a_door_of_another_user_is_given_nothing() {
+    if !geteuid().is_root() {
+        return println!("skipped: who is not root cannot be another user");
+    }
+    let door = Door::open().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), Permissions::from_mode(0o1777)).unwrap();
+    let own = place.path().join("own");
+    fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+    let (_, module) = module_path!().split_once("::").unwrap();
+    for (folder, problem) in
+        [(place.path().join("other"), "of user 65534"), (own, "is user 65534, expected 0")]
+    {
+        let path = folder.join("door");
+        let mut other = Command::new(env::current_exe().unwrap())
+            .args(["--ignored", "--exact", &format!("{module}::another_users_door"), "--nocapture"])
+            .env(OTHER, &path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(other.stdout.take().unwrap()).lines().map_while(io::Result::ok);
+        assert!(lines.any(|line| line.ends_with("ready")));
+        let card = [&[7; 16][..], path.as_os_str().as_encoded_bytes()].concat();
+        let secret = file("secret");
+        let met = exchange(&door, 0, &[1], |_| Ok(card.clone()), &[(TAGS[0], secret.as_fd())], far());
+        let error = met.unwrap_err();
+        assert!(matches!(error, LocalError::Unexpected { place: 1, .. }), "{error}");
+        assert!(error.to_string().contains(problem), "{error}");
+        drop(other.stdin.take());
+        assert!(lines.any(|line| line.ends_with("given nothing")));
+        assert!(other.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_folder_that_others_can_enter_or_replace_is_refused() {
+    let doors = doors(2);
+    fs::set_permissions(path(&doors[1]).parent().unwrap(), Permissions::from_mode(0o750)).unwrap();
+    let file = file("");
+    let card = |place: u64| Ok(doors[place as usize].card());
+    let error = exchange(&doors[0], 0, &[1], card, &[(TAGS[0], file.as_fd())], far()).unwrap_err();
+    assert!(error.to_string().contains("mode 750; expected"), "{error}");
+
+    let home = tempfile::tempdir().unwrap();
+    fs::set_permissions(home.path(), Permissions::from_mode(0o777)).unwrap();
+    let error = check_home(home.path()).unwrap_err().to_string();
+    assert!(error.contains("its mode is 777, expected the sticky bit"), "{error}");
+    fs::set_permissions(home.path(), Permissions::from_mode(0o1777)).unwrap();
+    check_home(home.path()).unwrap();
+}
+
+/// Another that takes the folder's place is not what is bound or visited.
+#[test]
+fn a_folder_that_is_swapped_is_seen() {
+    let doors = doors(2);
+    let folder = path(&doors[1]).parent().map(Path::to_owned).unwrap();
+    let aside = folder.with_extension("aside");
+    fs::rename(&folder, &aside).unwrap();
+    std::os::unix::fs::symlink(&aside, &folder).unwrap();
+    let file = file("");
+    let card = |place: u64| Ok(doors[place as usize].card());
+    let met = exchange(&doors[0], 0, &[1], card, &[(TAGS[0], file.as_fd())], far());
+    fs::remove_file(&folder).unwrap();
+    fs::rename(&aside, &folder).unwrap();
+    let error = met.unwrap_err();
+    assert!(matches!(error, LocalError::Unexpected { place: 1, .. }), "{error}");
+    all_meet(&doors);
 }

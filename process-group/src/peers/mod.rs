@@ -6,6 +6,7 @@
 
 mod meet;
 mod page;
+mod robust;
 
 use std::{
     collections::HashSet,

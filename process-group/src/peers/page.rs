@@ -1,27 +1,39 @@
-//! Locks that a process holds as long as it lives, in memory that its peers map.
+//! A page of robust futexes that tells a process's peers when it dies.
 //!
-//! The kernel lets go of a process's robust locks when its threads end, before it takes apart what the process had on the
-//! device: a peer that waits for one knows of a death within a millisecond, where a socket's end takes 0.2 s and a
-//! process descriptor 1.5 s when the dead one had pinned 16 GiB of host memory. A waiter has a lock of its own, since the
-//! kernel wakes one.
+//! Each futex word holds the id of the thread that [holds](Page::hold) the page. When that thread ends, the kernel marks
+//! the word and wakes its waiter, before it tears down the process's device state: a peer knows of a death within a
+//! millisecond, where the end of a socket takes 0.2 s and a process descriptor 1.5 s if the process had pinned 16 GiB of
+//! host memory. Each peer has a word of its own, since the kernel wakes one waiter.
+//!
+//! Only the owner can write to the page. A peer maps it read-only and assumes nothing about the values: a word says that
+//! its owner lives, has left or has died, and is never passed to the C library.
 
 use std::{
-    cell::UnsafeCell,
     io,
-    marker::PhantomData,
-    mem::MaybeUninit,
     os::fd::{BorrowedFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
+use rustix::{
+    io::Errno,
+    thread::{
+        futex::{self, OWNER_DIED, WAITERS},
+        gettid,
+    },
+};
+
+use super::robust::RobustList;
 use crate::local::SharedMemory;
 
-/// Changes with the layout; the size of a lock is part of it, since that is the C library's.
-const MAGIC: u64 = 0x7067_7065_6572_0002 ^ (size_of::<libc::pthread_mutex_t>() as u64) << 32;
+/// Identifies the layout.
+const MAGIC: u64 = 0x7067_7065_6572_0003;
 
-/// Atomics alone: whoever has the memory may write to it at any time.
+/// The bits of a word that hold the owner's thread id.
+const OWNER: u32 = !(WAITERS | OWNER_DIED);
+
+/// Atomics only: a peer's page may hold any value and may change at any time.
 #[repr(C, align(64))]
 struct Head {
     magic: AtomicU64,
@@ -32,18 +44,17 @@ struct Head {
     has_left: AtomicU32,
 }
 
+/// A peer's futex word, in a cache line of its own.
 #[repr(C, align(64))]
-struct Slot(UnsafeCell<libc::pthread_mutex_t>);
+pub(super) struct Slot(AtomicU32);
 
-/// One process's locks, mapped by it or by a peer.
-///
-/// What is in the memory are atomics, and locks that are made for several processes.
+/// The futex words of one process, mapped by it or, read-only, by a peer.
 pub(super) struct Page {
     memory: SharedMemory,
     slots: usize,
 }
 
-/// How a wait for a lock ended.
+/// How a wait for a word ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// Its owner let go of it.
@@ -57,30 +68,22 @@ impl Page {
         size_of::<Head>() + slots * size_of::<Slot>()
     }
 
-    /// New locks, held by nobody, and what others map them by. One thread [holds](Self::hold) all of them, of which the
-    /// kernel releases 2,048 at most: so there are as many as there are peers on this host, not in the job.
+    /// Makes a page, with the descriptor by which peers map it. One thread [holds](Self::hold) all words, of which the
+    /// kernel marks at most 2,048: so `slots` counts the peers on this host, not those of the job.
     pub(super) fn create(slots: usize) -> io::Result<(OwnedFd, Self)> {
-        let (descriptor, memory) = SharedMemory::create(Self::bytes(slots))?;
+        let (descriptor, memory) = SharedMemory::create_read_only(Self::bytes(slots))?;
         let page = Self { memory, slots };
-        // SAFETY: the mapping is that long, aligned to pages, and nobody else's yet.
-        unsafe {
-            page.base().write(Head {
-                magic: AtomicU64::new(MAGIC),
-                slots: AtomicU64::new(slots as u64),
-                beats: AtomicU64::new(0),
-                has_left: AtomicU32::new(0),
-            });
-        }
-        (0..slots).try_for_each(|slot| page.make(slot))?;
+        page.head().slots.store(slots as u64, Ordering::Relaxed);
+        page.head().magic.store(MAGIC, Ordering::Relaxed);
         Ok((descriptor, page))
     }
 
-    /// A peer's locks.
+    /// Maps the page of a peer.
     ///
     /// # Errors
-    /// What the descriptor is instead.
+    /// Says what was found instead of a page with `slots` words.
     pub(super) fn open(memory: BorrowedFd<'_>, slots: usize) -> Result<Self, String> {
-        let page = Self { memory: SharedMemory::open(memory, Self::bytes(slots))?, slots };
+        let page = Self { memory: SharedMemory::open_read_only(memory, Self::bytes(slots))?, slots };
         let [magic, has] = [&page.head().magic, &page.head().slots].map(|word| word.load(Ordering::Relaxed));
         if (magic, has) != (MAGIC, slots as u64) {
             return Err(format!("its memory begins with {magic:#x}, {has}; expected {MAGIC:#x}, {slots}"));
@@ -93,66 +96,48 @@ impl Page {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped as long as `self` is; all of it are atomics, for which every value is valid, so that others may
-        // write to it meanwhile.
+        // SAFETY: mapped as long as `self` is, and aligned to a memory page. All fields are atomics, so every value is valid
+        // and the owner may write meanwhile. On a page that was opened, only loads are done.
         unsafe { self.base().as_ref() }
     }
 
-    fn lock(&self, slot: usize) -> *mut libc::pthread_mutex_t {
-        assert!(slot < self.slots, "slot {slot} of {}", self.slots);
-        // SAFETY: inside the mapping, by the assertion.
-        unsafe { UnsafeCell::raw_get(&raw const (*self.base().add(1).cast::<Slot>().add(slot).as_ptr()).0) }
+    fn words(&self) -> &[Slot] {
+        // SAFETY: the mapping holds the head and then so many slots, by `bytes`; else as for `head`.
+        unsafe { std::slice::from_raw_parts(self.base().add(1).cast().as_ptr(), self.slots) }
     }
 
-    fn make(&self, slot: usize) -> io::Result<()> {
-        let mut attributes = MaybeUninit::uninit();
-        // SAFETY: the attributes are made before they are set, used and destroyed; the lock is in nobody's use yet.
-        unsafe {
-            let attributes = attributes.as_mut_ptr();
-            check(libc::pthread_mutexattr_init(attributes))?;
-            let made = check(libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED))
-                .and_then(|()| {
-                    check(libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST))
-                })
-                .and_then(|()| check(libc::pthread_mutex_init(self.lock(slot), attributes)));
-            libc::pthread_mutexattr_destroy(attributes);
-            made
-        }
-    }
-
-    /// Takes all locks, for this thread.
+    /// Marks all words as held by this thread, until it ends or the result is dropped.
     pub(super) fn hold(&self) -> io::Result<Held<'_>> {
-        let mut held = Held { page: self, slots: 0, _thread: PhantomData };
-        for slot in 0..self.slots {
-            // SAFETY: the lock was made by `create`.
-            check(unsafe { libc::pthread_mutex_trylock(self.lock(slot)) })?;
-            held.slots = slot + 1;
-        }
-        Ok(held)
+        let owner = gettid().as_raw_nonzero().get().cast_unsigned();
+        // Set here, because peers cannot write it: the kernel only wakes waiters of words that have this bit.
+        self.words().iter().for_each(|Slot(word)| word.store(owner | WAITERS, Ordering::Release));
+        let list = RobustList::install(self.words())?;
+        Ok(Held { page: self, _list: list })
     }
 
-    /// Waits until the lock's owner lets go of it, or is gone; `None` if it has it still.
+    /// Waits at most `patience` until the owner releases the word or dies; `None` if it still holds it.
     pub(super) fn wait(&self, slot: usize, patience: Duration) -> io::Result<Option<End>> {
-        let until = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + patience;
-        let until = libc::timespec {
-            tv_sec: until.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_nsec: until.subsec_nanos().into(),
-        };
-        // SAFETY: the lock was made by its owner, before this process got to know of it.
-        let code = unsafe { libc::pthread_mutex_timedlock(self.lock(slot), &until) };
-        let end = match code {
-            libc::ETIMEDOUT => return Ok(None),
-            libc::EOWNERDEAD => End::Died,
-            0 if self.has_left() => End::Left,
-            // Let go without a word: the thread has ended, whatever has become of the process.
-            0 => End::Died,
-            // Somebody has seen the owner's death before.
-            libc::ENOTRECOVERABLE => return Ok(Some(End::Died)),
-            other => return Err(io::Error::from_raw_os_error(other)),
-        };
-        // SAFETY: this thread has just taken it.
-        unsafe { libc::pthread_mutex_unlock(self.lock(slot)) };
-        Ok(Some(end))
+        let until = Instant::now() + patience;
+        let Slot(word) = &self.words()[slot];
+        loop {
+            let seen = word.load(Ordering::Acquire);
+            if seen & OWNER_DIED != 0 {
+                return Ok(Some(End::Died));
+            }
+            if seen & OWNER == 0 {
+                // Released without `has_left`: the thread has ended, whatever has become of the process.
+                return Ok(Some(if self.has_left() { End::Left } else { End::Died }));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let left = left.try_into().map_err(io::Error::other)?;
+            match futex::wait(word, futex::Flags::empty(), seen, Some(&left)) {
+                Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Whether the owner has let go on purpose.
@@ -171,31 +156,29 @@ impl Page {
     }
 }
 
-/// Locks of this thread. Dropping it says that the process goes on and the peers need not watch it any more.
+/// The words that this thread holds. Dropping it tells peers that the process has left on purpose.
 pub(super) struct Held<'a> {
     page: &'a Page,
-    slots: usize,
-    /// Who takes a lock lets go of it.
-    _thread: PhantomData<*const ()>,
+    /// Dropped after the words are released, so that the kernel marks none of them.
+    _list: RobustList,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.page.head().has_left.store(1, Ordering::Release);
-        for slot in 0..self.slots {
-            // SAFETY: this thread took it.
-            unsafe { libc::pthread_mutex_unlock(self.page.lock(slot)) };
+        for Slot(word) in self.page.words() {
+            word.store(0, Ordering::Release);
+            // Fails only for an invalid address.
+            let _ = futex::wake(word, futex::Flags::empty(), 1);
         }
     }
-}
-
-fn check(code: libc::c_int) -> io::Result<()> {
-    if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
 }
 
 #[cfg(test)]
 mod tests {
     use std::{mem, os::fd::AsFd, sync::mpsc, thread};
+
+    use proptest::prelude::*;
 
     use super::*;
     use crate::{group::Member, peers::meet};
@@ -263,6 +246,30 @@ mod tests {
         assert_eq!(page.wait(0, LONG).unwrap(), Some(End::Left));
         assert_eq!(page.wait(1, LONG).unwrap(), Some(End::Left));
         thread.join().unwrap();
+    }
+
+    /// Whatever its owner writes, a page can at worst report the owner's own death.
+    #[test]
+    fn a_hostile_page_harms_nobody() {
+        proptest!(|(words in any::<[u32; 4]>(), left: u32, later: u32)| {
+            let (memory, hostile) = SharedMemory::create(Page::bytes(4)).unwrap();
+            let forged = Page { memory: hostile, slots: 4 };
+            forged.head().magic.store(MAGIC, Ordering::Relaxed);
+            forged.head().slots.store(4, Ordering::Relaxed);
+            forged.head().has_left.store(left, Ordering::Relaxed);
+            forged.words().iter().zip(words).for_each(|(Slot(word), value)| word.store(value, Ordering::Relaxed));
+            let page = Page::open(memory.as_fd(), 4).unwrap();
+            for (slot, value) in words.into_iter().enumerate() {
+                let lives = value & OWNER_DIED == 0 && value & OWNER != 0;
+                prop_assert_eq!(page.wait(slot, Duration::ZERO).unwrap().is_none(), lives);
+            }
+            // And while somebody waits.
+            thread::scope(|scope| {
+                let waiter = scope.spawn(|| page.wait(0, Duration::from_millis(1)));
+                forged.words()[0].0.store(later, Ordering::Relaxed);
+                waiter.join().unwrap().map(drop)
+            }).unwrap();
+        });
     }
 
     #[test]
