@@ -7,8 +7,9 @@
 //! tcp_store client 127.0.0.1:PORT add KEY NUMBER
 //! ```
 //!
-//! With `--timeout SECONDS` before all that nothing waits longer than that. With `--secret-file FILE` there, or a secret in the variable `PROCESS_GROUP_STORE_SECRET`, only who knows the
-//! secret is served. It is 16 bytes at least; a newline at the file's end is no part of it.
+//! With `--timeout SECONDS` before all that nothing waits longer than that. With `--secret-file FILE` there, or a secret
+//! in the variable `PROCESS_GROUP_STORE_SECRET` or the file that `PROCESS_GROUP_STORE_SECRET_FILE` names, only clients that
+//! know the secret are served. It is 16 bytes at least; a newline at the file's end is no part of it.
 //!
 //! `client` also knows `check KEY…`, `wait KEY…`, `compare_set KEY EXPECTED NEW`, `append KEY VALUE`, `multi_get KEY…`,
 //! `multi_set KEY VALUE …`, `delete KEY`, `list_keys`, `num_keys`, `queue_push KEY VALUE`, `queue_pop KEY`,
@@ -17,7 +18,7 @@
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, thread, time::Duration};
 
-use process_group::store::{Deadline, Secret, Store, TcpOptions, TcpStore, barrier};
+use process_group::store::{Deadline, Secret, SecretSetting, Store, TcpOptions, TcpStore, barrier};
 
 const USAGE: &str = "tcp_store [--timeout SECONDS] [--secret-file FILE] \
                      (serve ADDRESS:PORT | client ADDRESS:PORT OPERATION [ARGUMENT…])";
@@ -40,12 +41,12 @@ fn run(arguments: &[&str]) -> Result<(), Box<dyn Error>> {
         _ => (Duration::from_secs(30), arguments),
     };
     let (secret, arguments) = match arguments {
-        ["--secret-file", file, rest @ ..] => (Some(std::fs::read_to_string(file)?), rest),
-        _ => (std::env::var(Secret::VARIABLE).ok(), arguments),
+        ["--secret-file", file, rest @ ..] => (Some(Secret::read_file(file)?), rest),
+        _ => (SecretSetting::from_environment()?.secret().cloned(), arguments),
     };
     let mut options = TcpStore::options();
     if let Some(secret) = secret {
-        options = options.secret(Secret::new(secret.trim_end_matches(['\r', '\n']))?);
+        options = options.secret(secret);
     }
     match arguments {
         ["serve", address] => serve(options, address, timeout),

@@ -10,7 +10,7 @@
 //!     exec python process-group/examples/torch_all_reduce.py || exec target/debug/examples/torch_all_reduce'
 //! ```
 //!
-//! `cargo xtask launch -n 2 -- sh -c …` does as `torchrun`. Ranks of Rust alone, without GPUs, run on the embedded
+//! `cargo xtask launch --no-secret -n 2 -- sh -c …` does as `torchrun`: PyTorch knows no secret. Ranks of Rust alone, without GPUs, run on the embedded
 //! device, as `all_reduce` says.
 
 use std::{error::Error, process::ExitCode, time::Duration};

@@ -1,13 +1,13 @@
 //! What the environment says about this rank, in the words of `torchrun`, `mpirun` or `srun`.
 
 use std::{
-    env,
+    env::{self, VarError},
     net::{IpAddr, ToSocketAddrs},
     path::PathBuf,
 };
 
 use super::{GroupError, Result};
-use crate::store::{Deadline, Secret, TcpStore};
+use crate::store::{Deadline, SecretSetting, TcpStore};
 
 /// Where this rank stands, as a launcher tells it.
 ///
@@ -18,7 +18,8 @@ use crate::store::{Deadline, Secret, TcpStore};
 /// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
 /// | `LOCAL_WORLD_SIZE` | how many ranks its host has |
 /// | `MASTER_ADDR`, `MASTER_PORT` | where the store is; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
-/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), 16 bytes at least |
+/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), 16 bytes at least; `none` for a store without one, as PyTorch's are |
+/// | `PROCESS_GROUP_STORE_SECRET_FILE` | a file with the secret, in place of the former |
 /// | `PROCESS_GROUP_DUMP_FOLDER` | where the flight recorder's dumps go |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 /// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
@@ -46,7 +47,7 @@ pub struct Environment {
     /// Whether the launcher hosts the store, so that no rank does.
     pub agent_store: bool,
     /// The store's secret.
-    pub store_secret: Option<Secret>,
+    pub store_secret: SecretSetting,
     /// Where the flight recorder's dumps go.
     pub dump_folder: Option<PathBuf>,
     /// Whether the device times every operation.
@@ -102,7 +103,16 @@ impl Environment {
     /// [`GroupError::Environment`] for a variable that is set to something else than it should be; one that is not
     /// set is an error only when it is needed.
     pub fn read() -> Result<Self> {
-        Self::from_variables(|name| env::var(name).ok())
+        let unreadable = |variable| GroupError::Environment {
+            variable,
+            problem: "is not UTF-8".into(),
+            instead: "another value",
+        };
+        Self::find(SecretSetting::from_environment()?, |name| match env::var(name) {
+            Ok(text) => Ok(Some(text)),
+            Err(VarError::NotPresent) => Ok(None),
+            Err(VarError::NotUnicode(_)) => Err(unreadable(name)),
+        })
     }
 
     /// Reads variables from wherever `variable` finds them.
@@ -110,19 +120,32 @@ impl Environment {
     /// # Errors
     /// As for [`read`](Self::read).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let secret = SecretSetting::from_variables(|name| variable(name).map(Into::into))?;
+        Self::find(secret, |name| Ok(variable(name)))
+    }
+
+    fn find(
+        store_secret: SecretSetting,
+        variable: impl Fn(&'static str) -> Result<Option<String>>,
+    ) -> Result<Self> {
         fn number<T: std::str::FromStr>(
-            variable: impl Fn(&str) -> Option<String>,
+            variable: impl Fn(&'static str) -> Result<Option<String>>,
             name: &'static str,
             instead: &'static str,
         ) -> Result<Option<T>> {
-            let Some(text) = variable(name) else { return Ok(None) };
+            let Some(text) = variable(name)? else { return Ok(None) };
             text.trim().parse().map(Some).map_err(|_| GroupError::Environment {
                 variable: name,
                 problem: format!("is {text:?}, which is not a number of its range"),
                 instead,
             })
         }
-        let other = OTHERS.iter().find(|names| variable(names.rank).is_some());
+        let mut other = None;
+        for names in &OTHERS {
+            if other.is_none() && variable(names.rank)?.is_some() {
+                other = Some(names);
+            }
+        }
         let place = |name: fn(&Names) -> Option<&'static str>, instead| -> Result<Option<usize>> {
             for name in [Some(&TORCHRUN), other].into_iter().flatten().filter_map(name) {
                 let found = number(&variable, name, instead)?;
@@ -132,21 +155,20 @@ impl Environment {
             }
             Ok(None)
         };
-        let secret = variable(Secret::VARIABLE).filter(|secret| !secret.is_empty()).map(Secret::new);
         let found = Self {
             rank: place(|names| Some(names.rank), "a rank")?,
             world_size: place(|names| Some(names.world_size), "a world size")?,
             local_rank: place(|names| Some(names.local_rank), "a context")?,
             local_world_size: place(|names| names.local_world_size, "a store")?,
-            master_address: variable("MASTER_ADDR").filter(|address| !address.trim().is_empty()),
+            master_address: variable("MASTER_ADDR")?.filter(|address| !address.trim().is_empty()),
             master_port: number(&variable, "MASTER_PORT", "a store")?,
-            agent_store: variable("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True"),
-            store_secret: secret.transpose()?,
-            dump_folder: variable("PROCESS_GROUP_DUMP_FOLDER")
+            agent_store: variable("TORCHELASTIC_USE_AGENT_STORE")?.as_deref() == Some("True"),
+            store_secret,
+            dump_folder: variable("PROCESS_GROUP_DUMP_FOLDER")?
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),
-            timing: variable("PROCESS_GROUP_TIMING").as_deref() == Some("1"),
-            checked: variable("PROCESS_GROUP_CHECKED").as_deref() == Some("1"),
+            timing: variable("PROCESS_GROUP_TIMING")?.as_deref() == Some("1"),
+            checked: variable("PROCESS_GROUP_CHECKED")?.as_deref() == Some("1"),
             registration: hook(&variable)?,
         };
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
@@ -178,8 +200,14 @@ impl Environment {
         if let Some(workers) = workers {
             options = options.workers(i64::try_from(workers).unwrap_or(i64::MAX));
         }
-        if let Some(secret) = &self.store_secret {
-            options = options.secret(secret.clone());
+        match &self.store_secret {
+            SecretSetting::Secret(secret) => options = options.secret(secret.clone()),
+            SecretSetting::Unset if rank == 0 => eprintln!(
+                "warning: the store at {address} has no secret: any user who can connect to it can change what ranks agree on, \
+                 or end the job; set PROCESS_GROUP_STORE_SECRET_FILE for all ranks, or PROCESS_GROUP_STORE_SECRET=none to \
+                 accept that"
+            ),
+            SecretSetting::Unset | SecretSetting::None => {}
         }
         if rank != 0 || self.agent_store {
             return Ok(options.connect(&address, deadline)?);
@@ -200,10 +228,15 @@ fn is_loopback(interface: IpAddr) -> bool {
 }
 
 /// Whether PyTorch's switch for registration is on, under either of its names.
-fn hook(variable: impl Fn(&str) -> Option<String>) -> Result<bool> {
+fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<bool> {
     const NAMES: [&str; 2] =
         ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"];
-    let set = NAMES.into_iter().find_map(|name| Some((name, variable(name)?)));
+    let mut set = None;
+    for name in NAMES {
+        if let (None, Some(text)) = (&set, variable(name)?) {
+            set = Some((name, text));
+        }
+    }
     let Some((name, text)) = set else { return Ok(false) };
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "t" | "true" => Ok(true),
@@ -219,6 +252,7 @@ fn hook(variable: impl Fn(&str) -> Option<String>) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Secret;
 
     fn read(variables: &[(&str, &str)]) -> Result<Environment> {
         Environment::from_variables(|name| {
@@ -271,7 +305,7 @@ mod tests {
     #[test]
     fn a_secret_is_read_and_not_shown() {
         let found = read(&[(Secret::VARIABLE, "0123456789abcdef")]).unwrap();
-        assert_eq!(found.store_secret, Some(Secret::new("0123456789abcdef").unwrap()));
+        assert_eq!(found.store_secret.secret(), Some(&Secret::new("0123456789abcdef").unwrap()));
         assert!(!format!("{found:?}").contains("0123"));
         assert!(matches!(read(&[(Secret::VARIABLE, "short")]), Err(GroupError::Store(_))));
     }

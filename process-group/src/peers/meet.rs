@@ -8,7 +8,7 @@ use super::{PeerError, page::Page};
 use crate::{
     group::Member,
     local::{Door, LocalError, Met, Tag, exchange},
-    store::{Deadline, PrefixStore, Store, StoreError},
+    store::{Deadline, PrefixStore, Store, StoreError, publish},
 };
 
 /// A process of this host that is watched.
@@ -59,7 +59,7 @@ pub(super) fn meet(
         LocalError::Store(error) => PeerError::Store(error),
     };
     let door = Door::open().map_err(told)?;
-    store.set(&key(place as u64), &door.card())?;
+    publish(store, &key(place as u64), &door.card())?;
     let expected: Vec<u64> = others(place, members).map(|other| other as u64).collect();
     let mut missing = None;
     let card = |place| {

@@ -80,6 +80,24 @@ pub enum StoreError {
         /// Why not.
         source: Distrust,
     },
+    /// Something else is under a key that one process writes once.
+    #[error(
+        "{key} holds {found} bytes that this process has not written; another process has taken its place"
+    )]
+    Taken {
+        /// The key.
+        key: String,
+        /// How many bytes are there.
+        found: usize,
+    },
+    /// A variable or a file that is to hold the job's secret does not.
+    #[error("the store's secret: {origin} {problem}")]
+    Secret {
+        /// The variable or the file.
+        origin: String,
+        /// What was expected and what was found.
+        problem: String,
+    },
     /// What answers at the address is not a store.
     #[error("what listens at {address} is not a store: {found}; is the port right?")]
     NotAStore {

@@ -21,6 +21,7 @@ pub mod machine;
 mod prefix;
 mod rendezvous;
 mod service;
+mod setting;
 mod tcp;
 
 pub use deadline::Deadline;
@@ -31,7 +32,20 @@ pub use machine::{Distrust, Secret};
 pub use prefix::PrefixStore;
 pub(crate) use rendezvous::{LOST, give_up};
 pub use rendezvous::{barrier, rendezvous};
+pub use setting::SecretSetting;
 pub use tcp::{HostReport, TcpOptions, TcpStore};
+
+/// Writes `value` under a key that one process writes once, such as where it can be reached.
+///
+/// # Errors
+/// [`StoreError::Taken`]: the key holds another value already, which stays.
+pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
+    let stands = store.compare_set(key, b"", value)?;
+    if stands != value {
+        return Err(StoreError::Taken { key: key.to_owned(), found: stands.len() });
+    }
+    Ok(())
+}
 
 /// A shared table of keys, counters and queues.
 ///

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Deadline, Result, Store, StoreError};
+use super::{Deadline, Result, Store, StoreError, publish};
 
 /// Meets all ranks of a job at `name`: hands out this rank's `card` (an address, a device, anything small) and
 /// returns those of all ranks, in order. The shortest of the ranks' deadlines holds for all.
@@ -102,7 +102,7 @@ impl Meeting<'_> {
             self.decide(format!("{TAKEN}{rank}").as_bytes())?;
             return Err(self.taken(rank));
         }
-        self.store.set(&self.card(rank), card)?;
+        publish(self.store, &self.card(rank), card)?;
         let arrived = self.store.add(&self.key("arrived"), 1)?;
         if usize::try_from(arrived) == Ok(world) {
             self.decide(COMPLETE)?;

@@ -44,10 +44,6 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// The environment variable that [`ProcessGroup::builder`](crate::ProcessGroup::builder) and the example
-    /// `tcp_store` read a secret from.
-    pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
-
     /// Bytes that a secret has at least: shorter ones can be guessed by who has seen a greeting.
     pub const LEAST: usize = 16;
 
