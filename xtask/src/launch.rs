@@ -1,6 +1,7 @@
 //! `cargo xtask launch`: the ranks of a job on this host, as `torchrun` starts them, without Python.
 //!
-//! The launcher hosts the job's store, tells each rank by variables where it stands, and puts the rank's number before
+//! The launcher hosts the job's store, with a secret that it makes for the job unless the environment has one, tells each
+//! rank by variables where it stands, and puts the rank's number before
 //! every line that it prints. Each rank leads a process group of its own, and whatever is left of it when the job is
 //! over is killed. The first rank that fails is what the job failed of: the others are asked to end, and made to where
 //! they do not.
@@ -19,12 +20,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use process_group::store::{Deadline, Secret, TcpStore};
+use process_group::store::{Deadline, TcpStore};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use self::rank::{End, Rank};
+use crate::job_secret::JobSecret;
 use crate::shell;
 
 #[derive(clap::Args)]
@@ -35,6 +37,9 @@ pub(crate) struct Options {
     /// Port of the store on the loopback interface; 0 takes a free one
     #[arg(long, default_value_t = 0)]
     port: u16,
+    /// Have a store without a secret, for ranks that use PyTorch's store: any local user can connect to it then
+    #[arg(long)]
+    no_secret: bool,
     /// Seconds that ranks have to end after they were asked to
     #[arg(long, default_value = "10", value_parser = seconds)]
     grace: Duration,
@@ -103,6 +108,7 @@ struct Job {
     killed: BTreeSet<usize>,
     started: Instant,
     /// Held while the job runs.
+    secret: JobSecret,
     _store: TcpStore,
 }
 
@@ -118,18 +124,15 @@ struct Failure {
 
 impl Job {
     fn start(options: &Options, events: &Sender<Event>) -> Result<Self> {
-        let mut store = TcpStore::options();
-        if let Some(secret) = std::env::var(Secret::VARIABLE).ok().filter(|secret| !secret.is_empty()) {
-            store = store.secret(Secret::new(secret)?);
-        }
-        let store = store.host(options.port, Deadline::after(Duration::from_secs(30)))?;
+        let secret = if options.no_secret { JobSecret::none() } else { JobSecret::make()? };
+        let store = secret.store().host(options.port, Deadline::after(Duration::from_secs(30)))?;
         let address = store.address();
         let (host, port) = address.rsplit_once(':').context("a store's address has a port")?;
         let (program, arguments) = options.program.split_first().context("no program")?;
         let started = Instant::now();
         let (ranks, running, killed) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         // Ranks that are started already do not outlive the job where a further one cannot be.
-        let mut job = Self { ranks, running, killed, started, _store: store };
+        let mut job = Self { ranks, running, killed, started, secret, _store: store };
         for rank in 0..options.n {
             let mut command = Command::new(program);
             command
@@ -143,6 +146,7 @@ impl Job {
                 // No rank hosts the store: this process does.
                 .env("TORCHELASTIC_USE_AGENT_STORE", "True")
                 .stdin(Stdio::null());
+            job.secret.tell(&mut command);
             let width = (options.n - 1).to_string().len();
             let started = Rank::start(command, format!("[{rank:width$}] "), {
                 let events = events.clone();

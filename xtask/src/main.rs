@@ -32,7 +32,11 @@ mod doctor;
 mod doctor_end_to_end;
 mod fr;
 mod headers;
+#[cfg(test)]
+#[path = "../tests/hostile_user.rs"]
+mod hostile_user_end_to_end;
 mod interleave;
+mod job_secret;
 mod kill_test;
 mod launch;
 #[cfg(test)]

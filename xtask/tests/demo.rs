@@ -35,7 +35,7 @@ pub(crate) fn xtask() -> &'static Path {
     })
 }
 
-fn demo(arguments: &[&str]) -> Command {
+pub(crate) fn demo(arguments: &[&str]) -> Command {
     let mut command = Command::new(xtask());
     command
         .arg("demo")
@@ -62,7 +62,7 @@ fn left_behind() -> BTreeSet<String> {
 }
 
 /// Runs it to its end, for which `meanwhile` may do something, and checks that nothing is left behind.
-fn finish(mut command: Command, meanwhile: impl FnOnce(u32)) -> Output {
+pub(crate) fn finish(mut command: Command, meanwhile: impl FnOnce(u32)) -> Output {
     let _turn = turn();
     let before = left_behind();
     let child = command.spawn().unwrap();

@@ -56,6 +56,22 @@ fn ranks_are_told_where_they_stand() {
 }
 
 #[test]
+fn a_job_has_a_secret_unless_it_is_to_have_none() {
+    let tell = "stat -c %a $PROCESS_GROUP_STORE_SECRET_FILE; wc -c < $PROCESS_GROUP_STORE_SECRET_FILE";
+    let output = script(1, &[], tell).output().unwrap();
+    assert_eq!(lines(&output.stdout), ["[0] 600", "[0] 64"], "{}", error(&output));
+    let tell = "echo $PROCESS_GROUP_STORE_SECRET $PROCESS_GROUP_STORE_SECRET_FILE";
+    let output = script(1, &["--no-secret"], tell).output().unwrap();
+    assert_eq!(lines(&output.stdout), ["[0] none"], "{}", error(&output));
+    let with = |secret| script(1, &[], tell).env("PROCESS_GROUP_STORE_SECRET", secret).output().unwrap();
+    let output = with("sixteen bytes or more");
+    assert_eq!(lines(&output.stdout), ["[0] sixteen bytes or more"], "{}", error(&output));
+    let output = with("");
+    assert!(!output.status.success());
+    assert!(error(&output).contains("PROCESS_GROUP_STORE_SECRET is empty"), "{}", error(&output));
+}
+
+#[test]
 fn the_first_failure_ends_the_rest_and_is_named() {
     // The others are up before rank 1 fails, and have something to say when they are asked to end.
     let body = "

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use process_group::store::TcpStore;
+use process_group::store::Deadline;
 
 use super::backend::{self, Plan};
 use super::groups;
@@ -18,6 +18,7 @@ use super::options::{Options, RankOptions};
 use super::protocol::{self, Message, Stage};
 use super::report::Figures;
 use crate::child::Owned;
+use crate::job_secret::JobSecret;
 use crate::trace::Trace;
 
 /// Longer than any step of a rank takes beyond its deadline; who is silent for this long is stuck.
@@ -50,7 +51,8 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
     if let Some(absent) = options.absent.filter(|&absent| absent >= world_size) {
         bail!("--absent {absent}: expected one of the ranks 0 to {}, there are {world_size}", world_size - 1);
     }
-    let store = TcpStore::host(options.port)?;
+    let secret = JobSecret::make()?;
+    let store = secret.store().host(options.port, Deadline::after(PATIENCE))?;
 
     let (sender, receiver) = mpsc::channel();
     let mut ranks = BTreeMap::new();
@@ -64,7 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
             deadline: options.deadline,
             launcher: std::process::id(),
         };
-        let (child, socket) = start(&part).with_context(|| format!("cannot start rank {rank}"))?;
+        let (child, socket) = start(&part, &secret).with_context(|| format!("cannot start rank {rank}"))?;
         let heard = Instant::now();
         ranks.insert(
             rank,
@@ -94,9 +96,11 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
 }
 
 /// Starts a rank: its process, and where it reports.
-pub(crate) fn start(part: &RankOptions) -> io::Result<(Owned, UnixStream)> {
+pub(crate) fn start(part: &RankOptions, secret: &JobSecret) -> io::Result<(Owned, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
-    let child = Command::new(std::env::current_exe()?)
+    let mut command = Command::new(std::env::current_exe()?);
+    secret.tell(&mut command);
+    let child = command
         .args(part.arguments())
         .stdin(Stdio::from(OwnedFd::from(theirs)))
         // Standard output is the launcher's report, so what libraries print there goes to standard error.

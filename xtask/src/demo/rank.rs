@@ -8,13 +8,14 @@ use cuda_driver::{Context, Stream, StreamFlags};
 use process_group::ProcessGroup;
 use process_group::comm::wait_for_dropped;
 use process_group::group::Request;
-use process_group::store::{Deadline, Store, TcpStore, rendezvous};
+use process_group::store::{Deadline, Store, rendezvous};
 
 use super::backend::{self, Devices};
 use super::groups::{self, Group, Role};
 use super::options::RankOptions;
 use super::protocol::{Message, Reporter, Stage};
 use super::{buckets, diverge, launcher, reduce, replay};
+use crate::job_secret::store_of_environment;
 use crate::trace::Trace;
 
 /// A group of this rank, with its communicator.
@@ -76,7 +77,8 @@ fn work(options: &RankOptions, reporter: &mut Reporter) -> Result<()> {
     let devices = backend::open(options.backend, ranks)?;
 
     reporter.enter(Stage::Meet)?;
-    let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&options.store, Deadline::after(deadline))?);
+    let store: Arc<dyn Store> =
+        Arc::new(store_of_environment()?.connect(&options.store, Deadline::after(deadline))?);
     rendezvous(
         &*store,
         "the start of the demo",

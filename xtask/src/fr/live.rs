@@ -6,12 +6,14 @@ use anyhow::{Context as _, Result};
 use process_group::{
     ProcessGroup,
     record::{MemberProgress, Progress},
-    store::{Deadline, TcpStore},
+    store::Deadline,
 };
+
+use crate::job_secret::store_of_environment;
 
 #[derive(clap::Args)]
 pub(super) struct Options {
-    /// The job's store: HOST:PORT
+    /// The job's store: HOST:PORT. A secret is read from PROCESS_GROUP_STORE_SECRET or …_FILE
     address: String,
     /// What its first group is called
     #[arg(long, default_value = "world")]
@@ -26,7 +28,7 @@ pub(super) struct Options {
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let wait = Duration::try_from_secs_f64(options.wait).context("--wait")?;
-    let store = Arc::new(TcpStore::connect(&options.address, Deadline::after(wait))?);
+    let store = Arc::new(store_of_environment()?.connect(&options.address, Deadline::after(wait))?);
     let groups = ProcessGroup::observe(store, &options.group, options.epoch, Deadline::after(wait));
     let groups = groups.with_context(|| {
         let Options { address, group, epoch, .. } = options;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use process_group::store::TcpStore;
+use process_group::store::{Deadline, TcpStore};
 use serde::Serialize;
 
 use super::{LIMIT, Options, Times, times_of};
@@ -19,6 +19,7 @@ use crate::demo::backend::{self, Plan};
 use crate::demo::launcher;
 use crate::demo::protocol::{self, Message, Stage};
 use crate::demo::{Backend, RankOptions};
+use crate::job_secret::JobSecret;
 use crate::percentiles::table;
 
 /// How long a rank waits for the others in any one step: far more than a survivor may take.
@@ -144,12 +145,14 @@ struct Job {
     ranks: Vec<Owned>,
     stages: Vec<Stage>,
     reports: Receiver<(u32, Instant, Message)>,
+    _secret: JobSecret,
     _store: TcpStore,
 }
 
 impl Job {
     fn start(backend: Backend, size: u32) -> Result<Self> {
-        let store = TcpStore::host(0)?;
+        let secret = JobSecret::make()?;
+        let store = secret.store().host(0, Deadline::after(LIMIT))?;
         let (sender, reports) = mpsc::channel();
         let mut ranks = Vec::new();
         for rank in 0..size {
@@ -163,7 +166,7 @@ impl Job {
                 launcher: std::process::id(),
             };
             let (child, socket) =
-                launcher::start(&part).with_context(|| format!("cannot start rank {rank}"))?;
+                launcher::start(&part, &secret).with_context(|| format!("cannot start rank {rank}"))?;
             ranks.push(child);
             let sender = sender.clone();
             thread::spawn(move || {
@@ -174,7 +177,7 @@ impl Job {
                 }
             });
         }
-        Ok(Self { stages: vec![Stage::Start; ranks.len()], ranks, reports, _store: store })
+        Ok(Self { stages: vec![Stage::Start; ranks.len()], ranks, reports, _secret: secret, _store: store })
     }
 
     /// The next report before `until`; nothing if there is none.
