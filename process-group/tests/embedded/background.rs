@@ -1,6 +1,11 @@
 //! Errors that no call returns: of communicators, and of the driver when it is asked how far work is.
 
-use std::{collections::BTreeMap, sync::Barrier, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
 
 use gpu_sim::{Action, Injection};
 use process_group::{
@@ -12,6 +17,7 @@ use process_group::{
 use rusty_fork::rusty_fork_test;
 
 use super::common::{Machine, far, hold, machine};
+use super::hooked::Hooked;
 
 /// Waits until the group is over, without a call of the library or of the driver.
 pub(super) fn until_over(group: &ProcessGroup) -> GroupError {
@@ -61,6 +67,34 @@ rusty_fork_test! {
                 let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
                 assert_eq!(calls, ["all_reduce of 4 f32 by sum", "broadcast of 4 f32 with root 0"]);
             }
+            world.abort(far()).unwrap();
+            let _ = stream.synchronize();
+        });
+    }
+
+    /// The store is slow when the members tell what they have called: nobody is blamed before that is known.
+    #[test]
+    fn nobody_is_blamed_while_calls_are_compared() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let slow = |call: &'static str, key: &str| {
+                if call == "set" && key.contains("testimony/") {
+                    thread::sleep(Duration::from_secs(1));
+                }
+                Ok(())
+            };
+            let builder = rank.builder().store(Arc::new(Hooked::new(&rank.store, slow)));
+            let world = builder.heartbeat(Duration::from_secs(10)).build().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let all = Buffer::new(memory.ptr(), 4, F32);
+            let work = unsafe {
+                match rank.rank {
+                    0 => world.all_reduce(all, all, ReduceOp::Sum, &stream),
+                    _ => world.broadcast(all, 0, &stream),
+                }
+            }.unwrap();
+            let error = work.wait_timeout(far()).unwrap_err();
+            assert!(matches!(error, GroupError::CollectiveDiverged { .. }), "{error}");
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
         });

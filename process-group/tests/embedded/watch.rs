@@ -79,9 +79,10 @@ rusty_fork_test! {
             let world = rank.builder().timeout(Duration::from_secs(8)).build().unwrap();
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
             let one = Buffer::new(memory.ptr(), 1, F32);
+            // Who leaves before another is told ends its wait.
+            let all_told = || rank.store.wait(&["told 0", "told 2"], far()).unwrap();
             if rank.rank == 1 {
-                rank.store.wait(&["told 0", "told 2"], far()).unwrap();
-                return;
+                return all_told();
             }
             let work = unsafe { world.all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let error = work.wait_timeout(world.timeout()).unwrap_err();
@@ -94,6 +95,7 @@ rusty_fork_test! {
             assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
             assert!(error.to_string().contains("rank 1 has not joined collective 1 of world"), "{error}");
             rank.store.set(&format!("told {}", rank.rank), b"").unwrap();
+            all_told();
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
         });
