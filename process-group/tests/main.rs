@@ -6,6 +6,7 @@ mod hardware;
 mod hardware_hook;
 mod hardware_torch;
 mod python;
+mod store_attack;
 mod store_file;
 mod store_garbage;
 mod store_hash;

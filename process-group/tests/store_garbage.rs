@@ -85,11 +85,16 @@ fn answers<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Vec<u8>> {
     let mut sent = Vec::new();
     for piece in pieces {
         let mut outputs = VecDeque::from(server.step(server::Input::Received(1, piece), NOW));
-        while let Some(output) = outputs.pop_front() {
-            match output {
-                server::Output::Send(1) => outputs.extend(send(&mut server, 1, &mut sent)),
-                server::Output::Close(1, _) => return None,
-                other => panic!("{other:?}"),
+        loop {
+            match outputs.pop_front() {
+                Some(server::Output::Send(1)) => outputs.extend(send(&mut server, 1, &mut sent)),
+                Some(server::Output::Read(1)) => {}
+                Some(server::Output::Close(1, _)) => return None,
+                Some(other) => panic!("{other:?}"),
+                None if server.wake_at() == Some(NOW) => {
+                    outputs.extend(server.step(server::Input::Tick, NOW));
+                }
+                None => break,
             }
         }
     }
@@ -204,4 +209,29 @@ proptest! {
             prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);
         }
     }
+}
+
+/// A host alone decides how long a list of keys is: what keeping it would cost is counted before any of it is kept.
+#[test]
+fn a_list_that_takes_more_memory_than_allowed_is_refused() {
+    let limits = Limits { request_bytes: 1 << 20, ..Limits::default() };
+    let refused = |answer: &[u8]| {
+        let mut machine = Client::new(limits, Duration::from_secs(1), 7);
+        machine.step(client::Input::Connected(Duration::from_secs(1)), NOW);
+        machine.step(client::Input::Received(&7u32.to_le_bytes()), NOW);
+        machine.step(client::Input::Call(Call::Now(Request::ListKeys)), NOW);
+        match &machine.step(client::Input::Received(answer), NOW)[..] {
+            [] => None,
+            [client::Output::Done(Err(Failure::Protocol(why)))] => Some(why.clone()),
+            other => panic!("{other:?}"),
+        }
+    };
+    for count in [20_000, 1 << 40, u64::MAX] {
+        let why = refused(&count.to_le_bytes()).unwrap();
+        assert!(why.contains("1048576 are allowed") && why.contains("request_bytes"), "{why}");
+    }
+    // 8,000 empty keys take most of it.
+    assert_eq!(refused(&8000u64.to_le_bytes()), None);
+    let longer = [8000u64, 0, 300_000].map(u64::to_le_bytes).concat();
+    assert!(refused(&longer).unwrap().contains("request_bytes"));
 }

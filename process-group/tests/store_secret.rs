@@ -8,7 +8,7 @@ use std::{
 };
 
 use process_group::store::{
-    Deadline, Distrust, Secret, Store, StoreError, TcpOptions, TcpStore,
+    Deadline, Distrust, FileStore, HashStore, Secret, Store, StoreError, TcpOptions, TcpStore,
     machine::{Client, Failure, Limits, Rejection, Server, ServerLimits, client, server},
 };
 use proptest::{collection::vec, prelude::*};
@@ -78,6 +78,33 @@ fn a_secret_is_long_and_not_shown() {
     assert_eq!(format!("{:?}", with(OURS)).find("horse"), None);
 }
 
+/// Nor is what greetings are made of, nor what stands in a store: ranks publish tokens there.
+#[test]
+fn nothing_secret_is_shown_for_debugging() {
+    let secret = Secret::new(OURS).unwrap();
+    let shown = |secret: &[u8], shown: String| {
+        let list = format!("{secret:?}");
+        let text = String::from_utf8_lossy(secret);
+        assert!(!shown.contains(list.trim_matches(['[', ']'])) && !shown.contains(&*text), "{shown}");
+    };
+    let seed = [171; 32];
+    shown(&seed, format!("{:?}", Server::with_secret(ServerLimits::default(), secret.clone(), seed)));
+    let machine = Client::new(Limits::default(), Duration::from_secs(1), 7);
+    shown(&seed, format!("{:?}", machine.with_secret(secret, seed)));
+    let token = b"a token of a rank";
+    let folder = tempfile::tempdir().unwrap();
+    let file = FileStore::open(folder.path().join("store")).unwrap();
+    let (hash, host) = (HashStore::new(), with(OURS).host(0, soon()).unwrap());
+    let client = with(OURS).connect(&host.address(), soon()).unwrap();
+    for store in [&file as &dyn Store, &hash, &host, &client] {
+        store.set("key", token).unwrap();
+        assert_eq!(store.get("key", soon()).unwrap(), token);
+    }
+    [format!("{file:?}"), format!("{hash:?}"), format!("{host:?}"), format!("{client:?}")]
+        .into_iter()
+        .for_each(|text| shown(token, text));
+}
+
 /// What a client has sent once does not open the door again, nor does what the host sends.
 #[test]
 fn nothing_that_was_sent_can_be_used_again() {
@@ -143,6 +170,7 @@ fn greet(secret: &str, lengths: &[usize], changed: Option<usize>) -> Result<(), 
                             host.step(server::Input::Sent(1, host.unsent(1).len()), NOW);
                         }
                         server::Output::Close(_, why) => down.extend(why.last_words()),
+                        server::Output::Read(_) => {}
                     }
                 }
             }

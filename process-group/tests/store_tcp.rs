@@ -314,6 +314,29 @@ fn more_clients_than_allowed_are_turned_away() {
     TcpStore::connect(&host.address(), soon()).unwrap();
 }
 
+/// A further connection of a client that has one already is tried again.
+#[test]
+fn who_is_turned_away_for_a_moment_comes_again() {
+    let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
+    let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
+    let client = TcpStore::connect(&host.address(), soon()).unwrap();
+    let full = TcpStore::connect(&host.address(), soon()).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.get("late", soon()));
+        // It has taken the client's connection.
+        while host.report().unwrap().rejected == 0 {
+            if let Err(error) = client.wait(&["never"], Deadline::after(Duration::from_millis(1))) {
+                let expected = matches!(error, StoreError::Timeout { .. } | StoreError::TurnedAway { .. });
+                assert!(expected, "{error}");
+            }
+        }
+        let setting = scope.spawn(|| client.set("late", b"value"));
+        drop(full);
+        setting.join().unwrap().unwrap();
+        assert_eq!(waiting.join().unwrap().unwrap(), b"value");
+    });
+}
+
 #[test]
 fn a_host_with_workers_waits_for_them() {
     let (_reserved, port) = reserved_port();

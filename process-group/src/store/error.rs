@@ -235,6 +235,22 @@ pub enum StoreError {
         /// What the operating system said.
         source: Arc<io::Error>,
     },
+    /// A store's file belongs to another user, or others may write it.
+    #[error(
+        "the store's file {} belongs to user {owner} and has mode {mode:04o}; expected user {user}, and that neither its \
+         group nor others may write it: remove it, or `chmod go-w`",
+        .path.display()
+    )]
+    FileUntrusted {
+        /// Where the file is.
+        path: PathBuf,
+        /// The number of the user whose file it is.
+        owner: u32,
+        /// Its mode.
+        mode: u32,
+        /// The number of this process's user.
+        user: u32,
+    },
     /// Another process does not give back the lock of a store's file.
     #[error(
         "{operation} waited {waited:?} for the lock of the store's file {}; the process that has it is stopped or \
@@ -293,6 +309,11 @@ impl From<Refusal> for StoreError {
 /// A key or a value as a person reads it.
 pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The same without a copy where it is text.
+pub(super) fn into_text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|error| text(error.as_bytes()))
 }
 
 /// Names the first few keys.

@@ -52,6 +52,10 @@ pub fn publish(store: &dyn Store, key: &str, value: &[u8]) -> Result<()> {
 /// Keys are UTF-8 and may be empty; values are bytes and may be empty. Sizes are bounded by
 /// [`machine::Limits`]; above them an operation fails and changes nothing. All operations of all clients
 /// happen in one order, and an operation that has returned lies before every later one.
+///
+/// The host of a [`TcpStore`] serves a request for more than 1,000 keys, or for more than 4 MiB, in pieces, between which
+/// it serves other clients: they may see a part of a [`multi_set`](Store::multi_set), and what changes meanwhile may be
+/// in the answer or not. A [`wait`](Store::wait) for more than 1,000 keys ends when each of them has been there.
 pub trait Store: Send + Sync {
     /// Sets `key` to `value`, whether or not it was there.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;

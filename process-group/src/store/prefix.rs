@@ -100,8 +100,8 @@ impl Store for PrefixStore {
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        let keys = self.store.list_keys()?;
-        Ok(keys.iter().filter_map(|key| key.strip_prefix(&self.prefix)).map(str::to_owned).collect())
+        let keys = self.store.list_keys()?.into_iter().filter(|key| key.starts_with(&self.prefix));
+        Ok(keys.map(|mut key| key.split_off(self.prefix.len())).collect())
     }
 
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {

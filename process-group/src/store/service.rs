@@ -2,7 +2,7 @@
 
 use super::{
     Deadline, Result, Store, StoreError,
-    error::text,
+    error::into_text,
     machine::{Reply, Request},
 };
 
@@ -97,7 +97,7 @@ impl<S: Service> Store for S {
 
     fn list_keys(&self) -> Result<Vec<String>> {
         let keys = expect!(self, "list_keys", self.call(Request::ListKeys), Some(Reply::Keys(keys)) => keys)?;
-        let mut keys: Vec<_> = keys.iter().map(|key| text(key)).collect();
+        let mut keys: Vec<_> = keys.into_iter().map(into_text).collect();
         keys.sort_unstable();
         Ok(keys)
     }

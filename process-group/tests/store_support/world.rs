@@ -131,6 +131,11 @@ pub(crate) struct World {
     pub(crate) history: Vec<Event>,
 }
 
+/// Ranks that are slow to greet are not turned away.
+fn limits() -> ServerLimits {
+    ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() }
+}
+
 /// Keys that are set and waited for.
 const KEYS: u64 = 12;
 
@@ -140,7 +145,7 @@ impl World {
             random: Random::new(seed),
             seed,
             now: Moment { step: 0, time: Duration::ZERO },
-            server: Server::new(ServerLimits::default()),
+            server: Server::new(limits()),
             ranks: Vec::new(),
             links: BTreeMap::new(),
             strangers: BTreeSet::new(),
@@ -149,6 +154,11 @@ impl World {
             weights: [0; 7],
             history: Vec::new(),
         };
+        if world.random.one_in(2) {
+            // Everything is done in pieces.
+            let [turn, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
+            world.server = Server::new(limits()).with_turns(turn, at_once);
+        }
         world.weights = std::array::from_fn(|_| [0, 1, 1, 4][world.random.below(4)]);
         for rank in 0..ranks {
             let (machine, connection) = (world.client(), world.accept());
@@ -188,10 +198,14 @@ impl World {
 
     /// Delivers all that is under way, without time passing.
     pub(crate) fn settle(&mut self) {
-        while let Some((&id, link)) =
-            self.links.iter().find(|(_, link)| !link.up.is_empty() || !link.down.is_empty())
-        {
+        loop {
             self.now.step += 1;
+            if self.is_busy() {
+                self.serve(server::Input::Tick);
+                continue;
+            }
+            let under_way = |link: &Link| !link.up.is_empty() || !link.down.is_empty();
+            let Some((&id, link)) = self.links.iter().find(|(_, link)| under_way(link)) else { break };
             let (up, down) = (link.up.len(), link.down.len());
             self.deliver_up(id, up);
             self.deliver_down(id, down);
@@ -244,6 +258,9 @@ impl World {
                 }
                 (None, rest) => {
                     request = rest;
+                    while self.is_busy() {
+                        self.serve(server::Input::Tick);
+                    }
                     let down: Vec<_> = self.links.get_mut(&id).unwrap().down.drain(..).collect();
                     machine.step(client::Input::Received(&down), self.now.time)
                 }
@@ -252,6 +269,9 @@ impl World {
     }
 
     fn deliver_some(&mut self) {
+        if self.is_busy() && self.random.one_in(2) {
+            return self.serve(server::Input::Tick);
+        }
         let under_way = |link: &Link| [(true, !link.up.is_empty()), (false, !link.down.is_empty())];
         let ways = self.links.iter().flat_map(|(&id, link)| under_way(link).map(|(up, any)| (id, up, any)));
         let ways: Vec<_> = ways.filter(|(_, _, any)| *any).collect();
@@ -384,6 +404,11 @@ impl World {
         }
     }
 
+    /// Whether the server has work left.
+    fn is_busy(&self) -> bool {
+        self.server.wake_at() == Some(Duration::ZERO)
+    }
+
     fn serve(&mut self, input: server::Input<'_>) {
         let mut outputs = VecDeque::from(self.server.step(input, self.now.time));
         while let Some(output) = outputs.pop_front() {
@@ -396,6 +421,7 @@ impl World {
                         .extend(bytes);
                     outputs.extend(self.server.step(server::Input::Sent(id, count), self.now.time));
                 }
+                server::Output::Read(_) => {}
                 server::Output::Close(id, why) => {
                     assert!(self.strangers.remove(&id), "seed {}: {id} is closed: {why}", self.seed);
                     self.links.remove(&id);

@@ -47,7 +47,8 @@ pub(super) struct Network {
 impl Network {
     /// A store that `clients` clients will use; a message takes up to `slowest` µs.
     pub(super) fn new(random: Random, slowest: u64, clients: u64) -> Self {
-        let server = Server::new(ServerLimits::default());
+        let server =
+            Server::new(ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() });
         let state =
             State { random, slowest, server, links: BTreeMap::new(), opened: 0, closed: 0, lost: None };
         Self { state: Mutex::new(state), signal: Signal::new(), clients }
@@ -100,7 +101,15 @@ impl State {
         self.step(server::Input::Received(id, &bytes));
     }
 
+    /// Does all work that the input makes, also what takes the server several turns.
     fn step(&mut self, input: server::Input<'_>) {
+        self.turn(input);
+        while self.server.wake_at() == Some(Duration::ZERO) {
+            self.turn(server::Input::Tick);
+        }
+    }
+
+    fn turn(&mut self, input: server::Input<'_>) {
         let mut outputs = VecDeque::from(self.server.step(input, sched::now()));
         while let Some(output) = outputs.pop_front() {
             match output {
@@ -109,6 +118,8 @@ impl State {
                     outputs.extend(self.server.step(server::Input::Sent(id, bytes.len()), sched::now()));
                     self.send(id, bytes, |link| &mut link.down);
                 }
+                // Requests are handed in as they arrive.
+                server::Output::Read(_) => {}
                 server::Output::Close(id, why) => {
                     panic!("the store closes the connection of client {id}: {why}")
                 }

@@ -1,6 +1,6 @@
 //! The calling end of the protocol: one connection, one call at a time.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, fmt, time::Duration};
 
 use super::{
     request::{Limits, Reply, Request},
@@ -94,7 +94,6 @@ pub enum Failure {
 }
 
 /// A client's end of one connection.
-#[derive(Debug)]
 pub struct Client {
     limits: Limits,
     patience: Duration,
@@ -105,7 +104,18 @@ pub struct Client {
     phase: Phase,
 }
 
-#[derive(Debug)]
+/// Without the secret and what was sent and received.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("limits", &self.limits)
+            .field("patience", &self.patience)
+            .field("has_secret", &self.secret.is_some())
+            .field("is_idle", &self.is_idle())
+            .finish_non_exhaustive()
+    }
+}
+
 enum Phase {
     /// Nothing was sent.
     New,
@@ -130,7 +140,7 @@ enum Phase {
 }
 
 /// A call that waits.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Pending {
     keys: Vec<Vec<u8>>,
     then: Option<Request>,

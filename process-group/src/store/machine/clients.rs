@@ -5,7 +5,8 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use super::table::ClientId;
+/// A client, as the caller numbers them. A number is not used again.
+pub type ClientId = u64;
 
 /// What there is of each client. Every request is looked up here several times, so a hash is one multiplication. The
 /// numbers are counted up on this end: who wants many that meet has to connect again and again and keep but few of the

@@ -1,16 +1,19 @@
 //! What things cost in memory beside their own bytes.
 //!
-//! The constants are upper bounds with the allocator's headers and rounding, with maps and vectors that have just
-//! doubled, and with the old half that is there while they do.
+//! The constants are upper bounds with the allocator's headers and rounding, with trees whose nodes are half empty, and
+//! with vectors that have just doubled.
 
 /// An allocation: the allocator's header, and what it rounds up.
 pub(super) const ALLOCATION: usize = 32;
 
-/// A key in a map with its value: two allocations, and its place in a map that is at least a quarter full.
+/// A key in a map with its value: two allocations, and its place in the map.
 pub(super) const ENTRY: usize = 384;
 
 /// A string in a list: an allocation, and its place in a vector that doubles.
 pub(super) const PART: usize = ALLOCATION + 3 * size_of::<Vec<u8>>();
+
+/// An element of a queue: its allocation, and that of its place in a linked list.
+pub(super) const ELEMENT: usize = 2 * ALLOCATION + 2 * size_of::<usize>() + size_of::<Vec<u8>>();
 
 /// A connection: its places in all maps, its buffers as long as they are small.
 pub(super) const CLIENT: usize = 4096;

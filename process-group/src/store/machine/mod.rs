@@ -6,19 +6,23 @@
 //!
 //! Time is handed in as a `Duration` since an origin of the caller's choice that never goes backwards.
 
+mod budget;
 pub mod client;
 mod clients;
 mod memory;
+mod number;
 mod request;
 mod secret;
 pub mod server;
 mod table;
+mod waits;
 mod wire;
 
 pub use client::{Call, Client, Failure};
 pub(super) use client::{GRACE, PAUSE};
+pub use clients::ClientId;
 pub(super) use clients::Clients;
 pub use request::{Limits, Part, Refusal, Reply, Request};
 pub use secret::{Distrust, Secret};
 pub use server::{Rejection, Server, ServerLimits};
-pub use table::{ClientId, Table};
+pub use table::Table;

@@ -1,5 +1,8 @@
 //! What clients ask, what stores answer, and how much of it is accepted.
 
+/// A key, as it is on the wire.
+pub(super) type Key = Vec<u8>;
+
 /// A request to a store. Keys are bytes: on the wire nothing promises UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

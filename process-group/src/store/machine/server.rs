@@ -6,16 +6,37 @@
 //! counted: the table, what has been received of requests, what waits, replies that are not sent. A client that does
 //! not take its replies is not served any further. Where a request needs more than there is, the connections that hold
 //! most are closed, its own if it is one of them.
+//!
+//! The work of one step is bounded too. What a client sends is served at once while that is little work; the rest is
+//! done in the client's turns, one [`Input::Tick`] each, in pieces between which others are served.
+//!
+//! - `client`: one connection and its greeting; `task`: a request that is being served; `pieces`: the work on it
+//! - `turns`: whose turn is next; `rejection`: why connections are closed
 
-use std::{collections::VecDeque, time::Duration};
+mod client;
+mod pieces;
+mod rejection;
+mod task;
+mod turns;
 
+use std::{collections::VecDeque, fmt, time::Duration};
+
+pub use self::rejection::Rejection;
+use self::{
+    client::{Client, Greeted},
+    pieces::{Progress, send},
+    task::Task,
+    turns::Turns,
+};
 use super::{
-    clients::Clients,
-    memory::{CLIENT, PART, is_sparse},
-    request::{Limits, Refusal, Reply},
-    secret::{self, Block, Secret},
-    table::{ClientId, Table},
-    wire::{Buffer, MAGIC, Malformed, RequestDecoder, kind},
+    budget::{Budget, WAKE, dropping},
+    clients::{ClientId, Clients},
+    memory::{CLIENT, is_sparse},
+    request::{Limits, Reply},
+    secret::{Block, Secret},
+    table::Table,
+    waits::Resumed,
+    wire::{Buffer, Decoded},
 };
 
 /// What a [`Server`] allows.
@@ -26,21 +47,24 @@ pub struct ServerLimits {
     /// Bytes of memory for everything: the table, requests that have arrived in part, waiting clients, replies that are
     /// not sent, and 4 KiB for every connection; each with what keeping it costs.
     pub memory: usize,
-    /// Connections at a time.
+    /// Connections at a time. A quarter of them, or 32, may be without a greeting: beyond that, and where there is no
+    /// place left, the one that has been so for longest is closed for a new one.
     pub clients: usize,
     /// Time from the connection to the end of the greeting.
     pub greeting: Duration,
 }
 
 impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 10 s for the greeting.
+    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting.
     fn default() -> Self {
-        Self {
-            sizes: Limits::default(),
-            memory: 2 << 30,
-            clients: 1 << 16,
-            greeting: Duration::from_secs(10),
-        }
+        Self { sizes: Limits::default(), memory: 2 << 30, clients: 1 << 16, greeting: Duration::from_secs(1) }
+    }
+}
+
+impl ServerLimits {
+    /// How many connections may be without a greeting.
+    fn ungreeted(&self) -> usize {
+        (self.clients / 4).max(32)
     }
 }
 
@@ -55,7 +79,7 @@ pub enum Input<'a> {
     Sent(ClientId, usize),
     /// A client's connection has ended.
     Gone(ClientId),
-    /// Time has passed.
+    /// Time has passed, or work is left: the next turn. See [`Server::wake_at`].
     Tick,
 }
 
@@ -64,94 +88,23 @@ pub enum Input<'a> {
 pub enum Output {
     /// Send a client what is [unsent](Server::unsent).
     Send(ClientId),
+    /// Bytes of a client are [wanted](Server::wants) again.
+    Read(ClientId),
     /// Close a client's connection; nothing of it may be handed in any more.
     Close(ClientId, Rejection),
 }
 
-/// Why a server closes a connection.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Rejection {
-    /// The first bytes are not a store client's.
-    #[error("foreign traffic: the first bytes are {first:02x?}")]
-    Foreign {
-        /// The bytes, at most five.
-        first: Vec<u8>,
-    },
-    /// The greeting did not come in time.
-    #[error("no greeting within {waited:?}")]
-    Silent {
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// As many clients are connected as are allowed.
-    #[error(
-        "{limit} clients are connected, and no more are allowed by the store's limit, or by the descriptors that its \
-         process may have (`ulimit -n`)"
-    )]
-    Full {
-        /// How many are allowed.
-        limit: usize,
-    },
-    /// The process has no descriptor left for the connection.
-    #[error(
-        "with {clients} clients connected, the store's process has no descriptor left for another (`ulimit -n`)"
-    )]
-    Descriptors {
-        /// How many clients are connected.
-        clients: usize,
-    },
-    /// There is not enough memory, and no connection holds more of it.
-    #[error(
-        "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
-         {held} bytes"
-    )]
-    Memory {
-        /// Bytes that it holds or needs: of requests that have arrived in part, its wait, and replies.
-        held: usize,
-        /// Bytes that the server may use.
-        limit: usize,
-    },
-    /// The client greeted as who has no secret does, PyTorch's among them, and the server has one.
-    #[error("a greeting without the secret that this store wants; PyTorch's clients cannot give one")]
-    NoSecret,
-    /// The client has a secret and the server has none.
-    #[error("a greeting with a secret, and this store has none")]
-    NotKept,
-    /// The client does not know the secret.
-    #[error("a wrong secret")]
-    WrongSecret,
-    /// A type byte that is no request, or a second greeting.
-    #[error("type byte {0} is no request")]
-    UnknownRequest(u8),
-    /// The request cannot be served.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-}
+/// Work in a turn, in units of a [`Budget`]: a few milliseconds. It has room for a value of the largest size.
+const TURN: usize = 8 << 10;
 
-impl Rejection {
-    /// What the client is to be sent before its connection is closed: a client of ours then knows why.
-    pub fn last_words(&self) -> &'static [u8] {
-        const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
-        match self {
-            Self::NoSecret => &WANTED,
-            Self::NotKept | Self::WrongSecret => &[0],
-            _ => &[],
-        }
-    }
-}
+/// Work that is done when bytes arrive, before others have their turns: some ten microseconds, so that a thousand clients
+/// that ask at the same time do not keep another waiting for long.
+const AT_ONCE: usize = 256;
 
-impl From<Malformed> for Rejection {
-    fn from(malformed: Malformed) -> Self {
-        match malformed {
-            Malformed::Unknown(kind) => Self::UnknownRequest(kind),
-            Malformed::Refused(refusal) => Self::Refused(refusal),
-        }
-    }
-}
+/// Strings of a connection that has ended above which they go in a turn of their own.
+const MANY: usize = 4 << 10;
 
 /// A store's server.
-#[derive(Debug, Default)]
 pub struct Server {
     limits: ServerLimits,
     /// The secret, and what the server's part of greetings is made of.
@@ -160,59 +113,72 @@ pub struct Server {
     clients: Clients<Client>,
     /// Clients in the order in which their greeting is due; those that have sent it are passed over.
     greetings: VecDeque<(Duration, ClientId)>,
+    ungreeted: usize,
+    turns: Turns,
+    /// Clients that the step has woken.
+    woken: Vec<ClientId>,
+    /// How many steps were taken.
+    step: u64,
+    /// The work that was done, and that may be done in a turn and at once, in units.
+    work: u64,
+    turn: usize,
+    at_once: usize,
     /// What all clients hold, in bytes of memory.
     held: usize,
     most: usize,
 }
 
-#[derive(Debug, Default)]
-struct Client {
-    greeting: Greeting,
-    decoder: RequestDecoder,
-    unsent: Buffer,
-    /// As it was counted last, in bytes.
-    memory: usize,
-}
-
-/// How far the greeting is.
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Greeting {
-    /// Its beginning has not come whole.
-    #[default]
-    Due,
-    /// A proof must come, for what the client has chosen.
-    Proof(Block),
-    Done,
-}
-
-/// Bytes that are enough for any reply without strings.
-const SMALL: usize = 16;
-
-impl Client {
-    fn is_greeted(&self) -> bool {
-        self.greeting == Greeting::Done
+impl Default for Server {
+    fn default() -> Self {
+        Self::new(ServerLimits::default())
     }
+}
 
-    /// Whether it has to take replies before more of its requests are served.
-    fn is_behind(&self) -> bool {
-        self.unsent.as_slice().len() > Server::BACKLOG
+/// Without keys, values, the secret, and what the server's part of greetings is made of.
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("limits", &self.limits)
+            .field("has_secret", &self.secret.is_some())
+            .field("table", &self.table)
+            .field("clients", &self.clients.len())
+            .field("memory", &self.memory())
+            .finish_non_exhaustive()
     }
 }
 
 impl Server {
-    /// Unsent bytes of a client above which it is not served.
-    const BACKLOG: usize = 1 << 20;
-
     /// A server with an empty table.
     pub fn new(limits: ServerLimits) -> Self {
         let store_bytes = limits.sizes.store_bytes.min(limits.memory / 2);
         let table = Table::new(Limits { store_bytes, ..limits.sizes });
-        Self { limits, table, ..Self::default() }
+        Self {
+            limits,
+            secret: None,
+            table,
+            clients: Clients::default(),
+            greetings: VecDeque::new(),
+            ungreeted: 0,
+            turns: Turns::default(),
+            woken: Vec::new(),
+            step: 0,
+            work: 0,
+            turn: TURN,
+            at_once: AT_ONCE,
+            held: 0,
+            most: 0,
+        }
     }
 
     /// The same, for clients that know the secret. `seed` is 32 random bytes that nobody else knows.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
+    }
+
+    /// The same with turns of other lengths, in units.
+    #[cfg(all(test, not(any(loom, shuttle))))]
+    pub(crate) fn with_turns(self, turn: usize, at_once: usize) -> Self {
+        Self { turn, at_once, ..self }
     }
 
     /// How many clients are connected.
@@ -230,57 +196,56 @@ impl Server {
         self.most
     }
 
+    /// The work that was done so far, in units of about a string that is received, a key that is looked up, or a KiB that
+    /// is copied.
+    pub fn work(&self) -> u64 {
+        self.work
+    }
+
     /// Bytes for a client. They stay until [`Input::Sent`] says that they were sent.
     pub fn unsent(&self, client: ClientId) -> &[u8] {
         self.clients.get(&client).map_or(&[], |client| client.unsent.as_slice())
     }
 
-    /// Whether more bytes of a client are wanted: not while it does not take its replies.
+    /// Whether more bytes of a client are wanted: not while it does not take its replies, nor while work is left on what
+    /// it has sent.
     pub fn wants(&self, client: ClientId) -> bool {
-        self.clients.get(&client).is_some_and(|client| !client.is_behind())
+        self.clients.get(&client).is_some_and(Client::is_wanted)
     }
 
-    /// When [`Input::Tick`] is due, if nothing else happens before.
+    /// When [`Input::Tick`] is due, if nothing else happens before. Zero while there is work left.
     pub fn wake_at(&self) -> Option<Duration> {
-        self.greetings.front().map(|(due, _)| *due)
+        match self.turns.is_empty() {
+            true => self.greetings.front().map(|(due, _)| *due),
+            false => Some(Duration::ZERO),
+        }
     }
 
     /// Takes one input. `now` never goes backwards.
     pub fn step(&mut self, input: Input<'_>, now: Duration) -> Vec<Output> {
         let mut outputs = Vec::new();
+        self.step += 1;
         match input {
             Input::Accepted(client) => self.accept(client, now, &mut outputs),
-            Input::Received(id, bytes) => {
-                if let Some(client) = self.clients.get_mut(&id) {
-                    client.decoder.buffer.extend(bytes);
-                    self.count(id);
-                    self.go_on(id, &mut outputs);
-                }
-            }
-            Input::Sent(id, count) => {
-                if let Some(client) = self.clients.get_mut(&id) {
-                    let was_behind = client.is_behind();
-                    client.unsent.skip(count);
-                    if was_behind {
-                        self.go_on(id, &mut outputs);
-                    } else {
-                        self.count(id);
-                    }
-                }
-            }
-            Input::Gone(client) => self.forget(client, &mut outputs),
-            Input::Tick => {}
+            Input::Received(id, bytes) => self.receive(id, bytes, &mut outputs),
+            Input::Sent(id, count) => self.sent(id, count),
+            Input::Gone(client) => self.part_with(client),
+            Input::Tick => self.tick(&mut outputs),
         }
         self.close_silent(now, &mut outputs);
         outputs
     }
 
     fn accept(&mut self, client: ClientId, now: Duration, outputs: &mut Vec<Output>) {
+        if self.ungreeted >= self.limits.ungreeted() || self.clients.len() >= self.limits.clients {
+            self.close_oldest_ungreeted(outputs);
+        }
         if self.clients.len() >= self.limits.clients {
             outputs.push(Output::Close(client, Rejection::Full { limit: self.limits.clients }));
             return;
         }
         self.clients.insert(client, Client::default());
+        self.ungreeted += 1;
         if self.greetings.len() > 2 * self.clients.len() + 64 {
             let clients = &self.clients;
             self.greetings.retain(|(_, id)| clients.get(id).is_some_and(|client| !client.is_greeted()));
@@ -292,38 +257,168 @@ impl Server {
         self.count(client);
     }
 
-    /// Serves what has arrived of a client.
-    fn go_on(&mut self, id: ClientId, outputs: &mut Vec<Output>) {
-        let outcome = self.serve(id, outputs);
-        self.count(id);
-        if let Err(rejection) = outcome.and_then(|()| self.make_room(id, 0, outputs)) {
-            self.close(id, rejection, outputs);
+    fn close_oldest_ungreeted(&mut self, outputs: &mut Vec<Output>) {
+        while let Some((_, id)) = self.greetings.pop_front() {
+            if self.clients.get(&id).is_some_and(|client| !client.is_greeted()) {
+                return self.close(id, Rejection::Crowded { limit: self.limits.ungreeted() }, outputs);
+            }
         }
     }
 
-    fn serve(&mut self, id: ClientId, outputs: &mut Vec<Output>) -> Result<(), Rejection> {
-        let mut replies = Vec::new();
+    fn receive(&mut self, id: ClientId, bytes: &[u8], outputs: &mut Vec<Output>) {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| !client.is_gone) else { return };
+        client.decoder.buffer.extend(bytes);
+        let waits_for_its_turn = client.place.is_queued();
+        self.count(id);
+        if waits_for_its_turn {
+            return;
+        }
+        let mut budget = Budget::at_once(self.at_once);
+        self.woken.clear();
+        if self.turn_of(id, &mut budget, outputs) {
+            self.add_turn(id);
+        }
+        let mut next = 0;
+        while !budget.is_spent()
+            && let Some(woken) = self.woken.get(next).copied()
+        {
+            next += 1;
+            self.take_turn(woken, &mut budget, outputs);
+        }
+        self.work += budget.spent() as u64;
+    }
+
+    /// Lets clients with work left have their turns.
+    fn tick(&mut self, outputs: &mut Vec<Output>) {
+        let mut budget = Budget::turn(self.turn);
+        self.woken.clear();
+        while !budget.is_spent()
+            && let Some(id) = self.turns.first()
+            && self.take_turn(id, &mut budget, outputs)
+        {}
+        self.work += budget.spent() as u64;
+    }
+
+    /// Lets a client in the queue have its turn; says whether the budget has allowed that.
+    fn take_turn(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
+        let Some(client) = self.clients.get_mut(&id).filter(|client| client.place.is_queued()) else {
+            return true;
+        };
+        let since = self.turns.begin(id, &mut client.place);
+        let spent = budget.spent();
+        let is_left = self.turn_of(id, budget, outputs);
+        let work = budget.spent() - spent;
+        let Some(client) = self.clients.get_mut(&id) else { return true };
+        self.turns.end(id, &mut client.place, work, is_left, since);
+        if client.is_wanted() && since < Some(self.step) {
+            outputs.push(Output::Read(id));
+        }
+        work > 0 || !is_left
+    }
+
+    fn sent(&mut self, id: ClientId, count: usize) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        let was_behind = client.is_behind();
+        client.unsent.skip(count);
+        if was_behind && !client.is_behind() {
+            self.add_turn(id);
+        }
+        self.count(id);
+    }
+
+    /// Serves a client as far as the budget allows; says whether work is left.
+    fn turn_of(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
+        let outcome = self.serve(id, budget, outputs);
+        self.count(id);
+        let outcome = outcome.and_then(|is_left| self.make_room(id, 0, outputs).map(|()| is_left));
+        outcome.unwrap_or_else(|rejection| {
+            self.close(id, rejection, outputs);
+            false
+        })
+    }
+
+    fn serve(
+        &mut self,
+        id: ClientId,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<bool, Rejection> {
         while let Some(client) = self.clients.get_mut(&id)
             && !client.is_behind()
         {
+            if client.is_gone {
+                budget.spend(self.forget(id));
+                break;
+            }
             if !client.is_greeted() {
                 match client.greet(id, self.secret.as_ref())? {
                     Greeted::Not => break,
-                    Greeted::Answered => outputs.push(Output::Send(id)),
+                    Greeted::Answered => send(id, outputs),
                     Greeted::Silently => {}
                 }
+                budget.spend(WAKE);
+                self.ungreeted -= usize::from(client.is_greeted());
                 continue;
             }
-            let Some(request) = client.decoder.next(&self.limits.sizes)? else { break };
-            // What a reply has in all places: its strings, and its bytes in a buffer that may have to grow.
-            let (strings, bytes) = self.table.reply_size(&request);
-            let reply = strings * PART + bytes + client.unsent.growth(bytes.max(SMALL));
-            self.make_room(id, self.table.growth(&request) + reply, outputs)?;
-            let served = self.table.apply(id, request, &mut replies);
-            self.send(&mut replies, outputs);
-            served?;
+            if self.table.is_woken(id) && !self.resume(id, budget, outputs) {
+                return Ok(true);
+            }
+            let Some(client) = self.clients.get_mut(&id) else { break };
+            let task = match client.task.take() {
+                Some(task) => task,
+                None => match client.decoder.next(&self.limits.sizes, budget)? {
+                    Decoded::Request(request, memory) => Task::of(request, memory),
+                    Decoded::Entries(strings, memory) => Task::of_entries(strings, memory),
+                    Decoded::Incomplete => break,
+                    Decoded::Unfinished => return Ok(true),
+                },
+            };
+            client.task_memory = task.memory();
+            let request = task.request;
+            let progress = self.work_on(id, task.work, budget, outputs)?;
+            let Some(client) = self.clients.get_mut(&id) else { break };
+            let (work, is_unfinished) = match progress {
+                Progress::Done => {
+                    client.task_memory = 0;
+                    continue;
+                }
+                Progress::Piece(work) => (work, false),
+                Progress::Unfinished(work) => (work, true),
+            };
+            let task = Task { work, request };
+            client.task_memory = task.memory();
+            client.task = Some(task);
+            self.count(id);
+            if is_unfinished {
+                return Ok(true);
+            }
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Goes on with the wait of a client that was woken; says whether the budget has allowed that.
+    fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
+        let mut woken = Vec::new();
+        let resumed = self.table.resume(id, budget, &mut woken);
+        self.wake(id, &woken);
+        if resumed == Resumed::Over {
+            self.reply(id, &Reply::Status(0), outputs);
+        }
+        resumed != Resumed::Unfinished
+    }
+
+    /// Lets clients whose waits may be over have their turns, but for the one that has its turn now.
+    fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
+        for id in woken.iter().filter(|id| **id != current) {
+            self.add_turn(*id);
+            self.woken.push(*id);
+        }
+    }
+
+    fn add_turn(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            self.turns.add(id, &mut client.place, self.step);
+        }
     }
 
     /// Makes room for `more` bytes of a client by closing the connections that hold most.
@@ -337,7 +432,11 @@ impl Server {
             let others = self.clients.iter().filter(|(other, _)| **other != id);
             match others.map(|(other, client)| (client.memory, *other)).max() {
                 Some((most, other)) if most > held => {
-                    self.close(other, Rejection::Memory { held: most, limit }, outputs);
+                    let is_gone = self.clients.get(&other).is_some_and(|client| client.is_gone);
+                    if !is_gone {
+                        outputs.push(Output::Close(other, Rejection::Memory { held: most, limit }));
+                    }
+                    self.forget(other);
                 }
                 _ => return Err(Rejection::Memory { held, limit }),
             }
@@ -349,26 +448,43 @@ impl Server {
     /// Counts what a client holds.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        let buffers = client.decoder.memory() + client.unsent.memory();
-        let memory = CLIENT + buffers + self.table.wait_memory(id);
+        let memory = CLIENT + client.buffers() + self.table.wait_memory(id);
         self.held = self.held - client.memory + memory;
         client.memory = memory;
     }
 
     fn close(&mut self, client: ClientId, rejection: Rejection, outputs: &mut Vec<Output>) {
         outputs.push(Output::Close(client, rejection));
-        self.forget(client, outputs);
+        self.part_with(client);
     }
 
-    fn forget(&mut self, id: ClientId, outputs: &mut Vec<Output>) {
-        let Some(client) = self.clients.remove(&id) else { return };
+    /// Forgets a client whose connection has ended: in its turn, if it held much.
+    fn part_with(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if client.strings() + self.table.wait_strings(id) > MANY {
+            client.is_gone = true;
+            client.unsent = Buffer::default();
+            self.add_turn(id);
+            self.count(id);
+        } else {
+            self.forget(id);
+        }
+    }
+
+    /// Forgets a client. Returns how much work that was, in units.
+    fn forget(&mut self, id: ClientId) -> usize {
+        let wait = self.table.wait_strings(id);
+        let Some(mut client) = self.clients.remove(&id) else { return 0 };
+        self.turns.remove(id, &mut client.place);
         self.held -= client.memory;
+        self.ungreeted -= usize::from(!client.is_greeted());
         if is_sparse(self.clients.capacity(), self.clients.len()) {
             self.clients.shrink_to(self.clients.len() * 2);
         }
-        let mut replies = Vec::new();
-        self.table.leave(id, &mut replies);
-        self.send(&mut replies, outputs);
+        let mut woken = Vec::new();
+        self.table.remove(id, &mut woken);
+        self.wake(id, &woken);
+        1 + dropping(client.strings() + wait)
     }
 
     fn close_silent(&mut self, now: Duration, outputs: &mut Vec<Output>) {
@@ -380,70 +496,6 @@ impl Server {
             self.greetings.pop_front();
             if silent {
                 self.close(id, Rejection::Silent { waited: self.limits.greeting }, outputs);
-            }
-        }
-    }
-
-    /// Turns replies into bytes, and asks once for each client in a row that they be sent.
-    fn send(&mut self, replies: &mut Vec<(ClientId, Reply)>, outputs: &mut Vec<Output>) {
-        for (to, reply) in replies.drain(..) {
-            let Some(client) = self.clients.get_mut(&to) else { continue };
-            reply.encode(client.unsent.end());
-            self.count(to);
-            if outputs.last() != Some(&Output::Send(to)) {
-                outputs.push(Output::Send(to));
-            }
-        }
-    }
-}
-
-/// What has come of a part of the greeting.
-enum Greeted {
-    /// It is not whole.
-    Not,
-    /// There is an answer to send.
-    Answered,
-    Silently,
-}
-
-impl Client {
-    /// Takes the next part of the greeting, once it is whole; a wrong byte is seen when it comes.
-    fn greet(&mut self, id: ClientId, secret: Option<&(Secret, Block)>) -> Result<Greeted, Rejection> {
-        let buffer = &mut self.decoder.buffer;
-        if let (Greeting::Proof(client), Some((secret, seed))) = (&self.greeting, secret) {
-            let Some(proof) = buffer.array::<32>() else { return Ok(Greeted::Not) };
-            let own = secret::block(seed, id);
-            if !secret.is_client_proof(&proof, client, &own) {
-                return Err(Rejection::WrongSecret);
-            }
-            self.unsent.extend(&[1]);
-            self.unsent.extend(&secret.server_proof(client, &own));
-            self.greeting = Greeting::Done;
-            return Ok(Greeted::Answered);
-        }
-        let first = buffer.as_slice();
-        let is = |magic: u32| {
-            let [a, b, c, d] = magic.to_le_bytes();
-            first.iter().zip([kind::VALIDATE, a, b, c, d]).all(|(byte, expected)| *byte == expected)
-        };
-        let whole = first.len() >= 5;
-        match (secret, is(MAGIC), is(secret::MAGIC)) {
-            (_, false, false) => Err(Rejection::Foreign { first: first[..first.len().min(5)].to_vec() }),
-            _ if !whole => Ok(Greeted::Not),
-            (Some(_), true, _) => Err(Rejection::NoSecret),
-            (None, _, true) => Err(Rejection::NotKept),
-            (None, true, _) => {
-                buffer.skip(5);
-                self.greeting = Greeting::Done;
-                Ok(Greeted::Silently)
-            }
-            (Some((_, seed)), ..) => {
-                let Some(client) = first[5..].first_chunk().copied() else { return Ok(Greeted::Not) };
-                buffer.skip(5 + client.len());
-                self.unsent.extend(&[1]);
-                self.unsent.extend(&secret::block(seed, id));
-                self.greeting = Greeting::Proof(client);
-                Ok(Greeted::Answered)
             }
         }
     }

@@ -1,75 +1,68 @@
-//! What a store holds, and who waits for it.
+//! What a store holds, and what requests do to it.
 //!
 //! Rules that clients of PyTorch's store rely on: a key is there when it has a value or a queue of its name is
 //! not empty; a value wakes everybody who waits for its key; an element of a queue wakes one, the one that has
 //! waited longest. That one may not take it (its process may die): then the next is woken.
+//!
+//! No operation takes longer because there are many keys, elements or clients: all maps are trees, and queues are lists.
+//! (A hash table or a vector that grows moves all that it holds, in one step.)
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, LinkedList};
 
 use super::{
-    memory::{ALLOCATION, ENTRY, PART, is_sparse},
-    request::{Limits, Part, Refusal, Reply, Request},
+    budget::{Budget, copying},
+    clients::ClientId,
+    memory::{ELEMENT, ENTRY},
+    number::Number,
+    request::{Key, Limits, Part, Refusal, Reply, Request},
+    waits::{Resumed, Waits},
 };
-
-/// A client, as the caller numbers them. A number is not used again.
-pub type ClientId = u64;
-
-type Key = Vec<u8>;
 
 /// The longest decimal number.
 const DIGITS: usize = "-9223372036854775808".len();
 
 /// Keys, queues and waiting clients.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Table {
     limits: Limits,
-    values: HashMap<Key, Vec<u8>>,
-    queues: HashMap<Key, VecDeque<Vec<u8>>>,
+    values: BTreeMap<Key, Vec<u8>>,
+    queues: BTreeMap<Key, LinkedList<Vec<u8>>>,
     /// What keys, values and queues take, in bytes.
     memory: usize,
-    waits: BTreeMap<ClientId, Wait>,
-    /// The waiting clients by the one key at which each stands, in order of arrival.
-    lines: HashMap<Key, VecDeque<ClientId>>,
-    /// Clients that a queue's element has woken and that have asked for nothing since.
-    called: BTreeMap<ClientId, Key>,
+    waits: Waits,
 }
 
-/// What a client waits for.
-#[derive(Debug)]
-enum Wait {
-    /// All keys; it stands at the one with this index, which is absent.
-    Keys(Vec<Key>, usize),
-    /// The number under a key.
-    Count(Key, i64),
-}
-
-impl Wait {
-    /// The memory of its keys, and of the one in whose line it stands.
-    fn memory(&self) -> usize {
-        let (all, longest) = match self {
-            Wait::Keys(keys, _) => (
-                keys.iter().map(|key| PART + key.len()).sum(),
-                keys.iter().map(Vec::len).max().unwrap_or_default(),
-            ),
-            Wait::Count(key, _) => (PART + key.len(), key.len()),
-        };
-        ENTRY + all + longest
+/// Without keys and values: ranks publish tokens there.
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table")
+            .field("keys", &self.values.len())
+            .field("queues", &self.queues.len())
+            .field("memory", &self.memory)
+            .finish_non_exhaustive()
     }
 }
 
-/// The memory of a key and its value.
-fn entry(key: &[u8], value: usize) -> usize {
-    ENTRY + key.len() + value
+/// The memory of a key and its value, which has this capacity.
+fn entry(key: &[u8], capacity: usize) -> usize {
+    ENTRY + key.len() + capacity
 }
 
-/// The memory of a queue's element, but for its place.
+/// The memory of a queue's element.
 fn element(value: &[u8]) -> usize {
-    ALLOCATION + value.len()
+    ELEMENT + value.len()
 }
 
-/// The memory of an empty queue of a name, with room for elements.
-fn queue(key: &[u8], room: usize) -> usize {
-    ENTRY + key.len() + room * size_of::<Vec<u8>>()
+/// The memory of an empty queue of a name.
+fn queue(key: &[u8]) -> usize {
+    ENTRY + key.len()
+}
+
+/// The capacity that a value has after `more` bytes are appended: a quarter more than it needs where it has to grow, so
+/// that its bytes are copied a few times in its life and not once for each that is appended.
+fn capacity_with(held: &Vec<u8>, more: usize) -> usize {
+    let needed = held.len() + more;
+    if needed <= held.capacity() { held.capacity() } else { needed + needed / 4 }
 }
 
 impl Table {
@@ -85,10 +78,11 @@ impl Table {
 
     /// Whether `client` waits.
     pub fn is_waiting(&self, client: ClientId) -> bool {
-        self.waits.contains_key(&client)
+        self.waits.is_waiting(client)
     }
 
-    /// Serves one request. Appends to `replies` what is now answered, to `client` and to clients that waited.
+    /// Serves one request, whatever work it is. Appends to `replies` what is now answered, to `client` and to clients
+    /// that waited.
     ///
     /// # Errors
     /// A [`Refusal`]; then nothing has changed.
@@ -99,119 +93,152 @@ impl Table {
         replies: &mut Vec<(ClientId, Reply)>,
     ) -> Result<(), Refusal> {
         self.limits.check(&request)?;
-        let growth = self.growth(&request);
-        if growth > 0 {
-            self.limits.part(Part::Store, &[], self.memory + growth, self.limits.store_bytes)?;
-        }
-        if matches!(request, Request::MultiGet { .. } | Request::ListKeys) {
-            let (_, bytes) = self.reply_size(&request);
-            self.limits.part(Part::Reply, &[], bytes, self.limits.request_bytes)?;
-        }
-        let called = match request {
-            Request::Ping { .. } => None,
-            _ => self.called.remove(&client),
-        };
-        let outcome = self.serve(client, request, replies);
-        if let Some(queue) = called {
-            self.call_next(&queue, replies);
-        }
-        outcome
-    }
-
-    fn serve(
-        &mut self,
-        client: ClientId,
-        request: Request,
-        replies: &mut Vec<(ClientId, Reply)>,
-    ) -> Result<(), Refusal> {
-        let reply = match request {
-            Request::Set { key, value } => {
-                self.put(key, value, replies);
-                return Ok(());
-            }
-            Request::MultiSet { entries } => {
-                for (key, value) in entries {
-                    self.put(key, value, replies);
-                }
-                return Ok(());
-            }
-            Request::Append { key, value } => {
-                let held = self.values.get_mut(&key);
-                let length = held.as_ref().map_or(0, |held| held.len()) + value.len();
-                self.limits.value(&key, length)?;
-                let Some(held) = held else {
-                    self.put(key, value, replies);
-                    return Ok(());
-                };
-                held.reserve_exact(value.len());
-                held.extend_from_slice(&value);
-                self.memory += value.len();
-                self.wake(&key, replies);
-                return Ok(());
-            }
-            Request::CompareSet { key, expected, new } => match self.values.get(&key) {
-                Some(held) if *held != expected => Reply::Bytes(held.clone()),
-                None if !expected.is_empty() => Reply::Bytes(expected),
-                _ => {
-                    self.put(key, new.clone(), replies);
-                    Reply::Bytes(new)
-                }
-            },
-            Request::Get { key } => Reply::Bytes(self.values.get(&key).cloned().unwrap_or_default()),
-            Request::Add { key, delta } => Reply::Integer(self.add(key, delta, replies)?),
-            Request::Check { keys } => Reply::Status(keys.iter().any(|key| !self.is_there(key)).into()),
-            Request::Wait { keys } => return self.wait(client, Wait::Keys(keys, 0), replies),
-            Request::Barrier { key, world } => {
-                if self.waits.contains_key(&client) {
-                    return Err(Refusal::AlreadyWaiting);
-                }
-                self.add(key.clone(), 1, replies)?;
-                return self.wait(client, Wait::Count(key, world), replies);
-            }
-            Request::CancelWait => {
-                self.stop_waiting(client);
-                Reply::Status(1)
-            }
-            Request::NumKeys => Reply::Integer(self.values.len() as i64),
-            Request::Delete { key } => {
-                let removed = self.values.remove(&key);
-                self.memory -= removed.as_ref().map_or(0, |value| entry(&key, value.len()));
-                if is_sparse(self.values.capacity(), self.values.len()) {
-                    self.values.shrink_to(self.values.len() * 2);
-                }
-                Reply::Integer(removed.is_some().into())
-            }
-            Request::MultiGet { keys } => Reply::Values(
-                keys.iter().map(|key| self.values.get(key).cloned().unwrap_or_default()).collect(),
-            ),
-            Request::Ping { nonce } => Reply::Nonce(nonce),
-            Request::QueuePush { key, value } => {
-                let there = self.queues.get(&key).map_or(0, |elements| queue(&key, elements.capacity()));
-                let elements = self.queues.entry(key.clone()).or_default();
-                self.memory += element(&value);
-                elements.push_back(value);
-                self.memory += queue(&key, elements.capacity()) - there;
-                self.call_next(&key, replies);
-                return Ok(());
-            }
-            Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
-            Request::QueueLen { key } => Reply::Integer(self.queue_len(&key) as i64),
-            Request::ListKeys => {
-                let mut keys: Vec<_> = self.values.keys().cloned().collect();
-                // The order of the map differs from run to run.
-                keys.sort_unstable();
-                Reply::Keys(keys)
-            }
-        };
-        replies.push((client, reply));
+        let mut woken = Vec::new();
+        let reply = self.serve(client, request, &mut woken)?;
+        self.resume_all(woken, replies);
+        replies.extend(reply.map(|reply| (client, reply)));
         Ok(())
     }
 
     /// Forgets a client that has gone: its wait, and a queue's element that it was woken for.
     pub fn leave(&mut self, client: ClientId, replies: &mut Vec<(ClientId, Reply)>) {
-        self.stop_waiting(client);
-        if let Some(queue) = self.called.remove(&client) {
-            self.call_next(&queue, replies);
+        let mut woken = Vec::new();
+        self.remove(client, &mut woken);
+        self.resume_all(woken, replies);
+    }
+
+    fn resume_all(&mut self, mut woken: Vec<ClientId>, replies: &mut Vec<(ClientId, Reply)>) {
+        let mut next = 0;
+        while let Some(client) = woken.get(next).copied() {
+            next += 1;
+            if self.resume(client, &mut Budget::unlimited(), &mut woken) == Resumed::Over {
+                replies.push((client, Reply::Status(0)));
+            }
+        }
+    }
+
+    /// Serves one request within the limits on requests. Appends to `woken` the clients to [resume](Self::resume).
+    pub(super) fn serve(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        woken: &mut Vec<ClientId>,
+    ) -> Result<Option<Reply>, Refusal> {
+        self.check_growth(self.growth(&request))?;
+        let is_ping = matches!(request, Request::Ping { .. });
+        let outcome = self.perform(client, request, woken);
+        if !is_ping {
+            self.release(client, woken);
+        }
+        outcome
+    }
+
+    /// Checks that the table may become so much larger.
+    pub(super) fn check_growth(&self, growth: usize) -> Result<(), Refusal> {
+        match growth {
+            0 => Ok(()),
+            _ => self.limits.part(Part::Store, &[], self.memory + growth, self.limits.store_bytes),
+        }
+    }
+
+    fn perform(
+        &mut self,
+        client: ClientId,
+        request: Request,
+        woken: &mut Vec<ClientId>,
+    ) -> Result<Option<Reply>, Refusal> {
+        Ok(Some(match request {
+            Request::Set { key, value } => {
+                self.put(key, value, woken);
+                return Ok(None);
+            }
+            Request::MultiSet { entries } => {
+                entries.into_iter().for_each(|(key, value)| self.put(key, value, woken));
+                return Ok(None);
+            }
+            Request::Append { key, value } => {
+                self.append(key, value, woken)?;
+                return Ok(None);
+            }
+            Request::CompareSet { key, expected, new } => match self.values.get(&key) {
+                Some(held) if *held != expected => Reply::Bytes(held.clone()),
+                None if !expected.is_empty() => Reply::Bytes(expected),
+                _ => {
+                    self.put(key, new.clone(), woken);
+                    Reply::Bytes(new)
+                }
+            },
+            Request::Get { key } => Reply::Bytes(self.value(&key).unwrap_or_default().to_vec()),
+            Request::Add { key, delta } => Reply::Integer(self.add(key, delta, woken)?),
+            Request::Check { keys } => Reply::Status(keys.iter().any(|key| !self.is_there(key)).into()),
+            Request::Wait { keys } => {
+                self.waits.wait_for_keys(client, keys)?;
+                woken.push(client);
+                return Ok(None);
+            }
+            Request::Barrier { key, world } => return self.barrier(client, key, world, woken),
+            Request::CancelWait => {
+                self.waits.stop(client);
+                Reply::Status(1)
+            }
+            Request::NumKeys => Reply::Integer(self.values.len() as i64),
+            Request::Delete { key } => {
+                let removed = self.values.remove(&key);
+                self.memory -= removed.as_ref().map_or(0, |value| entry(&key, value.capacity()));
+                Reply::Integer(removed.is_some().into())
+            }
+            Request::MultiGet { keys } => {
+                let bytes = keys.iter().map(|key| self.value_size(key)).sum();
+                self.limits.part(Part::Reply, &[], bytes, self.limits.request_bytes)?;
+                Reply::Values(keys.iter().map(|key| self.value(key).unwrap_or_default().to_vec()).collect())
+            }
+            Request::Ping { nonce } => Reply::Nonce(nonce),
+            Request::QueuePush { key, value } => {
+                self.push(key, value, woken);
+                return Ok(None);
+            }
+            Request::QueuePop { key } => Reply::Popped(self.pop(&key)),
+            Request::QueueLen { key } => Reply::Integer(self.queue_len(&key) as i64),
+            Request::ListKeys => {
+                let bytes = self.values.keys().map(|key| size_of::<u64>() + key.len()).sum::<usize>();
+                self.limits.part(Part::Reply, &[], bytes + size_of::<u64>(), self.limits.request_bytes)?;
+                Reply::Keys(self.values.keys().cloned().collect())
+            }
+        }))
+    }
+
+    /// Goes on with the wait of a client that was woken. One that is [over](Resumed::Over) is to be answered.
+    pub(super) fn resume(
+        &mut self,
+        client: ClientId,
+        budget: &mut Budget,
+        woken: &mut Vec<ClientId>,
+    ) -> Resumed {
+        let Self { values, queues, waits, .. } = self;
+        let is_there = |key: &[u8]| values.contains_key(key) || queues.contains_key(key);
+        let resumed = waits.resume(client, is_there, budget);
+        if resumed == Resumed::Waits {
+            // It waits for another key as well: the element is for the next.
+            self.release(client, woken);
+        }
+        resumed
+    }
+
+    /// Whether the wait of `client` can be resumed.
+    pub(super) fn is_woken(&self, client: ClientId) -> bool {
+        self.waits.is_woken(client)
+    }
+
+    /// Forgets a client.
+    pub(super) fn remove(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
+        self.waits.stop(client);
+        self.release(client, woken);
+    }
+
+    /// Lets another have the element of a queue that `client` was woken for.
+    pub(super) fn release(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
+        if let Some(queue) = self.waits.release(client) {
+            self.waits.call(&queue, self.queue_len(&queue), woken);
         }
     }
 
@@ -223,66 +250,80 @@ impl Table {
 
     /// The memory that the wait of `client` takes, in bytes: it is no part of [`memory`](Self::memory).
     pub(super) fn wait_memory(&self, client: ClientId) -> usize {
-        let called = self.called.get(&client).map_or(0, |key| ALLOCATION + key.len());
-        called + self.waits.get(&client).map_or(0, Wait::memory)
+        self.waits.memory(client)
+    }
+
+    /// How many strings the wait of `client` has.
+    pub(super) fn wait_strings(&self, client: ClientId) -> usize {
+        self.waits.strings(client)
     }
 
     /// By how much the table may grow when it serves a request, in bytes; never less than it does.
     pub(super) fn growth(&self, request: &Request) -> usize {
-        let put = |key: &Key, value: usize| {
-            let held = self.values.get(key).map_or(0, |held| entry(key, held.len()));
-            entry(key, value).saturating_sub(held)
-        };
         match request {
             Request::Set { key, value } | Request::CompareSet { key, new: value, .. } => {
-                put(key, value.len())
+                self.put_growth(key, value.len())
             }
-            Request::MultiSet { entries } => entries.iter().map(|(key, value)| put(key, value.len())).sum(),
-            Request::Append { key, value } => match self.values.contains_key(key) {
-                true => value.len(),
-                false => entry(key, value.len()),
+            Request::MultiSet { entries } => {
+                entries.iter().map(|(key, value)| self.put_growth(key, value.len())).sum()
+            }
+            Request::Append { key, value } => match self.values.get(key) {
+                Some(held) => capacity_with(held, value.len()) - held.capacity(),
+                None => entry(key, value.len()),
             },
-            Request::Add { key, .. } | Request::Barrier { key, .. } => put(key, DIGITS),
+            Request::Add { key, .. } | Request::Barrier { key, .. } => self.put_growth(key, DIGITS),
             Request::QueuePush { key, value } => {
-                // A queue that is full doubles, and has four places at least.
-                let room = |elements: &VecDeque<_>| match elements.capacity() - elements.len() {
-                    0 => elements.len().max(4) * size_of::<Vec<u8>>(),
-                    _ => 0,
-                };
-                element(value) + self.queues.get(key).map_or_else(|| queue(key, 4), room)
+                element(value) + if self.queues.contains_key(key) { 0 } else { queue(key) }
             }
             _ => 0,
         }
     }
 
-    /// How many strings a reply has, and their bytes with the lengths before them; of one that is always small, nothing.
-    pub(super) fn reply_size(&self, request: &Request) -> (usize, usize) {
+    /// By how much the table grows when `key` is set to a value of so many bytes.
+    pub(super) fn put_growth(&self, key: &[u8], value: usize) -> usize {
+        let held = self.values.get(key).map_or(0, |held| entry(key, held.capacity()));
+        entry(key, value).saturating_sub(held)
+    }
+
+    /// How much work a request is, in units of a [`Budget`]. One for several keys is not asked for as a whole.
+    pub(super) fn work(&self, request: &Request) -> usize {
+        let held = |key: &Key| self.values.get(key).map_or(0, Vec::len);
+        let bytes = match request {
+            Request::Set { value, .. } | Request::QueuePush { value, .. } => value.len(),
+            Request::CompareSet { key, expected, new } => expected.len() + new.len() + held(key),
+            // The number is read.
+            Request::Get { key } | Request::Add { key, .. } | Request::Barrier { key, .. } => held(key),
+            Request::Append { key, value } => {
+                let moved = self.values.get(key).filter(|held| held.len() + value.len() > held.capacity());
+                value.len() + moved.map_or(0, Vec::len)
+            }
+            Request::QueuePop { key } => self.first(key).map_or(0, Vec::len),
+            _ => 0,
+        };
+        1 + copying(bytes)
+    }
+
+    /// The bytes of a reply to a request for one key with the lengths before them, or nothing if it is always small.
+    pub(super) fn reply_size(&self, request: &Request) -> usize {
         const LENGTH: usize = size_of::<u64>();
-        let value = |key: &Key| LENGTH + self.values.get(key).map_or(0, Vec::len);
         match request {
-            Request::Get { key } => (1, value(key)),
+            Request::Get { key } => self.value_size(key),
             Request::CompareSet { key, expected, new } => {
-                (1, value(key).max(LENGTH + expected.len().max(new.len())))
+                self.value_size(key).max(LENGTH + expected.len().max(new.len()))
             }
-            Request::MultiGet { keys } => (keys.len(), keys.iter().map(value).sum()),
-            Request::ListKeys => {
-                (self.values.len(), self.values.keys().map(|key| LENGTH + key.len()).sum::<usize>() + LENGTH)
-            }
-            Request::QueuePop { key } => {
-                let first = self.queues.get(key).and_then(VecDeque::front);
-                (1, LENGTH + LENGTH + first.map_or(0, Vec::len))
-            }
-            _ => (0, 0),
+            Request::QueuePop { key } => LENGTH + LENGTH + self.first(key).map_or(0, Vec::len),
+            _ => 0,
         }
+    }
+
+    /// The bytes of a value in a reply, with the length before it.
+    pub(super) fn value_size(&self, key: &[u8]) -> usize {
+        size_of::<u64>() + self.values.get(key).map_or(0, Vec::len)
     }
 
     /// Of the keys that `client` waits for, those that are absent.
     pub fn missing(&self, client: ClientId) -> Vec<Vec<u8>> {
-        match self.waits.get(&client) {
-            Some(Wait::Keys(keys, _)) => keys.iter().filter(|key| !self.is_there(key)).cloned().collect(),
-            Some(Wait::Count(key, _)) => vec![key.clone()],
-            None => Vec::new(),
-        }
+        self.waits.missing(client, |key| self.is_there(key))
     }
 
     /// Whether `key` has a value, or a queue of its name is not empty.
@@ -295,167 +336,102 @@ impl Table {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    fn queue_len(&self, key: &[u8]) -> usize {
-        self.queues.get(key).map_or(0, VecDeque::len)
+    /// The keys that have a value and lie beyond `after`, in order.
+    pub(super) fn keys_after(&self, after: Option<&Key>) -> impl Iterator<Item = &Key> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = after.map_or(Unbounded, Excluded);
+        self.values.range::<Key, _>((from, Unbounded)).map(|(key, _)| key)
     }
 
-    /// Sets a value and wakes those who waited for nothing else.
-    fn put(&mut self, key: Key, value: Vec<u8>, replies: &mut Vec<(ClientId, Reply)>) {
-        self.memory += entry(&key, value.len());
+    fn first(&self, queue: &[u8]) -> Option<&Vec<u8>> {
+        self.queues.get(queue).and_then(LinkedList::front)
+    }
+
+    fn queue_len(&self, key: &[u8]) -> usize {
+        self.queues.get(key).map_or(0, LinkedList::len)
+    }
+
+    /// Sets a value.
+    pub(super) fn put(&mut self, key: Key, mut value: Vec<u8>, woken: &mut Vec<ClientId>) {
+        // As was foretold.
+        value.shrink_to_fit();
+        self.waits.changed(&key, &value, false, woken);
+        self.memory += entry(&key, value.capacity());
         match self.values.get_mut(&key) {
             Some(held) => {
-                self.memory -= entry(&key, held.len());
+                self.memory -= entry(&key, held.capacity());
                 *held = value;
-                self.wake(&key, replies);
             }
-            None => {
-                let line = self.lines.remove(&key);
-                self.values.insert(key, value);
-                self.advance_all(line, replies);
-            }
+            None => drop(self.values.insert(key, value)),
         }
     }
 
-    /// Lets those in a key's line see that it has changed.
-    fn wake(&mut self, key: &[u8], replies: &mut Vec<(ClientId, Reply)>) {
-        if !self.lines.is_empty() {
-            let line = self.lines.remove(key);
-            self.advance_all(line, replies);
-        }
+    fn append(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) -> Result<(), Refusal> {
+        let Some(held) = self.values.get_mut(&key) else {
+            self.put(key, value, woken);
+            return Ok(());
+        };
+        self.limits.value(&key, held.len() + value.len())?;
+        let before = held.capacity();
+        held.reserve_exact(capacity_with(held, value.len()) - held.len());
+        held.extend_from_slice(&value);
+        self.memory += held.capacity() - before;
+        self.waits.changed(&key, &value, true, woken);
+        Ok(())
     }
 
-    fn advance_all(&mut self, line: Option<VecDeque<ClientId>>, replies: &mut Vec<(ClientId, Reply)>) {
-        for client in line.into_iter().flatten() {
-            if self.advance(client) {
-                replies.push((client, Reply::Status(0)));
-            }
-        }
-    }
-
-    fn add(&mut self, key: Key, delta: i64, replies: &mut Vec<(ClientId, Reply)>) -> Result<i64, Refusal> {
+    fn add(&mut self, key: Key, delta: i64, woken: &mut Vec<ClientId>) -> Result<i64, Refusal> {
         let held = self.values.get(&key).map(Vec::as_slice);
-        let sum = held.map_or(Some(0), leading_integer).and_then(|number| number.checked_add(delta));
+        let sum = held.map_or(Some(0), Number::of).and_then(|number| number.checked_add(delta));
         let Some(sum) = sum else {
             let value = held.unwrap_or_default();
             return Err(Refusal::NotANumber { value: value[..value.len().min(64)].to_vec(), key });
         };
-        self.put(key, sum.to_string().into_bytes(), replies);
+        self.put(key, sum.to_string().into_bytes(), woken);
         Ok(sum)
+    }
+
+    fn barrier(
+        &mut self,
+        client: ClientId,
+        key: Key,
+        world: i64,
+        woken: &mut Vec<ClientId>,
+    ) -> Result<Option<Reply>, Refusal> {
+        if self.waits.is_waiting(client) {
+            return Err(Refusal::AlreadyWaiting);
+        }
+        if self.add(key.clone(), 1, woken)? >= world {
+            return Ok(Some(Reply::Status(0)));
+        }
+        let value = self.values.get(&key).map(Vec::as_slice).unwrap_or_default();
+        self.waits.wait_for_count(client, &key, value, world)?;
+        Ok(None)
+    }
+
+    fn push(&mut self, key: Key, value: Vec<u8>, woken: &mut Vec<ClientId>) {
+        if !self.queues.contains_key(&key) {
+            self.memory += queue(&key);
+        }
+        self.memory += element(&value);
+        let elements = self.queues.entry(key.clone()).or_default();
+        elements.push_back(value);
+        self.waits.call(&key, elements.len(), woken);
     }
 
     /// An empty queue is no queue: `is_there` and the memory of the table rely on it.
     fn pop(&mut self, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let elements = self.queues.get_mut(key)?;
         let before = elements.len() as u64;
-        self.memory -= queue(key, elements.capacity());
         let value = elements.pop_front();
-        if is_sparse(elements.capacity(), elements.len()) {
-            elements.shrink_to(elements.len() * 2);
-        }
         if elements.is_empty() {
             self.queues.remove(key);
-            if is_sparse(self.queues.capacity(), self.queues.len()) {
-                self.queues.shrink_to(self.queues.len() * 2);
-            }
-        } else {
-            self.memory += queue(key, elements.capacity());
+            self.memory -= queue(key);
         }
         let value = value?;
         self.memory -= element(&value);
         Some((before, value))
     }
-
-    fn wait(
-        &mut self,
-        client: ClientId,
-        wait: Wait,
-        replies: &mut Vec<(ClientId, Reply)>,
-    ) -> Result<(), Refusal> {
-        if self.waits.contains_key(&client) {
-            return Err(Refusal::AlreadyWaiting);
-        }
-        self.waits.insert(client, wait);
-        if self.advance(client) {
-            replies.push((client, Reply::Status(0)));
-        }
-        Ok(())
-    }
-
-    /// Ends the wait of a client that stands in no line if all is there, else stands it in the next line.
-    fn advance(&mut self, client: ClientId) -> bool {
-        let stand_at = match self.waits.get(&client) {
-            None => return false,
-            Some(Wait::Keys(keys, from)) => {
-                // Keys come in any order and may be deleted meanwhile: all are looked at again, those not seen yet first.
-                let order = (*from..keys.len()).chain(0..*from);
-                order.into_iter().find(|&i| !self.is_there(&keys[i])).map(|i| (keys[i].clone(), i))
-            }
-            Some(Wait::Count(key, at_least)) => {
-                let count = self.values.get(key).and_then(|value| leading_integer(value));
-                (count < Some(*at_least)).then(|| (key.clone(), 0))
-            }
-        };
-        match stand_at {
-            None => {
-                self.waits.remove(&client);
-                true
-            }
-            Some((key, index)) => {
-                if let Some(Wait::Keys(_, from)) = self.waits.get_mut(&client) {
-                    *from = index;
-                }
-                self.lines.entry(key).or_default().push_back(client);
-                false
-            }
-        }
-    }
-
-    fn stop_waiting(&mut self, client: ClientId) {
-        let key = match self.waits.remove(&client) {
-            Some(Wait::Keys(mut keys, at)) => keys.swap_remove(at),
-            Some(Wait::Count(key, _)) => key,
-            None => return,
-        };
-        if let Some(line) = self.lines.get_mut(&key) {
-            line.retain(|other| *other != client);
-            if is_sparse(line.capacity(), line.len()) {
-                line.shrink_to(line.len() * 2);
-            }
-            if line.is_empty() {
-                self.lines.remove(&key);
-            }
-        }
-    }
-
-    /// Wakes as many of those who stand at a queue as it has elements for which nobody was woken.
-    fn call_next(&mut self, key: &[u8], replies: &mut Vec<(ClientId, Reply)>) {
-        let called = self.called.values().filter(|queue| *queue == key).count();
-        let mut elements = self.queue_len(key).saturating_sub(called);
-        let line = if elements > 0 { self.lines.remove(key) } else { None };
-        let mut staying = VecDeque::new();
-        for client in line.into_iter().flatten() {
-            if elements == 0 || matches!(self.waits.get(&client), Some(Wait::Count(..))) {
-                staying.push_back(client);
-            } else if self.advance(client) {
-                self.called.insert(client, key.to_vec());
-                replies.push((client, Reply::Status(0)));
-                elements -= 1;
-            }
-        }
-        if !staying.is_empty() {
-            // Nobody has joined this line meanwhile: with elements in the queue its key is there.
-            self.lines.insert(key.to_vec(), staying);
-        }
-    }
-}
-
-/// The integer at the start of a value, read as C's `strtoll` does.
-fn leading_integer(value: &[u8]) -> Option<i64> {
-    let blanks = value.iter().take_while(|byte| matches!(byte, b' ' | 9..=13)).count();
-    let text = &value[blanks..];
-    let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
-    let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&text[..sign + digits]).ok()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! bytes in any fragmentation, do each byte's work once, and check every length before they keep anything of it.
 
 use super::{
+    budget::{Budget, copying},
     memory::PART,
     request::{Limits, Part, Refusal, Reply, Request},
 };
@@ -100,7 +101,8 @@ impl Reply {
     }
 }
 
-fn string(out: &mut Vec<u8>, bytes: &[u8]) {
+/// Appends a string.
+pub(super) fn string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     out.extend_from_slice(bytes);
 }
@@ -117,7 +119,7 @@ fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
 }
 
 /// Bytes that have come in and not gone out: at its front they are taken, at its end they are added.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -129,6 +131,11 @@ impl Buffer {
 
     pub(super) fn extend(&mut self, bytes: &[u8]) {
         self.end().extend_from_slice(bytes);
+    }
+
+    /// Adds a string.
+    pub(super) fn string(&mut self, bytes: &[u8]) {
+        string(self.end(), bytes);
     }
 
     /// Where bytes are added.
@@ -179,7 +186,7 @@ impl Buffer {
 
 /// Strings that arrive one after the other, each behind its length. Each goes straight to its place, which is as large
 /// as its length says, so that no string is held twice.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Strings {
     whole: Vec<Vec<u8>>,
     /// The one that has begun to arrive, and its length.
@@ -189,19 +196,23 @@ struct Strings {
 }
 
 impl Strings {
-    /// Goes on until there are `count` strings or the buffer is empty; says whether there are. `check` gets the strings
-    /// before, the bytes of all with this one, and its length, before anything is kept of it.
+    /// Goes on until there are `count` strings, the buffer is empty or the budget is spent; says which. `check` gets the
+    /// strings before, the bytes of all with this one, and its length, before anything is kept of it.
     fn fill<E>(
         &mut self,
         buffer: &mut Buffer,
         count: usize,
+        budget: &mut Budget,
         check: impl Fn(&[Vec<u8>], usize, usize) -> Result<(), E>,
-    ) -> Result<bool, E> {
+    ) -> Result<Filled, E> {
         while self.whole.len() < count {
             let (mut string, length) = match self.begun.take() {
                 Some(begun) => begun,
+                None if budget.is_spent() => return Ok(Filled::Unfinished),
                 None => {
-                    let Some(length) = buffer.array().map(u64::from_le_bytes) else { return Ok(false) };
+                    let Some(length) = buffer.array().map(u64::from_le_bytes) else {
+                        return Ok(Filled::Incomplete);
+                    };
                     let length = usize::try_from(length).unwrap_or(usize::MAX);
                     let bytes = self.bytes.saturating_add(length);
                     check(&self.whole, bytes, length)?;
@@ -212,14 +223,15 @@ impl Strings {
             let there = buffer.as_slice();
             let there = &there[..there.len().min(length - string.len())];
             string.extend_from_slice(there);
+            budget.spend(1 + copying(there.len()));
             buffer.skip(there.len());
             if string.len() < length {
                 self.begun = Some((string, length));
-                return Ok(false);
+                return Ok(Filled::Incomplete);
             }
             self.whole.push(string);
         }
-        Ok(true)
+        Ok(Filled::Complete)
     }
 
     fn take(&mut self) -> Vec<Vec<u8>> {
@@ -232,6 +244,16 @@ impl Strings {
     }
 }
 
+/// How far the strings are that are expected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Filled {
+    Complete,
+    /// More bytes must arrive.
+    Incomplete,
+    /// The budget is spent.
+    Unfinished,
+}
+
 /// Why bytes are no request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Malformed {
@@ -242,14 +264,13 @@ pub(super) enum Malformed {
 }
 
 /// Takes requests out of a stream of bytes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct RequestDecoder {
     pub(super) buffer: Buffer,
     /// The request that has begun to arrive.
     begun: Option<Begun>,
 }
 
-#[derive(Debug)]
 struct Begun {
     kind: u8,
     shape: Shape,
@@ -286,13 +307,27 @@ impl Shape {
     }
 }
 
+/// What has come of the bytes that have arrived. Of what is whole, also the memory that it takes, in bytes.
+pub(super) enum Decoded {
+    /// A request, other than for `MultiSet`.
+    Request(Request, usize),
+    /// Keys and values of a `MultiSet` in turn.
+    Entries(Vec<Vec<u8>>, usize),
+    /// More bytes must arrive.
+    Incomplete,
+    /// The budget is spent.
+    Unfinished,
+}
+
 impl RequestDecoder {
     /// The next request, once it is whole.
-    pub(super) fn next(&mut self, limits: &Limits) -> Result<Option<Request>, Malformed> {
+    pub(super) fn next(&mut self, limits: &Limits, budget: &mut Budget) -> Result<Decoded, Malformed> {
         let begun = match &mut self.begun {
             Some(begun) => begun,
+            _ if budget.is_spent() => return Ok(Decoded::Unfinished),
             none => {
-                let Some([kind]) = self.buffer.array() else { return Ok(None) };
+                let Some([kind]) = self.buffer.array() else { return Ok(Decoded::Incomplete) };
+                budget.spend(1);
                 let shape = Shape::of(kind).ok_or(Malformed::Unknown(kind))?;
                 let expected = (!shape.list).then_some(shape.strings);
                 none.insert(Begun { kind, shape, expected, strings: Strings::default() })
@@ -301,32 +336,48 @@ impl RequestDecoder {
         let expected = match begun.expected {
             Some(expected) => expected,
             None => {
-                let Some(count) = self.buffer.array().map(u64::from_le_bytes) else { return Ok(None) };
+                let Some(count) = self.buffer.array().map(u64::from_le_bytes) else {
+                    return Ok(Decoded::Incomplete);
+                };
                 let count = usize::try_from(count).unwrap_or(usize::MAX);
                 limits.part(Part::Keys, &[], count, limits.keys_per_request)?;
                 *begun.expected.insert(count * begun.shape.strings)
             }
         };
         let stride = begun.shape.strings;
-        let complete = begun.strings.fill(&mut self.buffer, expected, |before, bytes, length| {
+        let filled = begun.strings.fill(&mut self.buffer, expected, budget, |before, bytes, length| {
             match before.get(before.len() - before.len() % stride) {
                 None => limits.part(Part::Key, &[], length, limits.key_bytes)?,
                 Some(key) => limits.value(key, length)?,
             }
             limits.part(Part::Request, &[], bytes, limits.request_bytes)
         })?;
-        if !complete {
-            return Ok(None);
+        match filled {
+            Filled::Complete => {}
+            Filled::Incomplete => return Ok(Decoded::Incomplete),
+            Filled::Unfinished => return Ok(Decoded::Unfinished),
         }
         let number = match begun.shape.number {
             0 => Some(0),
             4 => self.buffer.array().map(|bytes| u32::from_le_bytes(bytes).into()),
             _ => self.buffer.array().map(i64::from_le_bytes),
         };
-        let (Some(number), Some(whole)) = (number, self.begun.as_mut()) else { return Ok(None) };
-        let request = build(whole.kind, whole.strings.take(), number);
-        self.begun = None;
-        Ok(request)
+        let (Some(number), Some(mut whole)) = (number, self.begun.take_if(|_| number.is_some())) else {
+            return Ok(Decoded::Incomplete);
+        };
+        let memory = whole.strings.memory();
+        let strings = whole.strings.take();
+        if whole.kind == kind::MULTI_SET {
+            return Ok(Decoded::Entries(strings, memory));
+        }
+        let request = build(whole.kind, strings, number);
+        // A kind that has a shape can be built.
+        Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
+    }
+
+    /// How many strings it holds.
+    pub(super) fn strings(&self) -> usize {
+        self.begun.as_ref().map_or(0, |begun| begun.strings.whole.len())
     }
 
     /// The memory that it takes, in bytes.
@@ -335,7 +386,7 @@ impl RequestDecoder {
     }
 }
 
-/// Puts a request together; `strings` are as many as its shape says.
+/// Puts a request other than `MultiSet` together; `strings` are as many as its shape says.
 fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
     if matches!(kind, kind::CHECK | kind::WAIT | kind::MULTI_GET) {
         return Some(match kind {
@@ -345,13 +396,6 @@ fn build(kind: u8, strings: Vec<Vec<u8>>, number: i64) -> Option<Request> {
         });
     }
     let mut strings = strings.into_iter();
-    if kind == kind::MULTI_SET {
-        let mut entries = Vec::with_capacity(strings.len() / 2);
-        while let (Some(key), Some(value)) = (strings.next(), strings.next()) {
-            entries.push((key, value));
-        }
-        return Some(Request::MultiSet { entries });
-    }
     let mut next = || strings.next().unwrap_or_default();
     Some(match kind {
         kind::SET => Request::Set { key: next(), value: next() },
@@ -408,7 +452,7 @@ impl Expect {
 }
 
 /// Takes replies out of a stream of bytes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct ReplyDecoder {
     pub(super) buffer: Buffer,
     /// The number at the beginning of the reply that has begun to arrive.
@@ -426,8 +470,10 @@ impl ReplyDecoder {
             Expect::Integer => self.buffer.array().map(|bytes| Reply::Integer(i64::from_le_bytes(bytes))),
             Expect::Status => self.buffer.array().map(|[status]| Reply::Status(status)),
             Expect::Nonce => self.buffer.array().map(|bytes| Reply::Nonce(u32::from_le_bytes(bytes))),
-            Expect::Bytes => self.strings(1, limits)?.map(|mut value| Reply::Bytes(value.remove(0))),
-            Expect::Values(count) => self.strings(count, limits)?.map(Reply::Values),
+            Expect::Bytes => {
+                self.strings(1, limits.request_bytes, limits)?.map(|mut value| Reply::Bytes(value.remove(0)))
+            }
+            Expect::Values(count) => self.strings(count, limits.request_bytes, limits)?.map(Reply::Values),
             Expect::Keys => self.keys(limits)?.map(Reply::Keys),
             Expect::Popped => self.popped(limits)?,
         })
@@ -438,29 +484,40 @@ impl ReplyDecoder {
         self.number
     }
 
-    fn strings(&mut self, count: usize, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
+    /// The next strings, of `most` bytes together.
+    fn strings(
+        &mut self,
+        count: usize,
+        most: usize,
+        limits: &Limits,
+    ) -> Result<Option<Vec<Vec<u8>>>, String> {
         let each = limits.value_bytes.max(limits.key_bytes);
-        let complete = self.strings.fill(&mut self.buffer, count, |_, bytes, length| match length {
+        let unlimited = &mut Budget::unlimited();
+        let filled = self.strings.fill(&mut self.buffer, count, unlimited, |_, bytes, length| match length {
             _ if length > each => Err(format!("a string of {length} bytes (limit {each})")),
-            _ if bytes > limits.request_bytes => {
-                Err(format!("{bytes} bytes in one reply (limit {})", limits.request_bytes))
-            }
+            _ if bytes > most => Err(format!(
+                "{bytes} bytes in one reply, of which {most} are allowed (`request_bytes` of `TcpOptions::limits`)"
+            )),
             _ => Ok(()),
         })?;
-        if !complete {
+        if filled != Filled::Complete {
             return Ok(None);
         }
         self.number = None;
         Ok(Some(self.strings.take()))
     }
 
+    /// A list, whose length the other end alone decides: what keeping it costs is a part of the limit.
     fn keys(&mut self, limits: &Limits) -> Result<Option<Vec<Vec<u8>>>, String> {
         let Some(count) = self.number() else { return Ok(None) };
-        let most = limits.request_bytes as u64;
-        if count > most {
-            return Err(format!("a list of {count} keys (limit {most})"));
-        }
-        self.strings(count as usize, limits)
+        let (limit, memory) = (limits.request_bytes, count.saturating_mul(PART as u64));
+        let Some(most) = usize::try_from(memory).ok().and_then(|memory| limit.checked_sub(memory)) else {
+            return Err(format!(
+                "a list of {count} keys takes more than {memory} bytes of memory, of which {limit} are allowed \
+                 (`request_bytes` of `TcpOptions::limits`)"
+            ));
+        };
+        self.strings(count as usize, most, limits)
     }
 
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
@@ -473,7 +530,7 @@ impl ReplyDecoder {
             self.number = None;
             return Ok(Some(Reply::Popped(None)));
         }
-        let value = self.strings(1, limits)?;
+        let value = self.strings(1, limits.request_bytes, limits)?;
         Ok(value.map(|mut value| Reply::Popped(Some((before, value.remove(0))))))
     }
 }

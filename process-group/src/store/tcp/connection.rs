@@ -1,6 +1,7 @@
 //! The calling end: one connection, driven by the thread that calls.
 
 use std::{
+    fmt,
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream},
     time::{Duration, Instant},
@@ -16,7 +17,6 @@ use crate::store::{
 };
 
 /// A connection whose greeting is done.
-#[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
     machine: Client,
@@ -24,6 +24,16 @@ pub(super) struct Connection {
     received: Vec<u8>,
     /// How long a read of the socket takes at most, as it was set last.
     timeout: Option<Duration>,
+}
+
+/// Without what was received.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("stream", &self.stream)
+            .field("machine", &self.machine)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a connection could not be made or a call on it has failed.

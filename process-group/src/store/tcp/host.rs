@@ -134,6 +134,13 @@ const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const CLIENTS: ClientId = 2;
 
+/// Bytes that are read from a client or sent to it before others have their turns.
+const PIECE: usize = 64 << 10;
+
+/// Connections that are accepted before others have their turns: fewer than may be without a greeting, so that a client
+/// that greets at once is heard before newer connections need its place.
+const ACCEPTED: usize = 16;
+
 /// How long nobody is accepted after the system has refused that.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -193,7 +200,7 @@ impl Serving {
             clients: Clients::default(),
             next: CLIENTS,
             shared,
-            received: vec![0; 64 << 10],
+            received: vec![0; PIECE],
         })
     }
 
@@ -238,6 +245,9 @@ impl Serving {
 
     fn timeout(&self) -> Option<Timespec> {
         let due = self.paused_until.into_iter().chain(self.server.wake_at()).min()?;
+        if due <= self.now {
+            return Some(Timespec::default());
+        }
         let left = due.saturating_sub(self.started.elapsed());
         // Not rounded down: the timer would not be due yet.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
@@ -261,7 +271,7 @@ impl Serving {
     }
 
     fn accept(&mut self) {
-        loop {
+        for _ in 0..ACCEPTED {
             // It comes before any client: without it nobody can be turned away.
             self.spare = self.spare.take().or_else(spare);
             if self.spare.is_none() {
@@ -311,6 +321,14 @@ impl Serving {
         if !flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
             return;
         }
+        if !self.server.wants(id) {
+            match flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                // Nobody is there for the replies.
+                true => self.gone(id),
+                false => self.watch(id),
+            }
+            return;
+        }
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut received = std::mem::take(&mut self.received);
         match client.stream.read(&mut received) {
@@ -338,11 +356,10 @@ impl Serving {
             match output {
                 Output::Send(id) => {
                     let Some(sent) = self.send(id) else { continue };
-                    let next = self.server.step(sent, self.now);
-                    // What the client itself is answered now waits for its turn: others are ready too.
-                    outputs.extend(next.into_iter().filter(|next| *next != Output::Send(id)));
+                    outputs.extend(self.server.step(sent, self.now));
                     self.watch(id);
                 }
+                Output::Read(id) => self.watch(id),
                 Output::Close(id, why) => {
                     let Some(client) = self.clients.remove(&id) else { continue };
                     let words = why.last_words();
@@ -355,10 +372,11 @@ impl Serving {
         }
     }
 
-    /// Sends what a client takes now; what the machine has to know of that.
+    /// Sends a piece of what a client takes now; what the machine has to know of that.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
         let mut stream = &self.clients.get(&id)?.stream;
         let unsent = self.server.unsent(id);
+        let unsent = &unsent[..unsent.len().min(PIECE)];
         let mut sent = 0;
         while sent < unsent.len() {
             match stream.write(&unsent[sent..]) {

@@ -41,6 +41,10 @@ const WORKERS: &[u8] = b"init/";
 /// Connections that are kept for the next call.
 const KEPT: usize = 8;
 
+/// Between two attempts to connect: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(250);
+
 /// A store that one process hosts and others connect to. Clones are the same store; when the last of the
 /// hosting process is dropped, the store has died for everybody.
 ///
@@ -229,7 +233,7 @@ impl TcpStore {
 impl Inner {
     /// The first connection: there may be nobody yet who listens.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
-        let mut pause = Duration::from_millis(5);
+        let mut pause = FIRST_PAUSE;
         let mut attempts = 0;
         let mut last = None;
         let mut connection = loop {
@@ -262,7 +266,7 @@ impl Inner {
                 });
             }
             thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(250));
+            pause = (pause * 2).min(PAUSE);
         };
         self.count_workers(&mut connection, deadline)?;
         self.keep(connection);
@@ -311,6 +315,27 @@ impl Inner {
         Err(last)
     }
 
+    /// Opens another connection, trying until the deadline while the host turns this process away: it may have had no
+    /// place for the moment, or this process may have been too slow to greet.
+    fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
+        let mut pause = FIRST_PAUSE;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let source = match self.open(deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(Broken::TurnedAway(source)) => Arc::new(source),
+                Err(broken) => return Err(self.failed(operation, broken, deadline)),
+            };
+            if deadline.remaining() <= pause {
+                let (address, waited) = (self.address.clone(), deadline.waited());
+                return Err(StoreError::TurnedAway { address, attempts, waited, source });
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
+        }
+    }
+
     fn kept(&self) -> MutexGuard<'_, Vec<Connection>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -330,8 +355,8 @@ impl Inner {
     ) -> Result<Option<Reply>> {
         let kept = self.kept().pop();
         let time = deadline.remaining().max(GRACE).min(self.options.patience);
-        let opened = kept.map_or_else(|| self.open(Deadline::after(time)), Ok);
-        let mut connection = opened.map_err(|broken| self.failed(operation, broken, deadline))?;
+        let opened = kept.map_or_else(|| self.open_again(operation, Deadline::after(time)), Ok);
+        let mut connection = opened?;
         let call = call(&connection);
         let outcome = connection.call(call);
         match outcome {
@@ -421,9 +446,10 @@ impl Service for TcpStore {
         self.inner.options.limits.sizes.check(&request)?;
         let deadline = Deadline::after(self.inner.options.patience);
         Ok(match self.inner.run(&operation, deadline, |_| Call::Now(request))? {
-            Some(Reply::Keys(keys)) => {
-                let users = keys.into_iter().filter_map(|key| Some(key.strip_prefix(&[USER])?.to_vec()));
-                Some(Reply::Keys(users.collect()))
+            Some(Reply::Keys(mut keys)) => {
+                keys.retain(|key| key.first() == Some(&USER));
+                keys.iter_mut().for_each(|key| *key = key.split_off(1));
+                Some(Reply::Keys(keys))
             }
             reply => reply,
         })

@@ -1,0 +1,109 @@
+//! The integer at the start of a value.
+
+/// The integer at the start of bytes that arrive in pieces, read as C's `strtoll` does: blanks, a sign, digits. Each
+/// byte is read once, and none after the number's end.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Number {
+    part: Part,
+    negative: bool,
+    /// The negated sum of the digits, which has room for the least number too; `None` before the first digit.
+    sum: Option<i64>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Part {
+    #[default]
+    Blanks,
+    Digits,
+    /// What follows changes nothing.
+    End,
+    /// The number has more than 64 bits.
+    TooLarge,
+}
+
+impl Number {
+    /// The integer at the start of `value`.
+    pub(super) fn of(value: &[u8]) -> Option<i64> {
+        let mut number = Self::default();
+        number.take(value);
+        number.value()
+    }
+
+    /// Takes the next bytes.
+    pub(super) fn take(&mut self, mut bytes: &[u8]) {
+        while let Some((&byte, rest)) = bytes.split_first() {
+            bytes = rest;
+            match (self.part, byte) {
+                (Part::End | Part::TooLarge, _) => return,
+                (Part::Blanks, b' ' | 9..=13) => bytes = beyond(byte, rest),
+                (Part::Blanks, b'+' | b'-') => {
+                    self.negative = byte == b'-';
+                    self.part = Part::Digits;
+                }
+                (Part::Blanks | Part::Digits, b'0'..=b'9') => {
+                    let shifted = self.sum.unwrap_or(0).checked_mul(10);
+                    self.sum = shifted.and_then(|sum| sum.checked_sub(i64::from(byte - b'0')));
+                    self.part = if self.sum.is_some() { Part::Digits } else { Part::TooLarge };
+                    if self.sum == Some(0) {
+                        bytes = beyond(b'0', rest);
+                    }
+                }
+                (Part::Blanks | Part::Digits, _) => self.part = Part::End,
+            }
+        }
+    }
+
+    /// The integer so far; `None` if there is no digit, or if it has more than 64 bits.
+    pub(super) fn value(&self) -> Option<i64> {
+        if self.negative { self.sum } else { self.sum?.checked_neg() }
+    }
+}
+
+/// What follows a run of one byte, but for a few of them: these alone can be millions in front of a number.
+fn beyond(byte: u8, bytes: &[u8]) -> &[u8] {
+    let run = [byte; 64];
+    let (pieces, _) = bytes.as_chunks();
+    &bytes[pieces.iter().take_while(|piece| **piece == run).count() * run.len()..]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// All at once, by the library's parser.
+    fn whole(value: &[u8]) -> Option<i64> {
+        let blanks = value.iter().take_while(|byte| matches!(byte, b' ' | 9..=13)).count();
+        let text = &value[blanks..];
+        let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
+        let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        std::str::from_utf8(&text[..sign + digits]).ok()?.parse().ok()
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_give_what_the_whole_gives(
+            value in "[ \\x09-\\x0d]{0,3} {0,100}[-+]?0{0,200}[0-9]{0,20}[-+a-z 0]{0,3}",
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let value = value.as_bytes();
+            let (first, second) = value.split_at(cut.index(value.len() + 1));
+            let mut number = Number::default();
+            number.take(first);
+            prop_assert_eq!(number.value(), whole(first));
+            number.take(second);
+            prop_assert_eq!(number.value(), whole(value));
+        }
+    }
+
+    #[test]
+    fn the_extremes_are_numbers() {
+        for number in [i64::MIN, -1, 0, 1, i64::MAX] {
+            assert_eq!(Number::of(number.to_string().as_bytes()), Some(number));
+        }
+        for text in ["9223372036854775808", "-9223372036854775809", "", "-", " +x", "1e", "\u{a0}1"] {
+            assert_eq!(Number::of(text.as_bytes()), whole(text.as_bytes()), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! How a server works on requests: piece by piece, each as one step between which others have their turns.
+
+use super::{
+    super::{
+        budget::{Budget, copying},
+        clients::ClientId,
+        memory::PART,
+        request::{Key, Part, Reply, Request},
+    },
+    Output, Server,
+    rejection::Rejection,
+    task::{Listing, Work},
+};
+
+/// Bytes that are enough for any reply without strings.
+const SMALL: usize = 16;
+
+/// How far a request has come.
+pub(super) enum Progress {
+    Done,
+    /// The next piece may follow.
+    Piece(Work),
+    /// The budget does not allow the next piece.
+    Unfinished(Work),
+}
+
+impl Server {
+    /// Does a piece of the work on a client's request.
+    pub(super) fn work_on(
+        &mut self,
+        id: ClientId,
+        work: Work,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<Progress, Rejection> {
+        match work {
+            Work::One(request) => self.serve_one(id, request, budget, outputs),
+            Work::Check(mut keys) => {
+                let count = keys.len().min(self.most_keys());
+                if !budget.allows(count) {
+                    return Ok(Progress::Unfinished(Work::Check(keys)));
+                }
+                budget.spend(count);
+                if !keys.by_ref().take(count).all(|key| self.table.is_there(&key)) {
+                    return Ok(self.answer(id, &Reply::Status(1), budget, outputs));
+                }
+                if keys.len() == 0 {
+                    return Ok(self.answer(id, &Reply::Status(0), budget, outputs));
+                }
+                Ok(Progress::Piece(Work::Check(keys)))
+            }
+            Work::Values(keys, made) => self.send_values(id, keys, made, budget, outputs),
+            Work::Entries(strings) => self.put_entries(id, strings, budget, outputs),
+            Work::Listing(listing) => self.list(id, listing, budget, outputs),
+        }
+    }
+
+    /// Keys of a piece.
+    fn most_keys(&self) -> usize {
+        (self.turn / 2).max(1)
+    }
+
+    fn serve_one(
+        &mut self,
+        id: ClientId,
+        request: Request,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<Progress, Rejection> {
+        let work = self.table.work(&request);
+        if !budget.allows(work) {
+            return Ok(Progress::Unfinished(Work::One(request)));
+        }
+        budget.spend(work);
+        // What a reply takes in all places: its string, and its bytes in a buffer that may have to grow.
+        let bytes = self.table.reply_size(&request);
+        let string = if bytes > 0 { PART + bytes } else { 0 };
+        let reply = string + self.unsent_growth(id, bytes.max(SMALL));
+        self.make_room(id, self.table.growth(&request) + reply, outputs)?;
+        let mut woken = Vec::new();
+        let reply = self.table.serve(id, request, &mut woken)?;
+        budget.spend(woken.len() / 4);
+        self.wake(id, &woken);
+        if let Some(reply) = reply {
+            self.reply(id, &reply, outputs);
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Answers a request that was served in pieces.
+    fn answer(
+        &mut self,
+        id: ClientId,
+        reply: &Reply,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Progress {
+        self.reply(id, reply, outputs);
+        self.finish(id, budget)
+    }
+
+    /// Ends a request that was served in pieces.
+    fn finish(&mut self, id: ClientId, budget: &mut Budget) -> Progress {
+        let mut woken = Vec::new();
+        self.table.release(id, &mut woken);
+        budget.spend(woken.len() / 4);
+        self.wake(id, &woken);
+        Progress::Done
+    }
+
+    fn send_values(
+        &mut self,
+        id: ClientId,
+        mut keys: std::vec::IntoIter<Key>,
+        made: usize,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<Progress, Rejection> {
+        // The longest beginning that is one piece.
+        let (mut count, mut work, mut bytes) = (0, 0, 0);
+        for key in keys.as_slice().iter().take(self.most_keys()) {
+            let size = self.table.value_size(key);
+            // It is looked up twice.
+            let more = 2 + copying(size);
+            if count > 0 && work + more > self.turn {
+                break;
+            }
+            (count, work, bytes) = (count + 1, work + more, bytes + size);
+        }
+        let limits = &self.limits.sizes;
+        limits.part(Part::Reply, &[], made + bytes, limits.request_bytes)?;
+        if !budget.allows(work) {
+            return Ok(Progress::Unfinished(Work::Values(keys, made)));
+        }
+        budget.spend(work);
+        self.make_room(id, self.unsent_growth(id, bytes), outputs)?;
+        if let Some(client) = self.clients.get_mut(&id).filter(|_| count > 0) {
+            for key in keys.by_ref().take(count) {
+                client.unsent.string(self.table.value(&key).unwrap_or_default());
+            }
+            send(id, outputs);
+        }
+        Ok(match keys.len() {
+            0 => self.finish(id, budget),
+            _ => Progress::Piece(Work::Values(keys, made + bytes)),
+        })
+    }
+
+    fn put_entries(
+        &mut self,
+        id: ClientId,
+        mut strings: std::vec::IntoIter<Vec<u8>>,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<Progress, Rejection> {
+        let count = strings.len().min(2 * self.most_keys());
+        if !budget.allows(count) {
+            return Ok(Progress::Unfinished(Work::Entries(strings)));
+        }
+        budget.spend(count);
+        let entries = strings.as_slice()[..count].chunks_exact(2);
+        let growth = entries.map(|entry| self.table.put_growth(&entry[0], entry[1].len())).sum();
+        self.table.check_growth(growth)?;
+        self.make_room(id, growth, outputs)?;
+        let mut woken = Vec::new();
+        for _ in 0..count / 2 {
+            if let (Some(key), Some(value)) = (strings.next(), strings.next()) {
+                self.table.put(key, value, &mut woken);
+            }
+        }
+        budget.spend(woken.len() / 4);
+        self.wake(id, &woken);
+        Ok(match strings.len() {
+            0 => self.finish(id, budget),
+            _ => Progress::Piece(Work::Entries(strings)),
+        })
+    }
+
+    fn list(
+        &mut self,
+        id: ClientId,
+        mut listing: Listing,
+        budget: &mut Budget,
+        outputs: &mut Vec<Output>,
+    ) -> Result<Progress, Rejection> {
+        if !listing.is_whole() {
+            let keys = listing.next(&self.table, self.most_keys());
+            if !budget.allows(keys.work()) {
+                return Ok(Progress::Unfinished(Work::Listing(listing)));
+            }
+            budget.spend(keys.work());
+            self.make_room(id, keys.memory(), outputs)?;
+            listing.gather(&self.table, &keys, &self.limits.sizes)?;
+            return Ok(Progress::Piece(Work::Listing(listing)));
+        }
+        let Some(piece) = listing.first() else { return Ok(self.finish(id, budget)) };
+        let (bytes, work) = (piece.len(), 1 + copying(piece.len()));
+        if !budget.allows(work) {
+            return Ok(Progress::Unfinished(Work::Listing(listing)));
+        }
+        budget.spend(work);
+        self.make_room(id, self.unsent_growth(id, bytes), outputs)?;
+        if let (Some(piece), Some(client)) = (listing.first(), self.clients.get_mut(&id)) {
+            client.unsent.extend(piece);
+            send(id, outputs);
+        }
+        listing.skip();
+        Ok(Progress::Piece(Work::Listing(listing)))
+    }
+
+    fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
+        self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
+    }
+
+    /// Turns a reply into bytes.
+    pub(super) fn reply(&mut self, id: ClientId, reply: &Reply, outputs: &mut Vec<Output>) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        reply.encode(client.unsent.end());
+        self.count(id);
+        send(id, outputs);
+    }
+}
+
+/// Asks once for each client in a row that its bytes be sent.
+pub(super) fn send(id: ClientId, outputs: &mut Vec<Output>) {
+    if outputs.last() != Some(&Output::Send(id)) {
+        outputs.push(Output::Send(id));
+    }
+}

@@ -1,0 +1,93 @@
+//! Why a server closes a connection.
+
+use std::time::Duration;
+
+use super::super::{request::Refusal, secret, wire::Malformed};
+
+/// Why a server closes a connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// The first bytes are not a store client's.
+    #[error("foreign traffic: the first bytes are {first:02x?}")]
+    Foreign {
+        /// The bytes, at most five.
+        first: Vec<u8>,
+    },
+    /// The greeting did not come in time.
+    #[error("no greeting within {waited:?}")]
+    Silent {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The greeting has not come, and newer connections need the place.
+    #[error("no greeting yet, and newer connections need the place: {limit} may be without one")]
+    Crowded {
+        /// How many connections may be without a greeting.
+        limit: usize,
+    },
+    /// As many clients are connected as are allowed.
+    #[error(
+        "{limit} clients are connected, and no more are allowed by the store's limit, or by the descriptors that its \
+         process may have (`ulimit -n`)"
+    )]
+    Full {
+        /// How many are allowed.
+        limit: usize,
+    },
+    /// The process has no descriptor left for the connection.
+    #[error(
+        "with {clients} clients connected, the store's process has no descriptor left for another (`ulimit -n`)"
+    )]
+    Descriptors {
+        /// How many clients are connected.
+        clients: usize,
+    },
+    /// There is not enough memory, and no connection holds more of it.
+    #[error(
+        "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
+         {held} bytes"
+    )]
+    Memory {
+        /// Bytes that it holds or needs: of requests that have arrived in part, its wait, and replies.
+        held: usize,
+        /// Bytes that the server may use.
+        limit: usize,
+    },
+    /// The client greeted as who has no secret does, PyTorch's among them, and the server has one.
+    #[error("a greeting without the secret that this store wants; PyTorch's clients cannot give one")]
+    NoSecret,
+    /// The client has a secret and the server has none.
+    #[error("a greeting with a secret, and this store has none")]
+    NotKept,
+    /// The client does not know the secret.
+    #[error("a wrong secret")]
+    WrongSecret,
+    /// A type byte that is no request, or a second greeting.
+    #[error("type byte {0} is no request")]
+    UnknownRequest(u8),
+    /// The request cannot be served.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+impl Rejection {
+    /// What the client is to be sent before its connection is closed: a client of ours then knows why.
+    pub fn last_words(&self) -> &'static [u8] {
+        const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
+        match self {
+            Self::NoSecret => &WANTED,
+            Self::NotKept | Self::WrongSecret => &[0],
+            _ => &[],
+        }
+    }
+}
+
+impl From<Malformed> for Rejection {
+    fn from(malformed: Malformed) -> Self {
+        match malformed {
+            Malformed::Unknown(kind) => Self::UnknownRequest(kind),
+            Malformed::Refused(refusal) => Self::Refused(refusal),
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Clients that wait, and what wakes them.
+//!
+//! A client that waits for keys stands in the line of one key that is absent. When that key comes, the client is woken:
+//! it leaves the line, and its wait is resumed in its own turn, where its other keys are looked at. So whoever sets a key
+//! does little for each client that waits for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    budget::{Budget, WAKE, dropping},
+    clients::ClientId,
+    memory::{ALLOCATION, ENTRY, PART},
+    number::Number,
+    request::{Key, Refusal},
+};
+
+/// Keys of a wait that ends exactly when all of them are there. A longer one looks at each key once, as PyTorch's server
+/// does: it ends when each has been there, and overlooks one that is deleted meanwhile.
+const EXACT: usize = 1024;
+
+/// All clients that wait.
+#[derive(Default)]
+pub(super) struct Waits {
+    waits: BTreeMap<ClientId, Wait>,
+    lines: BTreeMap<Key, Line>,
+    /// Clients that an element of a queue has woken, until they ask for something else or leave.
+    called: BTreeMap<ClientId, Key>,
+    /// How many of them, by queue.
+    calls: BTreeMap<Key, usize>,
+    /// How many waits have begun.
+    begun: u64,
+}
+
+struct Wait {
+    /// Its number among all: of two at one queue the lower one is woken first.
+    arrival: u64,
+    condition: Condition,
+    /// In no line: it may be over.
+    is_woken: bool,
+    memory: usize,
+}
+
+enum Condition {
+    /// All keys are there. While the client stands in a line, it is that of `keys[next]`; those before were there.
+    Keys { keys: Vec<Key>, next: usize },
+    /// The number under a key is no less than this.
+    Count { key: Key, least: i64 },
+}
+
+/// Who waits for one key.
+#[derive(Default)]
+struct Line {
+    /// For the key, by arrival.
+    keys: BTreeMap<u64, ClientId>,
+    /// For a number, by that.
+    counts: BTreeSet<(i64, ClientId)>,
+    /// The number under the key, followed while somebody waits for one.
+    number: Number,
+}
+
+/// What has become of a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Resumed {
+    /// The client does not wait, or nothing has changed for it.
+    Idle,
+    /// The budget is spent.
+    Unfinished,
+    /// A key is absent.
+    Waits,
+    Over,
+}
+
+impl Waits {
+    pub(super) fn is_waiting(&self, client: ClientId) -> bool {
+        self.waits.contains_key(&client)
+    }
+
+    /// Whether the wait of `client` can be resumed.
+    pub(super) fn is_woken(&self, client: ClientId) -> bool {
+        self.waits.get(&client).is_some_and(|wait| wait.is_woken)
+    }
+
+    /// Begins a wait for keys, to be resumed at once.
+    pub(super) fn wait_for_keys(&mut self, client: ClientId, keys: Vec<Key>) -> Result<(), Refusal> {
+        let bytes: usize = keys.iter().map(|key| PART + key.len()).sum();
+        let longest = keys.iter().map(Vec::len).max().unwrap_or_default();
+        self.begin(client, Condition::Keys { keys, next: 0 }, ENTRY + bytes + longest, true)
+    }
+
+    /// Begins a wait for the number under `key`, whose `value` is less.
+    pub(super) fn wait_for_count(
+        &mut self,
+        client: ClientId,
+        key: &[u8],
+        value: &[u8],
+        least: i64,
+    ) -> Result<(), Refusal> {
+        let condition = Condition::Count { key: key.to_vec(), least };
+        self.begin(client, condition, ENTRY + PART + 2 * key.len(), false)?;
+        let line = self.lines.entry(key.to_vec()).or_default();
+        if line.counts.is_empty() {
+            line.number = Number::default();
+            line.number.take(value);
+        }
+        line.counts.insert((least, client));
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        client: ClientId,
+        condition: Condition,
+        memory: usize,
+        is_woken: bool,
+    ) -> Result<(), Refusal> {
+        if self.is_waiting(client) {
+            return Err(Refusal::AlreadyWaiting);
+        }
+        self.begun += 1;
+        self.waits.insert(client, Wait { arrival: self.begun, condition, is_woken, memory });
+        Ok(())
+    }
+
+    /// Looks whether the wait of a woken client is over; otherwise puts the client in the line of an absent key.
+    pub(super) fn resume(
+        &mut self,
+        client: ClientId,
+        is_there: impl Fn(&[u8]) -> bool,
+        budget: &mut Budget,
+    ) -> Resumed {
+        let Some(wait) = self.waits.get_mut(&client).filter(|wait| wait.is_woken) else {
+            return Resumed::Idle;
+        };
+        let end = match &mut wait.condition {
+            Condition::Keys { keys, next } => match absent(keys, next, is_there, budget) {
+                Err(Unfinished) => return Resumed::Unfinished,
+                Ok(Some(key)) => {
+                    self.lines.entry(key).or_default().keys.insert(wait.arrival, client);
+                    wait.is_woken = false;
+                    return Resumed::Waits;
+                }
+                Ok(None) => end_of(keys),
+            },
+            Condition::Count { .. } if !budget.allows(WAKE) => return Resumed::Unfinished,
+            Condition::Count { .. } => WAKE,
+        };
+        budget.spend(end);
+        self.waits.remove(&client);
+        Resumed::Over
+    }
+
+    /// Ends the wait of a client, whatever it waits for.
+    pub(super) fn stop(&mut self, client: ClientId) {
+        let Some(Wait { arrival, condition, is_woken: false, .. }) = self.waits.remove(&client) else {
+            return;
+        };
+        let key = match &condition {
+            Condition::Keys { keys, next } => keys.get(*next),
+            Condition::Count { key, .. } => Some(key),
+        };
+        let Some((key, line)) = key.and_then(|key| Some((key, self.lines.get_mut(key)?))) else { return };
+        match &condition {
+            Condition::Keys { .. } => drop(line.keys.remove(&arrival)),
+            Condition::Count { least, .. } => drop(line.counts.remove(&(*least, client))),
+        }
+        self.clear(key);
+    }
+
+    /// `key` has another value than before: `value`, or what it had with that appended. Adds whom that wakes.
+    pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
+        // As a rule nobody waits for what is set.
+        let Some(line) = self.lines.get_mut(key) else { return };
+        std::mem::take(&mut line.keys).into_values().for_each(|client| wake(&mut self.waits, client, woken));
+        if !line.counts.is_empty() {
+            if !appended {
+                line.number = Number::default();
+            }
+            line.number.take(value);
+            let number = line.number.value();
+            while line.counts.first().is_some_and(|(least, _)| Some(*least) <= number) {
+                let first = line.counts.pop_first();
+                first.into_iter().for_each(|(_, client)| wake(&mut self.waits, client, woken));
+            }
+        }
+        self.clear(key);
+    }
+
+    /// Wakes as many of those in a queue's line as it has elements for which nobody was woken.
+    pub(super) fn call(&mut self, queue: &[u8], elements: usize, woken: &mut Vec<ClientId>) {
+        let Some(line) = self.lines.get_mut(queue) else { return };
+        let called = self.calls.get(queue).copied().unwrap_or_default();
+        for _ in called..elements {
+            let Some((_, client)) = line.keys.pop_first() else { break };
+            wake(&mut self.waits, client, woken);
+            self.called.insert(client, queue.to_vec());
+            *self.calls.entry(queue.to_vec()).or_default() += 1;
+        }
+        self.clear(queue);
+    }
+
+    /// The queue that `client` was called to: it no longer has a claim to an element.
+    pub(super) fn release(&mut self, client: ClientId) -> Option<Key> {
+        let queue = self.called.remove(&client)?;
+        if let Some(calls) = self.calls.get_mut(&queue) {
+            *calls -= 1;
+            if *calls == 0 {
+                self.calls.remove(&queue);
+            }
+        }
+        Some(queue)
+    }
+
+    /// Of the keys that `client` waits for, those that are absent.
+    pub(super) fn missing(&self, client: ClientId, is_there: impl Fn(&[u8]) -> bool) -> Vec<Key> {
+        match self.waits.get(&client).map(|wait| &wait.condition) {
+            Some(Condition::Keys { keys, .. }) => keys.iter().filter(|key| !is_there(key)).cloned().collect(),
+            Some(Condition::Count { key, .. }) => vec![key.clone()],
+            None => Vec::new(),
+        }
+    }
+
+    /// The memory that is kept for `client`, in bytes.
+    pub(super) fn memory(&self, client: ClientId) -> usize {
+        let called = self.called.get(&client).map_or(0, |key| ENTRY + ALLOCATION + 2 * key.len());
+        called + self.waits.get(&client).map_or(0, |wait| wait.memory)
+    }
+
+    /// How many strings are kept for `client`.
+    pub(super) fn strings(&self, client: ClientId) -> usize {
+        match self.waits.get(&client).map(|wait| &wait.condition) {
+            Some(Condition::Keys { keys, .. }) => keys.len(),
+            Some(Condition::Count { .. }) | None => 0,
+        }
+    }
+
+    /// Removes a line in which nobody stands.
+    fn clear(&mut self, key: &[u8]) {
+        if self.lines.get(key).is_some_and(|line| line.keys.is_empty() && line.counts.is_empty()) {
+            self.lines.remove(key);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.waits.is_empty() && self.lines.is_empty() && self.called.is_empty() && self.calls.is_empty()
+    }
+}
+
+/// Lets a client that has left its line be resumed.
+fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<ClientId>) {
+    if let Some(wait) = waits.get_mut(&client) {
+        wait.is_woken = true;
+        if let Condition::Keys { next, .. } = &mut wait.condition {
+            // It was there, whatever becomes of it until the client has its turn.
+            *next += 1;
+        }
+        woken.push(client);
+    }
+}
+
+/// Units for ending a wait for keys.
+fn end_of(keys: &[Key]) -> usize {
+    WAKE + dropping(keys.len())
+}
+
+/// The budget does not allow to go on.
+struct Unfinished;
+
+/// Looks for an absent key from `next` on, and leaves its place there. Of few keys, looks at those before too.
+fn absent(
+    keys: &[Key],
+    next: &mut usize,
+    is_there: impl Fn(&[u8]) -> bool,
+    budget: &mut Budget,
+) -> Result<Option<Key>, Unfinished> {
+    let absent = if keys.len() <= EXACT {
+        if !budget.allows(keys.len() + end_of(keys)) {
+            return Err(Unfinished);
+        }
+        budget.spend(keys.len());
+        // The last one before `next` has just come.
+        let mut order = (*next..keys.len()).chain(0..next.saturating_sub(1));
+        order.find(|at| !is_there(&keys[*at]))
+    } else {
+        while keys.get(*next).is_some_and(|key| is_there(key)) {
+            if budget.is_spent() {
+                return Err(Unfinished);
+            }
+            budget.spend(1);
+            *next += 1;
+        }
+        if *next == keys.len() && !budget.allows(end_of(keys)) {
+            return Err(Unfinished);
+        }
+        Some(*next).filter(|at| *at < keys.len())
+    };
+    Ok(absent.map(|at| {
+        *next = at;
+        keys[at].clone()
+    }))
+}
