@@ -155,6 +155,55 @@ fn only_a_file_of_its_owners_is_used() {
 }
 
 #[test]
+fn a_file_that_others_may_write_is_refused() {
+    let (_folder, path) = place();
+    drop(FileStore::open(&path).unwrap());
+    let refused = |expected_owner: Option<u32>, expected_mode: u32| match FileStore::open(&path) {
+        Err(StoreError::FileUntrusted { path: named, owner, mode, user }) => {
+            assert_eq!((named, mode), (path.clone(), expected_mode));
+            assert_eq!(owner, expected_owner.unwrap_or(user));
+        }
+        other => panic!("{other:?}"),
+    };
+    let allow = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o602, 0o666] {
+        allow(mode);
+        refused(None, mode);
+    }
+    // As PyTorch makes it.
+    allow(0o644);
+    FileStore::open(&path).unwrap().set("k", b"v").unwrap();
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can give a file to another user");
+        return;
+    }
+    // PyTorch's, where each user has a group of its own; and where the group has other members.
+    const NOBODY: u32 = 65534;
+    allow(0o664);
+    FileStore::open(&path).unwrap();
+    std::os::unix::fs::chown(&path, None, Some(NOBODY)).unwrap();
+    refused(None, 0o664);
+    allow(0o644);
+    std::os::unix::fs::chown(&path, Some(NOBODY), None).unwrap();
+    let before = fs::read(&path).unwrap();
+    refused(Some(NOBODY), 0o644);
+    assert_eq!(fs::read(&path).unwrap(), before);
+}
+
+/// Whatever an earlier process has counted.
+#[test]
+fn counts_at_the_integers_limits_are_no_panic() {
+    for count in [i64::MAX, i64::MIN] {
+        let (_folder, path) = place();
+        let counts = ["refcount/", "cleanup/"].map(|key| record(key, &count.to_string()));
+        fs::write(&path, counts.concat()).unwrap();
+        let stores = [(); 3].map(|()| FileStore::options().workers(2).open(&path).unwrap());
+        stores[0].set("k", b"v").unwrap();
+        assert_eq!(stores[1].get("k", soon()).unwrap(), b"v");
+    }
+}
+
+#[test]
 fn what_exceeds_the_limit_changes_nothing() {
     let (_folder, path) = place();
     let limits = Limits { key_bytes: 3, value_bytes: 16, store_bytes: 60, ..Limits::default() };

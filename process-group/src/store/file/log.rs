@@ -26,6 +26,7 @@ use std::{
 use rustix::{
     fs::{FlockOperation, Mode, OFlags, flock},
     io::Errno,
+    process::geteuid,
 };
 
 use crate::store::{
@@ -40,6 +41,9 @@ const PUSH: &[u8] = b"push/";
 const POP: &[u8] = b"pop/";
 const OPENED: &[u8] = b"refcount/";
 const LEFT: &[u8] = b"cleanup/";
+
+/// Of a file's mode: its group, or all, may write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// Bytes that are read at a time.
 const PIECE: u64 = 1 << 20;
@@ -85,15 +89,22 @@ impl Drop for Locked {
 }
 
 impl Log {
-    /// Opens the file, or makes it, readable by its owner alone; nothing is read yet.
+    /// Opens the file, or makes it, readable by its owner alone. One that others may write is refused. Nothing is read yet.
     pub(super) fn open(path: &Path, limits: Limits) -> Result<Self> {
         let failed = |source| failed(path, "open", source);
         // Not through a link: names in shared folders can be guessed.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|no| failed(no.into()))?;
         let file = File::from(file);
-        if !file.metadata().map_err(failed)?.is_file() {
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
+        }
+        let (owner, mode, user) = (found.uid(), found.mode() & 0o7777, geteuid().as_raw());
+        // A group with its user's number has no other members: with such groups, PyTorch makes files of mode 0664.
+        let writable = if found.gid() == owner { mode & 0o002 } else { mode & OTHERS_WRITE };
+        if owner != user || writable != 0 {
+            return Err(StoreError::FileUntrusted { path: path.to_owned(), owner, mode, user });
         }
         let (path, file) = (path.to_owned(), Arc::new(file));
         Ok(Self { path, file, limits, end: 0, table: table(limits), opened: 0, left: 0 })
@@ -256,7 +267,7 @@ impl Log {
 
     /// Counts one more who has the store open.
     pub(super) fn join(&mut self) -> Result<()> {
-        self.opened += 1;
+        self.opened = self.opened.saturating_add(1);
         let mut records = Vec::new();
         record(&mut records, &[OPENED], self.opened.to_string().as_bytes());
         self.append(&records)
@@ -264,8 +275,8 @@ impl Log {
 
     /// Counts one more who has left; removes the file when nobody has it open and `workers` have left it.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
-        self.left += 1;
-        self.opened -= 1;
+        self.left = self.left.saturating_add(1);
+        self.opened = self.opened.saturating_sub(1);
         if self.opened <= 0
             && workers.is_some_and(|workers| i64::try_from(workers).is_ok_and(|all| self.left >= all))
         {

@@ -33,7 +33,8 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 ///
 /// What differs from PyTorch's: a record that a killed writer has left half-written is passed over and mended
 /// (PyTorch's spins on it, holding the lock); a lock that is not given back is an error after the deadline, a file that
-/// is removed one at once; nothing is read or made through a symbolic link, and the file is for its owner alone;
+/// is removed one at once; nothing is read or made through a symbolic link; the file is for its owner alone, and one of
+/// another user, or that others may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted));
 /// [`append`](super::Store::append) and [`multi_set`](super::Store::multi_set) are one step,
 /// [`delete`](super::Store::delete) tells the truth, [`num_keys`](super::Store::num_keys) counts keys only. Queues are
 /// ours alone: PyTorch's store passes over them, and whoever looks first gets an element.
@@ -103,7 +104,7 @@ impl FileOptions {
     /// Opens the store in the file at `path`, making the file if there is none.
     ///
     /// # Errors
-    /// [`StoreError::File`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         let deadline = Deadline::after(self.patience);
         let log = loop {
@@ -123,7 +124,7 @@ impl FileStore {
     /// Opens the store in the file at `path`, which stays when all have left; see [`FileOptions::open`].
     ///
     /// # Errors
-    /// [`StoreError::File`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
+    /// [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         FileOptions::default().open(path)
     }
