@@ -1,10 +1,14 @@
 //! `cargo xtask bench store`: our store's server and PyTorch's, asked by the same client, in turns.
 //!
+//! - `attack`: our server under attack, and how long another client waits for its answers meanwhile
+//!
 //! Each server is a process of its own. A turn takes a few ms and the other server's follows at once, over connections
 //! that are there already; who is first changes. So a machine that others use too, or that is slow after it was idle, is
 //! so for both. Clients that join come at the end: PyTorch's server may take seconds for them, and has their connections
 //! to close afterwards. The servers share one processor, of which the one that is not asked takes nothing, and the clients
 //! have the others: who runs where would decide more than what runs.
+
+mod attack;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -43,6 +47,11 @@ pub(crate) struct Options {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    /// Attack our server instead, and measure how long another client waits meanwhile
+    #[arg(long)]
+    attack: bool,
+    #[command(flatten)]
+    attacks: attack::Options,
     /// Be our server: print the port, serve until the input ends
     #[arg(long, hide = true)]
     serve: bool,
@@ -280,10 +289,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.serve {
         return serve();
     }
+    if let Some(address) = &options.attacks.address {
+        return attack::perform(&options.attacks, address);
+    }
+    if options.attack {
+        return attack::run(&options.attacks, options.json);
+    }
     let least = [options.rounds, options.calls, options.threads, options.clients].into_iter().min();
     ensure!(least > Some(0), "nothing to measure");
     let this = std::env::current_exe().context("this program's own path")?;
     let processors = Processors::divide()?;
+    processors.to_servers()?;
     let mut contenders =
         vec![Contender::start("ours", Command::new(this).args(["bench", "store", "--serve"]))?];
     match std::env::var_os("PYTHON").map_or_else(torch_env::python, |python| Ok(Some(python.into())))? {
@@ -327,34 +343,38 @@ fn measure(contenders: &mut [Contender], options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The processors that this process may run on.
-struct Processors {
-    clients: Option<CpuSet>,
-}
+/// The processors that this process may run on: one for servers, the others for clients. Nothing if there is but one.
+struct Processors(Option<[CpuSet; 2]>);
 
 impl Processors {
-    /// Goes to the one that is the servers', for them to begin there.
     fn divide() -> Result<Self> {
         let allowed = sched_getaffinity(None).context("asking for this process's processors")?;
         let all: Vec<_> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
         let (Some((last, others)), 2..) = (all.split_last(), all.len()) else {
             eprintln!("one processor for servers and clients: they wait for each other");
-            return Ok(Self { clients: None });
+            return Ok(Self(None));
         };
         let set = |cpus: &[usize]| {
             let mut set = CpuSet::new();
             cpus.iter().for_each(|cpu| set.set(*cpu));
             set
         };
-        sched_setaffinity(None, &set(&[*last])).context("going to the servers' processor")?;
-        Ok(Self { clients: Some(set(others)) })
+        Ok(Self(Some([set(&[*last]), set(others)])))
     }
 
-    /// Goes to the others; threads that begin later do too.
+    /// Goes to the one that is the servers'; processes that this thread starts begin there.
+    fn to_servers(&self) -> Result<()> {
+        self.go(0)
+    }
+
+    /// Goes to the others; threads and processes that begin later do too.
     fn to_clients(&self) -> Result<()> {
-        self.clients.as_ref().map_or(Ok(()), |clients| {
-            sched_setaffinity(None, clients).context("going to the clients' processors")
-        })
+        self.go(1)
+    }
+
+    fn go(&self, which: usize) -> Result<()> {
+        let Some(sets) = &self.0 else { return Ok(()) };
+        sched_setaffinity(None, &sets[which]).context("going to other processors")
     }
 }
 
