@@ -14,6 +14,7 @@
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`torch_env`]: PyTorch, for what is tested and measured beside it; [`pickle`]: what it writes
+//! - [`plain`]: what is printed of files and other processes
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
@@ -47,6 +48,7 @@ mod mutants;
 mod packages;
 mod percentiles;
 mod pickle;
+mod plain;
 mod replay;
 mod run_tests;
 mod sanitize;
@@ -181,7 +183,7 @@ fn until_unread(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> Exit
         Ok(Ok(code)) => code,
         Ok(Err(error)) if is_broken_pipe(&error) && nobody_reads() => ExitCode::from(UNREAD),
         Ok(Err(error)) => {
-            eprintln!("error: {}", shell::explain(&error));
+            eprintln!("error: {}", plain::lines(&shell::explain(&error)));
             ExitCode::FAILURE
         }
         Err(panic) if is_of_unread(&*panic) => ExitCode::from(UNREAD),

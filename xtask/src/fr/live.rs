@@ -10,6 +10,7 @@ use process_group::{
 };
 
 use crate::job_secret::store_of_environment;
+use crate::plain;
 
 #[derive(clap::Args)]
 pub(super) struct Options {
@@ -34,7 +35,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let Options { address, group, epoch, .. } = options;
         format!("no group {group} of epoch {epoch} answers at {address}")
     })?;
-    groups.iter().for_each(|group| print!("{}", View(group)));
+    groups.iter().for_each(|group| print!("{}", plain::lines(&View(group).to_string())));
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::analyze::{GroupReport, Report};
+use crate::plain::Plain;
 
 fn list(ranks: &[usize]) -> String {
     let word = if ranks.len() == 1 { "rank" } else { "ranks" };
@@ -21,14 +22,14 @@ impl fmt::Display for Report {
 
 impl fmt::Display for GroupReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\ngroup {} ({}), {}", self.name, self.id, list(&self.ranks))?;
+        writeln!(f, "\ngroup {} ({}), {}", Plain(&self.name), Plain(&self.id), list(&self.ranks))?;
         let mut quiet = true;
         if let Some(found) = &self.mismatch {
             quiet = false;
             writeln!(f, "  first mismatch: collective {} differs in {}", found.collective, found.what)?;
             for value in &found.values {
-                let site = value.site.as_deref().map_or(String::new(), |site| format!(" at {site}"));
-                writeln!(f, "    {}: {}{site}", list(&value.ranks), value.value)?;
+                let site = value.site.as_deref().map_or(String::new(), |site| format!(" at {}", Plain(site)));
+                writeln!(f, "    {}: {}{site}", list(&value.ranks), Plain(&value.value))?;
             }
             writeln!(f, "    odd: {}", list(&found.ranks))?;
         }
@@ -40,16 +41,16 @@ impl fmt::Display for GroupReport {
                 "  missing: {} in collective {} ({})",
                 list(&ranks),
                 missing.collective,
-                missing.operation
+                Plain(&missing.operation)
             )?;
             for last in &missing.ranks {
                 let call = last.call.as_deref().unwrap_or("nothing");
-                writeln!(f, "    rank {} called last: {call}", last.rank)?;
+                writeln!(f, "    rank {} called last: {}", last.rank, Plain(call))?;
             }
         }
         if let Some(open) = &self.unfinished {
             quiet = false;
-            let (number, operation) = (open.collective, &open.operation);
+            let (number, operation) = (open.collective, Plain(&open.operation));
             let ranks = list(&open.ranks);
             if open.unknown.is_empty() {
                 writeln!(f, "  collective {number} ({operation}) was called by all; not done on {ranks}")?;
@@ -64,7 +65,7 @@ impl fmt::Display for GroupReport {
         for message in &self.messages {
             quiet = false;
             let (from, to, number) = (message.from, message.to, message.number);
-            writeln!(f, "  message {number} from rank {from} to {to}: {}", message.problem)?;
+            writeln!(f, "  message {number} from rank {from} to {to}: {}", Plain(&message.problem))?;
         }
         if quiet {
             writeln!(f, "  nothing found: all members made the same calls, and all are done")
