@@ -14,11 +14,15 @@
 //! - [`codegen`], [`abi`]: the raw tables, and how they compare with real releases
 //! - [`child`]: this program again, where a foreign library may crash or hang it
 //! - [`torch_env`]: PyTorch, for what is tested and measured beside it; [`pickle`]: what it writes
-//! - [`plain`]: what is printed of files and other processes
+//! - [`budget`]: how much memory reading a file may take; [`plain`]: what is printed of it
 //! - [`bundle`]: everything that a GPU host without Rust needs
 
 mod abi;
 mod bench;
+#[cfg(test)]
+#[path = "../tests/bombs.rs"]
+mod bombs_end_to_end;
+mod budget;
 mod bundle;
 mod child;
 mod ci;

@@ -4,12 +4,13 @@
 //! PyTorch's pickles refer to one frame from many places. `serde_pickle`, which writes ours, gives such a reference up
 //! at the second place; here a value is read anew wherever it is referred to.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 
 use serde::de::value::{Error, MapDeserializer, SeqDeserializer};
 use serde::de::{Deserializer, Error as _, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
+
+use crate::budget::{Budget, CONTAINER, SCALAR, Spent, TEXT};
 
 /// Why bytes are no pickle of plain values.
 #[derive(Debug, thiserror::Error)]
@@ -19,12 +20,30 @@ pub(crate) struct PickleError {
     problem: String,
 }
 
+/// A newtype structure of this name is not kept: its memory is given back when it was read, but for
+/// [`TRANSIENT_RESULT`] bytes that what is made of it may take.
+pub(crate) const TRANSIENT: &str = "$pickle::Transient";
+
+/// Bytes that may be kept of what is read as [`TRANSIENT`].
+pub(crate) const TRANSIENT_RESULT: usize = 512;
+
+/// Memory for one value while the pickle is there, and for one place that refers to it.
+const NODE: u64 = 96;
+const PLACE: u64 = 24;
+
 /// A pickle's values.
 pub(crate) struct Pickle<'a> {
     nodes: Vec<Node<'a>>,
     top: usize,
-    /// How many values have been read.
-    read: Cell<usize>,
+    budget: &'a Budget,
+    /// What was charged for the values.
+    charged: u64,
+}
+
+impl Drop for Pickle<'_> {
+    fn drop(&mut self) {
+        self.budget.refund(self.charged);
+    }
 }
 
 /// A value, whose parts may be parts of others too.
@@ -43,8 +62,8 @@ enum Node<'a> {
 }
 
 impl<'a> Pickle<'a> {
-    /// Reads `bytes` whole.
-    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, PickleError> {
+    /// Reads `bytes` whole. What is made of its values is charged to the budget too.
+    pub(crate) fn parse(bytes: &'a [u8], budget: &'a Budget) -> Result<Self, PickleError> {
         let mut machine = Machine {
             bytes,
             at: 0,
@@ -52,11 +71,14 @@ impl<'a> Pickle<'a> {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
+            budget,
+            charged: 0,
         };
-        match machine.run() {
-            Ok(top) => Ok(Self { nodes: machine.nodes, top, read: Cell::new(0) }),
-            Err(problem) => Err(PickleError { at: machine.at, problem }),
-        }
+        let outcome = machine.run();
+        let Machine { at, nodes, charged, .. } = machine;
+        let mut pickle = Self { nodes, top: 0, budget, charged };
+        pickle.top = outcome.map_err(|problem| PickleError { at, problem })?;
+        Ok(pickle)
     }
 
     /// What it is of.
@@ -76,17 +98,26 @@ pub(crate) struct Part<'p, 'a> {
 impl<'p, 'a> Part<'p, 'a> {
     /// Deeper than anything that PyTorch writes: a value that is a part of itself.
     const DEPTH: usize = 64;
-    /// More values than a file has that is not made to take for ever.
-    const VALUES: usize = 1 << 30;
 
+    /// The value, which is read once more.
     fn node(self) -> Result<&'p Node<'a>, Error> {
-        let read = self.pickle.read.get() + 1;
-        self.pickle.read.set(read);
-        if self.depth > Self::DEPTH || read > Self::VALUES {
-            let (depth, values) = (Self::DEPTH, Self::VALUES);
-            return Err(Error::custom(format!("deeper than {depth}, or more than {values} values")));
+        if self.depth > Self::DEPTH {
+            return Err(Error::custom(format!("deeper than {}", Self::DEPTH)));
         }
-        Ok(&self.pickle.nodes[self.place])
+        let node = &self.pickle.nodes[self.place];
+        let bytes = if let Node::Text(text) = node { text.len() } else { 0 };
+        self.pickle.budget.count_value(bytes as u64).map_err(Error::custom)?;
+        Ok(node)
+    }
+
+    /// Charges the memory for what is made of a value.
+    fn charge(self, node: &Node<'_>) -> Result<(), Error> {
+        let memory = match node {
+            Node::List(_) | Node::Dict(_) => CONTAINER,
+            Node::Text(text) => TEXT + text.len() as u64,
+            _ => SCALAR,
+        };
+        self.pickle.budget.charge(memory).map_err(Error::custom)
     }
 
     fn part(self, place: usize) -> Self {
@@ -106,7 +137,9 @@ impl<'de> Deserializer<'de> for Part<'_, 'de> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.node()? {
+        let node = self.node()?;
+        self.charge(node)?;
+        match node {
             Node::None => visitor.visit_unit(),
             Node::Bool(value) => visitor.visit_bool(*value),
             Node::Int(number) => visitor.visit_i64(*number),
@@ -142,14 +175,39 @@ impl<'de> Deserializer<'de> for Part<'_, 'de> {
         }
     }
 
+    /// The name of a field is not kept.
+    fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.node()? {
+            Node::Text(text) => visitor.visit_borrowed_str(text),
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        if name != TRANSIENT {
+            return self.deserialize_any(visitor);
+        }
+        let budget = self.pickle.budget;
+        let used = budget.used();
+        let value = visitor.visit_newtype_struct(self)?;
+        budget.refund(budget.used() - used);
+        budget.charge(TRANSIENT_RESULT as u64).map_err(Error::custom)?;
+        Ok(value)
+    }
+
     /// Whatever it holds is passed over.
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.node()?;
         visitor.visit_unit()
     }
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct identifier
+        seq tuple tuple_struct map struct
     }
 }
 
@@ -163,6 +221,8 @@ struct Machine<'a> {
     stack: Vec<usize>,
     marks: Vec<usize>,
     memo: HashMap<u32, usize>,
+    budget: &'a Budget,
+    charged: u64,
 }
 
 impl<'a> Machine<'a> {
@@ -181,26 +241,29 @@ impl<'a> Machine<'a> {
                         Err("bytes follow its end".into())
                     };
                 }
-                b'(' => self.marks.push(self.stack.len()),
-                b'N' => self.add(Node::None),
-                0x88 => self.add(Node::Bool(true)),
-                0x89 => self.add(Node::Bool(false)),
+                b'(' => {
+                    self.charge(PLACE)?;
+                    self.marks.push(self.stack.len());
+                }
+                b'N' => self.add(Node::None)?,
+                0x88 => self.add(Node::Bool(true))?,
+                0x89 => self.add(Node::Bool(false))?,
                 b'K' => {
                     let number = u8::from_le_bytes(self.take()?);
-                    self.add(Node::Int(number.into()));
+                    self.add(Node::Int(number.into()))?;
                 }
                 b'M' => {
                     let number = u16::from_le_bytes(self.take()?);
-                    self.add(Node::Int(number.into()));
+                    self.add(Node::Int(number.into()))?;
                 }
                 b'J' => {
                     let number = i32::from_le_bytes(self.take()?);
-                    self.add(Node::Int(number.into()));
+                    self.add(Node::Int(number.into()))?;
                 }
                 0x8a => self.long()?,
                 b'G' => {
                     let number = f64::from_be_bytes(self.take()?);
-                    self.add(Node::Float(number));
+                    self.add(Node::Float(number))?;
                 }
                 0x8c => {
                     let length = u8::from_le_bytes(self.take()?);
@@ -210,16 +273,16 @@ impl<'a> Machine<'a> {
                     let length = u32::from_le_bytes(self.take()?);
                     self.text(length as usize)?;
                 }
-                b']' | b')' => self.add(Node::List(Vec::new())),
-                b'}' => self.add(Node::Dict(Vec::new())),
+                b']' | b')' => self.add(Node::List(Vec::new()))?,
+                b'}' => self.add(Node::Dict(Vec::new()))?,
                 b't' => {
                     let parts = self.marked()?;
-                    self.add(Node::List(parts));
+                    self.add(Node::List(parts))?;
                 }
                 0x85..=0x87 => {
                     let first = self.stack.len().checked_sub(usize::from(code - 0x84));
                     let parts = self.stack.split_off(first.ok_or("a tuple of what is not there")?);
-                    self.add(Node::List(parts));
+                    self.add(Node::List(parts))?;
                 }
                 b'a' => {
                     let parts = vec![self.pop()?];
@@ -255,6 +318,12 @@ impl<'a> Machine<'a> {
         }
     }
 
+    fn charge(&mut self, bytes: u64) -> Step<()> {
+        self.budget.charge(bytes).map_err(|spent: Spent| spent.to_string())?;
+        self.charged += bytes;
+        Ok(())
+    }
+
     fn slice(&mut self, length: usize) -> Step<&'a [u8]> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let slice = rest.get(..length).ok_or("it ends too early")?;
@@ -283,19 +352,19 @@ impl<'a> Machine<'a> {
             (_, Ok(number)) => Some(Node::Big(number)),
             _ => None,
         };
-        self.add(node.ok_or("a number of more than 64 bits")?);
-        Ok(())
+        self.add(node.ok_or("a number of more than 64 bits")?)
     }
 
     fn text(&mut self, length: usize) -> Step<()> {
         let text = str::from_utf8(self.slice(length)?).map_err(|error| error.to_string())?;
-        self.add(Node::Text(text));
-        Ok(())
+        self.add(Node::Text(text))
     }
 
-    fn add(&mut self, node: Node<'a>) {
+    fn add(&mut self, node: Node<'a>) -> Step<()> {
+        self.charge(NODE)?;
         self.stack.push(self.nodes.len());
         self.nodes.push(node);
+        Ok(())
     }
 
     fn pop(&mut self) -> Step<usize> {
@@ -325,11 +394,13 @@ impl<'a> Machine<'a> {
 
     fn remember(&mut self, name: u32) -> Step<()> {
         let top = self.top()?;
+        self.charge(2 * PLACE)?;
         self.memo.insert(name, top);
         Ok(())
     }
 
     fn recall(&mut self, name: u32) -> Step<()> {
+        self.charge(2 * PLACE)?;
         self.stack.push(*self.memo.get(&name).ok_or("a reference to nothing")?);
         Ok(())
     }
@@ -338,12 +409,15 @@ impl<'a> Machine<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::ReadLimit;
     use proptest::prelude::*;
     use serde::Deserialize;
+    use serde::de::IgnoredAny;
     use serde_json::{Value, json};
 
     fn read(bytes: &[u8]) -> Result<Value, String> {
-        let pickle = Pickle::parse(bytes).map_err(|error| error.to_string())?;
+        let budget = ReadLimit::default().budget(bytes.len() as u64);
+        let pickle = Pickle::parse(bytes, &budget).map_err(|error| error.to_string())?;
         Value::deserialize(pickle.value()).map_err(|error| error.to_string())
     }
 
@@ -398,6 +472,49 @@ mod tests {
     }
 
     #[test]
+    fn tuples_that_hold_each_other_often_spend_the_budget() {
+        // Each of 20 tuples has the next one ten times.
+        let mut value = b"]q\x00".to_vec();
+        for level in 0..20 {
+            value = [b"(", &value[..], &[b'h', level].repeat(9)[..], b"tq", &[level + 1]].concat();
+        }
+        let bytes = [b"\x80\x02", &value[..], b"."].concat();
+        let error = read(&bytes).unwrap_err();
+        assert!(error.contains("the budget of 256 MiB"), "{error}");
+        // The pickle's own memory is given back.
+        let budget = ReadLimit::of_mib(1).budget(0);
+        for _ in 0..1000 {
+            Pickle::parse(&bytes, &budget).map(drop).unwrap();
+        }
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn values_are_counted_where_little_is_kept() {
+        #[derive(Deserialize)]
+        #[serde(rename = "$pickle::Transient")]
+        struct Transient(IgnoredAny);
+        #[derive(Deserialize)]
+        #[serde(rename = "$pickle::Transient")]
+        struct Lists(Vec<Vec<IgnoredAny>>);
+        // A list that has one of 1000 values 1000 times.
+        let inner = [b"](", &b"N".repeat(1000)[..], b"eq\x00"].concat();
+        let bytes = [b"\x80\x02](", &inner[..], &b"h\x00".repeat(999), b"e."].concat();
+        let budget = ReadLimit::of_mib(1).budget(0);
+        let pickle = Pickle::parse(&bytes, &budget).unwrap();
+        let used = budget.used();
+        assert!(Transient::deserialize(pickle.value()).is_ok());
+        assert_eq!(budget.used(), used + TRANSIENT_RESULT as u64);
+        let error =
+            Lists::deserialize(pickle.value()).map(|Lists(lists)| lists.len()).unwrap_err().to_string();
+        assert!(
+            error.contains("the budget of 1 MiB") && budget.used() < 1 << 19,
+            "{error}: {}",
+            budget.used()
+        );
+    }
+
+    #[test]
     fn texts_stand_for_enums_and_none_for_what_is_not_there() {
         #[derive(Debug, PartialEq, Deserialize)]
         #[serde(rename_all = "snake_case")]
@@ -405,7 +522,8 @@ mod tests {
             Done,
         }
         let bytes = b"\x80\x02(N\x8c\x04doneN\x8c\x04doneKat.";
-        let pickle = Pickle::parse(bytes).unwrap();
+        let budget = ReadLimit::default().budget(0);
+        let pickle = Pickle::parse(bytes, &budget).unwrap();
         let found = <(Option<u8>, State, (), Option<State>, u64)>::deserialize(pickle.value()).unwrap();
         assert_eq!(found, (None, State::Done, (), Some(State::Done), 97));
     }

@@ -17,7 +17,7 @@ use super::{
     analyze::{Report, analyze},
     load,
 };
-use crate::{demo_end_to_end::xtask, torch_env};
+use crate::{budget::ReadLimit, demo_end_to_end::xtask, torch_env};
 
 const RANKS: usize = 3;
 
@@ -26,7 +26,7 @@ fn far() -> Deadline {
 }
 
 fn report(folder: &Path) -> Report {
-    analyze(&load::folder(folder).unwrap())
+    analyze(&load::folder(folder, ReadLimit::default()).unwrap())
 }
 
 /// Three ranks that call an all-reduce; then a second one, in which `odd` says with how many elements rank 2 joins.

@@ -8,7 +8,10 @@ use std::{
 
 use serde::{Deserialize, Deserializer};
 
-use crate::pickle::{Pickle, PickleError};
+use crate::{
+    budget::{Budget, ReadLimit, Spent},
+    pickle::{Pickle, PickleError},
+};
 
 /// One rank's dump.
 #[derive(Debug, Clone, Deserialize)]
@@ -30,7 +33,10 @@ pub(super) struct Dump {
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct GroupConfig {
     pub(super) desc: String,
-    #[serde(deserialize_with = "ranks")]
+    /// A list as a text: `[0, 1]`.
+    #[serde(rename = "ranks")]
+    ranks_text: String,
+    #[serde(skip)]
     pub(super) ranks: Vec<usize>,
 }
 
@@ -115,7 +121,24 @@ impl Entry {
     }
 }
 
+/// Memory for a rank and its copies, by bytes of the text: it has two at least.
+const RANK: u64 = 32;
+
 impl Dump {
+    /// Reads the groups' ranks from their texts.
+    fn read_ranks(&mut self, file: &Path, budget: &Budget) -> Result<(), LoadError> {
+        for (group, config) in &mut self.pg_config {
+            let text = std::mem::take(&mut config.ranks_text);
+            let charged = budget.charge(RANK * text.len() as u64);
+            charged.map_err(|source| LoadError::Spent { file: file.into(), source })?;
+            config.ranks = serde_json::from_str(&text).map_err(|_| {
+                let found = text.chars().take(80).collect();
+                LoadError::Ranks { file: file.into(), group: group.clone(), found }
+            })?;
+        }
+        Ok(())
+    }
+
     /// Gives the only group the name that its calls have: PyTorch's own groups over gloo have none in `pg_config`.
     fn name_only_group(&mut self) {
         let [(nameless, _)] = &self.pg_config.iter().collect::<Vec<_>>()[..] else { return };
@@ -136,6 +159,8 @@ impl Dump {
 pub(super) enum LoadError {
     #[error("{} cannot be read", .file.display())]
     Read { file: PathBuf, source: io::Error },
+    #[error("{} is not read further", .file.display())]
+    Spent { file: PathBuf, source: Spent },
     #[error("{} holds no dump; give the folder that the ranks wrote to", .folder.display())]
     Empty { folder: PathBuf },
     #[error("{} is no pickle of a flight recorder's dump", .file.display())]
@@ -144,6 +169,8 @@ pub(super) enum LoadError {
     Content { file: PathBuf, source: serde::de::value::Error },
     #[error("{} is no JSON of a flight recorder's dump", .file.display())]
     Json { file: PathBuf, source: serde_json::Error },
+    #[error("{} says of the group {group:?} that its ranks are {found:?}, which is no list of numbers", .file.display())]
+    Ranks { file: PathBuf, group: String, found: String },
     #[error("{} has version {found:?}; known are 2.0 to 2.x", .file.display())]
     Version { file: PathBuf, found: String },
     #[error("{} does not say of which rank it is: name it SOMETHING_RANK", .file.display())]
@@ -154,22 +181,29 @@ pub(super) enum LoadError {
     Group { file: PathBuf, record: u64, group: String },
 }
 
-/// The dumps in `folder`, by rank. Files whose names begin with a dot are passed over.
-pub(super) fn folder(folder: &Path) -> Result<BTreeMap<usize, Dump>, LoadError> {
+/// The dumps in `folder`, by rank. Files whose names begin with a dot are passed over. All share one budget.
+pub(super) fn folder(folder: &Path, limit: ReadLimit) -> Result<BTreeMap<usize, Dump>, LoadError> {
     let unread = |source| LoadError::Read { file: folder.into(), source };
-    let mut files = Vec::new();
+    let (mut files, mut size) = (Vec::new(), 0);
     for entry in fs::read_dir(folder).map_err(unread)? {
         let entry = entry.map_err(unread)?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        if !hidden && entry.path().is_file() {
-            files.push(entry.path());
+        let path = entry.path();
+        if let Some(found) = path.metadata().ok().filter(|found| !hidden && found.is_file()) {
+            size += found.len();
+            files.push(path);
         }
     }
     files.sort();
+    let budget = limit.budget(size);
     let mut dumps: BTreeMap<usize, Dump> = BTreeMap::new();
     for file in files {
-        let bytes = fs::read(&file).map_err(|source| LoadError::Read { file: file.clone(), source })?;
-        let (rank, dump) = read(&file, &bytes)?;
+        let bytes = budget.read_file(&file).map_err(|source| match budget.error() {
+            Some(source) => LoadError::Spent { file: file.clone(), source },
+            None => LoadError::Read { file: file.clone(), source },
+        })?;
+        let (rank, dump) = read(&file, &bytes, &budget)?;
+        budget.refund(bytes.len() as u64);
         if let Some(first) = dumps.insert(rank, dump) {
             return Err(LoadError::Twice { rank, first: first.file, second: file });
         }
@@ -178,19 +212,16 @@ pub(super) fn folder(folder: &Path) -> Result<BTreeMap<usize, Dump>, LoadError> 
 }
 
 /// One dump and its rank.
-pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<(usize, Dump), LoadError> {
-    let json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    let mut dump: Dump = if json {
-        serde_json::from_slice(bytes).map_err(|source| LoadError::Json { file: file.into(), source })?
-    } else {
-        let pickle =
-            Pickle::parse(bytes).map_err(|source| LoadError::Pickle { file: file.into(), source })?;
-        Dump::deserialize(pickle.value())
-            .map_err(|source| LoadError::Content { file: file.into(), source })?
+pub(super) fn read(file: &Path, bytes: &[u8], budget: &Budget) -> Result<(usize, Dump), LoadError> {
+    let found = dump(file, bytes, budget);
+    let mut dump = match budget.error() {
+        Some(source) => return Err(LoadError::Spent { file: file.into(), source }),
+        None => found?,
     };
     if !dump.version.starts_with("2.") {
         return Err(LoadError::Version { file: file.into(), found: dump.version });
     }
+    dump.read_ranks(file, budget)?;
     dump.name_only_group();
     let foreign = dump.entries.iter().find(|entry| !dump.pg_config.contains_key(&entry.process_group.0));
     if let Some(Entry { record_id, process_group, .. }) = foreign {
@@ -199,6 +230,18 @@ pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<(usize, Dump), LoadError
     }
     let rank = dump.rank.or_else(|| named_rank(file)).ok_or_else(|| LoadError::Rank { file: file.into() })?;
     Ok((rank, Dump { file: file.into(), ..dump }))
+}
+
+/// What a file holds, unchecked.
+fn dump(file: &Path, bytes: &[u8], budget: &Budget) -> Result<Dump, LoadError> {
+    let json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    if json {
+        budget.charge_json(bytes).map_err(|source| LoadError::Spent { file: file.into(), source })?;
+        return serde_json::from_slice(bytes).map_err(|source| LoadError::Json { file: file.into(), source });
+    }
+    let pickle = Pickle::parse(bytes, budget);
+    let pickle = pickle.map_err(|source| LoadError::Pickle { file: file.into(), source })?;
+    Dump::deserialize(pickle.value()).map_err(|source| LoadError::Content { file: file.into(), source })
 }
 
 /// The number that a file's name ends in, before its extension.
@@ -222,10 +265,4 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
             text.parse().map_err(|_| serde::de::Error::custom(format!("a number is {text:?}")))
         }
     }
-}
-
-/// A list of ranks, which is a text: `[0, 1]`.
-fn ranks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    serde_json::from_str(&text).map_err(|_| serde::de::Error::custom(format!("ranks are {text:?}")))
 }

@@ -21,6 +21,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use crate::budget::ReadLimit;
+
 #[derive(clap::Args)]
 pub(crate) struct Options {
     #[command(subcommand)]
@@ -37,17 +39,19 @@ enum Task {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        limit: ReadLimit,
     },
     /// Ask the ranks of a running job what they called last
     Live(live::Options),
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let (folder, json) = match &options.task {
-        Task::Analyze { folder, json } => (folder, json),
+    let (folder, json, limit) = match &options.task {
+        Task::Analyze { folder, json, limit } => (folder, json, *limit),
         Task::Live(options) => return live::run(options),
     };
-    let report = analyze::analyze(&load::folder(folder)?);
+    let report = analyze::analyze(&load::folder(folder, limit)?);
     if *json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

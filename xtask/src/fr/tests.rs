@@ -9,6 +9,7 @@ use super::{
     analyze::{Report, analyze},
     load::{self, Dump},
 };
+use crate::budget::ReadLimit;
 
 /// One collective of a program that all ranks have.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +62,7 @@ fn through_files(dumps: &[Value], pickle: bool) -> Report {
             true => serde_pickle::to_vec(dump, serde_pickle::SerOptions::new()).unwrap(),
             false => dump.to_string().into_bytes(),
         };
-        load::read(Path::new(&file), &bytes).unwrap()
+        load::read(Path::new(&file), &bytes, &ReadLimit::default().budget(0)).unwrap()
     };
     analyze(&dumps.iter().enumerate().map(read).collect::<BTreeMap<usize, Dump>>())
 }
@@ -122,7 +123,7 @@ proptest! {
 
     #[test]
     fn what_is_no_dump_is_an_error_with_the_files_name(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-        let error = load::read(Path::new("trace_0"), &bytes).unwrap_err();
+        let error = load::read(Path::new("trace_0"), &bytes, &ReadLimit::default().budget(0)).unwrap_err();
         prop_assert!(error.to_string().contains("trace_0"));
     }
 }
@@ -163,16 +164,18 @@ fn a_rank_without_a_dump_may_be_the_one() {
 #[test]
 fn folders_are_read_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(load::folder(folder.path()).unwrap_err().to_string().contains("holds no dump"));
+    assert!(
+        load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string().contains("holds no dump")
+    );
     let text = dump(2, &[]).to_string();
     fs::write(folder.path().join("trace_0"), &text).unwrap();
     fs::write(folder.path().join(".1.half"), "x").unwrap();
-    let report = analyze(&load::folder(folder.path()).unwrap());
+    let report = analyze(&load::folder(folder.path(), ReadLimit::default()).unwrap());
     assert_eq!((report.ranks, report.without_dump), (vec![0], vec![1]));
     fs::write(folder.path().join("again_0"), &text).unwrap();
-    let error = load::folder(folder.path()).unwrap_err().to_string();
+    let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
     assert!(error.contains("both of rank 0"), "{error}");
     fs::write(folder.path().join("again_0"), "junk").unwrap();
-    let error = load::folder(folder.path()).unwrap_err().to_string();
+    let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
     assert!(error.contains("again_0 is no pickle"), "{error}");
 }

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
+use crate::budget::ReadLimit;
 use crate::trace::Trace;
 use figures::Figures;
 pub(crate) use host::Bench;
@@ -49,6 +50,8 @@ pub(crate) struct Options {
     /// Print one JSON object a trace, each on its line
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    limit: ReadLimit,
 }
 
 /// What the allocator does with memory that fits no request.
@@ -82,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // All are read before the first is replayed: a broken one costs nothing.
     let mut traces = Vec::new();
     for path in &options.traces {
-        traces.extend(Trace::load_all(path)?);
+        traces.extend(Trace::load_all(path, options.limit)?);
     }
     if cfg!(debug_assertions) {
         eprintln!(
@@ -124,7 +127,8 @@ mod tests {
     use super::*;
 
     fn figures(name: &str, policy: Policy) -> Figures {
-        let [trace] = &Trace::load_all(&crate::trace::recorded(name)).unwrap()[..] else {
+        let [trace] = &Trace::load_all(&crate::trace::recorded(name), ReadLimit::default()).unwrap()[..]
+        else {
             panic!("one trace is expected")
         };
         Figures::measure(&Program::of(trace), policy, u64::MAX).unwrap()

@@ -5,8 +5,12 @@
 use std::collections::HashSet;
 
 use super::builder::Builder;
-use super::text::each_line;
+use super::text::{charge_lines, each_line};
 use super::{Origin, Trace, TraceError};
+use crate::budget::Budget;
+
+/// Memory for a buffer's name, its two moments and its three events.
+const BUFFER: u64 = 768;
 
 const COLUMNS: [&str; 4] = ["id", "lower", "upper", "size"];
 const SHAPE: &str = "the header names the columns id, lower, upper and size, in any order, and no other; \
@@ -28,8 +32,9 @@ struct Moment {
 }
 
 /// Reads and checks a file.
-pub(super) fn read(text: &[u8], origin: Origin) -> Result<Trace, TraceError> {
+pub(super) fn read(text: &[u8], origin: Origin, budget: &Budget) -> Result<Trace, TraceError> {
     let mut table = Table::default();
+    charge_lines(text, BUFFER, &origin, budget)?;
     each_line(text, &origin, SHAPE, |line| table.take(line))?;
     let Table { mut moments, .. } = table;
     moments.sort_by_key(|moment| (moment.time, moment.begins));
@@ -93,10 +98,11 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::ReadLimit;
     use crate::trace::Event;
 
     fn csv(text: &str) -> Result<Trace, TraceError> {
-        read(text.as_bytes(), Origin::BuiltIn)
+        read(text.as_bytes(), Origin::BuiltIn, &ReadLimit::default().budget(0))
     }
 
     #[test]

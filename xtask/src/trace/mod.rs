@@ -23,12 +23,12 @@ pub(crate) mod snapshot;
 mod text;
 
 use std::fmt;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 use thiserror::Error;
 
+use crate::budget::{Budget, ReadLimit, Spent};
 use snapshot::{Format, Snapshot};
 
 /// The recorded training run that the demo replays when no other is named.
@@ -112,23 +112,19 @@ pub(crate) enum TraceError {
     Line { origin: Origin, line: u64, expected: &'static str, found: String, shape: &'static str },
     #[error("{origin}, a snapshot as {format}, at {place}: {problem}")]
     Snapshot { origin: Origin, format: Format, place: String, problem: String },
+    #[error("{origin}: is not read further")]
+    Spent { origin: Origin, source: Spent },
     #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
     Empty { origin: Origin },
 }
-
-/// Every byte of a pickle can nest once more; a reader needs so much stack for that.
-const STACK_PER_BYTE: usize = 2 << 10;
-/// Bounds of the stack on which snapshots are read; it costs what is used of it.
-const LEAST_STACK: usize = 2 << 20;
-const MOST_STACK: usize = 4 << 30;
 
 /// First bytes of a gzip stream.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 impl Trace {
     /// Reads all traces at `path`: of a snapshot, one a device.
-    pub(crate) fn load_all(path: &Path) -> Result<Vec<Self>, TraceError> {
-        Recording::load(path)?.traces(&Origin::File(path.to_owned()))
+    pub(crate) fn load_all(path: &Path, limit: ReadLimit) -> Result<Vec<Self>, TraceError> {
+        Recording::load(path, limit)?.traces(&Origin::File(path.to_owned()))
     }
 
     /// Reads the trace at `path`, the first of several, or the built-in one.
@@ -136,10 +132,11 @@ impl Trace {
         let (origin, traces) = match path {
             None => {
                 let origin = Origin::BuiltIn;
-                let traces = Recording::read(GPT2_TRAIN, &origin)?.traces(&origin)?;
+                let budget = ReadLimit::default().budget(GPT2_TRAIN.len() as u64);
+                let traces = Recording::read(GPT2_TRAIN, &origin, &budget)?.traces(&origin)?;
                 (origin, traces)
             }
-            Some(path) => (Origin::File(path.to_owned()), Self::load_all(path)?),
+            Some(path) => (Origin::File(path.to_owned()), Self::load_all(path, ReadLimit::default())?),
         };
         traces.into_iter().next().ok_or(TraceError::Empty { origin })
     }
@@ -147,28 +144,36 @@ impl Trace {
 
 impl Recording {
     /// Reads the file at `path`.
-    pub(crate) fn load(path: &Path) -> Result<Self, TraceError> {
+    pub(crate) fn load(path: &Path, limit: ReadLimit) -> Result<Self, TraceError> {
         let origin = Origin::File(path.to_owned());
-        let bytes =
-            std::fs::read(path).map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
-        Self::read(&bytes, &origin)
+        let unread = |source| TraceError::Read { origin: origin.clone(), source };
+        let budget = limit.budget_for(path).map_err(unread)?;
+        let read =
+            budget.read_file(path).map_err(unread).and_then(|bytes| Self::read(&bytes, &origin, &budget));
+        // Whatever the readers made of it.
+        match budget.error() {
+            Some(source) => Err(TraceError::Spent { origin, source }),
+            None => read,
+        }
     }
 
     /// Reads what a file holds, gzipped or not. Its first bytes tell which form it has, not its name.
-    fn read(bytes: &[u8], origin: &Origin) -> Result<Self, TraceError> {
+    fn read(bytes: &[u8], origin: &Origin, budget: &Budget) -> Result<Self, TraceError> {
         let mut unpacked = Vec::new();
         let mut bytes = bytes;
         if bytes.starts_with(&GZIP_MAGIC) {
-            if let Err(source) = MultiGzDecoder::new(bytes).read_to_end(&mut unpacked) {
+            if let Err(source) = budget.read_to_end(MultiGzDecoder::new(bytes), &mut unpacked) {
                 let read = unpacked.len() as u64;
                 return Err(TraceError::Gzip { origin: origin.clone(), read, source });
             }
             bytes = &unpacked;
         }
         match Format::of(bytes) {
-            Some(format) => snapshot(bytes, format, origin).map(Self::Snapshot),
-            None if minimalloc::is_header(bytes) => minimalloc::read(bytes, origin.clone()).map(Self::Trace),
-            None => text::read(bytes, origin.clone()).map(Self::Trace),
+            Some(format) => Snapshot::read(bytes, format, origin, budget).map(Self::Snapshot),
+            None if minimalloc::is_header(bytes) => {
+                minimalloc::read(bytes, origin.clone(), budget).map(Self::Trace)
+            }
+            None => text::read(bytes, origin.clone(), budget).map(Self::Trace),
         }
     }
 
@@ -179,23 +184,6 @@ impl Recording {
             Self::Snapshot(snapshot) => snapshot.traces(origin),
         }
     }
-}
-
-/// Reads a snapshot on a stack of its own: what nests values without end makes its readers call themselves.
-fn snapshot(bytes: &[u8], format: Format, origin: &Origin) -> Result<Snapshot, TraceError> {
-    let failed = |problem: &str| TraceError::Snapshot {
-        origin: origin.clone(),
-        format,
-        place: "the outermost level".into(),
-        problem: problem.into(),
-    };
-    let nested = bytes.len().saturating_mul(STACK_PER_BYTE).clamp(LEAST_STACK, MOST_STACK);
-    std::thread::scope(|scope| {
-        let reader = std::thread::Builder::new().stack_size(nested);
-        let reader = reader.spawn_scoped(scope, || Snapshot::read(bytes, format, origin));
-        let reader = reader.map_err(|source| TraceError::Read { origin: origin.clone(), source })?;
-        reader.join().unwrap_or_else(|_| Err(failed("its reader cannot cope with what it found")))
-    })
 }
 
 /// A recorded trace of this repository; in a bundle they lie in a folder beside the tests'.
@@ -219,7 +207,8 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8]) -> Result<Vec<Trace>, TraceError> {
-        Recording::read(bytes, &Origin::BuiltIn)?.traces(&Origin::BuiltIn)
+        Recording::read(bytes, &Origin::BuiltIn, &ReadLimit::default().budget(bytes.len() as u64))?
+            .traces(&Origin::BuiltIn)
     }
 
     fn packed(bytes: &[u8]) -> Vec<u8> {

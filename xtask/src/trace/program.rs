@@ -107,6 +107,7 @@ mod tests {
     use super::super::Event as Call;
     use super::super::snapshot::Format;
     use super::*;
+    use crate::budget::ReadLimit;
 
     fn snapshot(blocks: &str, events: &str) -> Snapshot {
         let text = format!(
@@ -117,6 +118,7 @@ mod tests {
             text.replace("\"address\"", "\"device\": 1, \"address\"").as_bytes(),
             Format::Json,
             &Origin::BuiltIn,
+            &ReadLimit::default().budget(0),
         )
         .unwrap()
     }

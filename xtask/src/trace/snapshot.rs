@@ -8,8 +8,10 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 
+use super::text::EVENT;
 use super::{Origin, TraceError};
-use crate::pickle::Pickle;
+use crate::budget::Budget;
+use crate::pickle::{Pickle, TRANSIENT_RESULT};
 
 /// The state of an allocator at one moment, and what led to it.
 #[derive(Debug, Default, Deserialize)]
@@ -122,15 +124,23 @@ const LIMIT: u64 = 1 << 53;
 
 impl Snapshot {
     /// Reads and checks a snapshot; its segments are in order of their addresses afterwards.
-    pub(crate) fn read(bytes: &[u8], format: Format, origin: &Origin) -> Result<Self, TraceError> {
+    pub(crate) fn read(
+        bytes: &[u8],
+        format: Format,
+        origin: &Origin,
+        budget: &Budget,
+    ) -> Result<Self, TraceError> {
+        let spent = |source| TraceError::Spent { origin: origin.clone(), source };
+
         let (snapshot, end) = match format {
             Format::Json => {
+                budget.charge_json(bytes).map_err(spent)?;
                 let mut reader = serde_json::Deserializer::from_slice(bytes);
                 let read = serde_path_to_error::deserialize(&mut reader);
                 (read.map_err(|error| within(&error)), reader.end().map_err(|error| error.to_string()))
             }
             Format::Pickle => {
-                let read = match Pickle::parse(bytes) {
+                let read = match Pickle::parse(bytes, budget) {
                     Ok(pickle) => {
                         serde_path_to_error::deserialize(pickle.value()).map_err(|error| within(&error))
                     }
@@ -143,6 +153,8 @@ impl Snapshot {
         let mut snapshot: Self = snapshot.map_err(bad)?;
         end.map_err(|problem| bad(("after the snapshot".to_owned(), problem)))?;
         snapshot.check().map_err(bad)?;
+        let events: usize = snapshot.device_traces.iter().map(Vec::len).sum();
+        budget.charge(events as u64 * EVENT).map_err(spent)?;
         snapshot.format = format;
         snapshot.segments.sort_by_key(|segment| (segment.device, segment.address));
         Ok(snapshot)
@@ -201,9 +213,19 @@ fn call_site<'de, D: Deserializer<'de>>(frames: D) -> Result<Option<String>, D::
 
         fn label(&self) -> String {
             let Self { filename, line, name } = self;
-            if name == "??" { format!("{filename}:{line}") } else { format!("{filename}:{line} {name}") }
+            let mut label =
+                if name == "??" { format!("{filename}:{line}") } else { format!("{filename}:{line} {name}") };
+            let end = (0..=TRANSIENT_RESULT).rev().find(|end| label.is_char_boundary(*end));
+            label.truncate(end.unwrap_or_default());
+            label.shrink_to_fit();
+            label
         }
     }
+
+    /// Not kept: see [`TRANSIENT`](crate::pickle::TRANSIENT).
+    #[derive(Deserialize)]
+    #[serde(rename = "$pickle::Transient")]
+    struct Transient(#[serde(deserialize_with = "chosen")] Option<String>);
 
     struct Frames;
 
@@ -234,12 +256,17 @@ fn call_site<'de, D: Deserializer<'de>>(frames: D) -> Result<Option<String>, D::
         }
     }
 
-    frames.deserialize_any(Frames)
+    fn chosen<'de, D: Deserializer<'de>>(frames: D) -> Result<Option<String>, D::Error> {
+        frames.deserialize_any(Frames)
+    }
+
+    Transient::deserialize(frames).map(|Transient(chosen)| chosen)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::ReadLimit;
     use proptest::prelude::*;
 
     const JSON: &str = r#"{"segments": [{"device": 0, "address": 4096, "total_size": 3072, "stream": 7,
@@ -261,7 +288,7 @@ mod tests {
     }
 
     fn read(bytes: &[u8], format: Format) -> Result<Snapshot, TraceError> {
-        Snapshot::read(bytes, format, &Origin::BuiltIn)
+        Snapshot::read(bytes, format, &Origin::BuiltIn, &ReadLimit::default().budget(0))
     }
 
     #[test]

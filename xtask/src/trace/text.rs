@@ -2,14 +2,31 @@
 
 use super::builder::Builder;
 use super::{Origin, Trace, TraceError};
+use crate::budget::Budget;
+
+/// Memory for an event and for the block that it may begin.
+pub(super) const EVENT: u64 = 160;
 
 const SHAPE: &str = "a line is `CODE ADDRESS(hex) SIZE(bytes) STREAM`, CODE one of a r f S D M U";
 
 /// Reads and checks a trace.
-pub(super) fn read(text: &[u8], origin: Origin) -> Result<Trace, TraceError> {
+pub(super) fn read(text: &[u8], origin: Origin, budget: &Budget) -> Result<Trace, TraceError> {
     let mut builder = Builder::default();
+    charge_lines(text, EVENT, &origin, budget)?;
     each_line(text, &origin, SHAPE, |line| take(&mut builder, line))?;
     builder.finish(origin)
+}
+
+/// Charges the memory for what is made of a text's lines: so much for each.
+pub(super) fn charge_lines(
+    text: &[u8],
+    each: u64,
+    origin: &Origin,
+    budget: &Budget,
+) -> Result<(), TraceError> {
+    let lines = text.iter().filter(|byte| **byte == b'\n').count() as u64 + 1;
+    let charged = budget.charge(lines.saturating_mul(each));
+    charged.map_err(|source| TraceError::Spent { origin: origin.clone(), source })
 }
 
 /// Hands each line to `take`, which says what it expected instead if it cannot use it.
@@ -55,10 +72,11 @@ fn take(builder: &mut Builder, line: &str) -> Result<(), &'static str> {
 mod tests {
     use super::*;
 
+    use crate::budget::ReadLimit;
     use crate::trace::Event;
 
     fn plain(text: &str) -> Result<Trace, TraceError> {
-        read(text.as_bytes(), Origin::BuiltIn)
+        read(text.as_bytes(), Origin::BuiltIn, &ReadLimit::default().budget(0))
     }
 
     #[test]

@@ -330,6 +330,7 @@ fn size_class(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::ReadLimit;
     use crate::replay::Policy;
     use crate::trace::snapshot::Format;
     use crate::trace::{Origin, Recording, Trace};
@@ -344,7 +345,9 @@ mod tests {
                 {"size": 4096, "state": "inactive"},
                 {"size": 4096, "state": "active_pending_free", "frames": [
                     {"filename": "a.rs", "line": 7, "name": "??"}]}]}]}"#;
-        let mut snapshot = Snapshot::read(json.as_bytes(), Format::Json, &Origin::BuiltIn).unwrap();
+        let mut snapshot =
+            Snapshot::read(json.as_bytes(), Format::Json, &Origin::BuiltIn, &ReadLimit::default().budget(0))
+                .unwrap();
         snapshot.device_traces = vec![vec![
             event(Action::FreeRequested, 0, 1024),
             event(Action::FreeCompleted, 0, 1024),
@@ -384,7 +387,9 @@ mod tests {
     #[test]
     fn a_replay_is_drawn_as_it_was() {
         let path = crate::trace::recorded("two_stream.trace.gz");
-        let Recording::Trace(trace) = Recording::load(&path).unwrap() else { panic!("a trace") };
+        let Recording::Trace(trace) = Recording::load(&path, ReadLimit::default()).unwrap() else {
+            panic!("a trace")
+        };
         let Trace { allocations, peak_active, .. } = trace;
         for policy in [Policy::Fixed, Policy::Remap] {
             let history = History::of(&super::super::replay::run(&trace, policy).unwrap());

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
+use crate::budget::ReadLimit;
 use crate::replay::Policy;
 use crate::trace::Recording;
 use history::History;
@@ -35,6 +36,8 @@ pub(crate) struct Options {
     /// Let PyTorch's own viewer read snapshots of ours; downloads it once (140 MB)
     #[arg(long)]
     check_torch: bool,
+    #[command(flatten)]
+    limit: ReadLimit,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -43,7 +46,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let Some(file) = &options.file else { return Ok(()) };
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let (snapshot, title) = match Recording::load(file)? {
+    let (snapshot, title) = match Recording::load(file, options.limit)? {
         Recording::Snapshot(snapshot) => (snapshot, name.to_string()),
         Recording::Trace(trace) => {
             let policy = match options.policy {

@@ -144,6 +144,7 @@ fn place(ranges: &[(u64, u64)], address: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::ReadLimit;
     use crate::trace::Origin;
     use crate::trace::snapshot::{Format, Snapshot};
 
@@ -152,7 +153,9 @@ mod tests {
         let json = r#"{"segments": [{"address": 4096, "total_size": 512, "blocks": [
             {"size": 512, "state": "active_allocated", "frames": [
                 {"filename": "</script><b>", "line": 1, "name": "??"}]}]}]}"#;
-        let snapshot = Snapshot::read(json.as_bytes(), Format::Json, &Origin::BuiltIn).unwrap();
+        let snapshot =
+            Snapshot::read(json.as_bytes(), Format::Json, &Origin::BuiltIn, &ReadLimit::default().budget(0))
+                .unwrap();
         let page = html("<a & b>", &History::of(&snapshot)).unwrap();
         assert!(page.contains("<title>&lt;a &amp; b></title>") && !page.contains("{{"));
         assert_eq!(page.matches("</script>").count(), 4, "nothing ends a script before its end");

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use caching_alloc::core::{Allocator, Block, Settings, Snapshot, StreamId};
 use caching_alloc::host::{HostSource, HostStreams};
 
+use crate::budget::ReadLimit;
 use crate::headers::{self, Part, TORCH};
 use crate::trace::Origin;
 use crate::trace::snapshot::{Block as RecordedBlock, BlockState, Format, Snapshot as Recorded};
@@ -92,7 +93,7 @@ fn check_with(viewer: &Path) -> Result<()> {
 
 /// Our own reader finds what the viewer finds.
 fn read_back(pickle: &[u8], written: &Snapshot) -> Result<()> {
-    let read = Recorded::read(pickle, Format::Pickle, &Origin::BuiltIn)?;
+    let read = Recorded::read(pickle, Format::Pickle, &Origin::BuiltIn, &ReadLimit::default().budget(0))?;
     ensure!(
         read.segments.len() == written.segments.len() + written.mapped.len(),
         "{} segments are read",
