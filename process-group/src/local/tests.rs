@@ -83,6 +83,9 @@ fn all_meet(doors: &[Door]) {
                 let others: Vec<u64> = (0..doors.len() as u64).filter(|other| *other != me as u64).collect();
                 assert_eq!(places, others);
                 for Met { link, descriptors } in &met {
+                    assert!(
+                        format!("{link:?}").ends_with(&format!("from place {me} to place {})", link.place()))
+                    );
                     let said: Vec<String> = descriptors.iter().map(read).collect();
                     assert_eq!(said, TAGS.map(|tag| format!("{tag} of {}", link.place())));
                 }
