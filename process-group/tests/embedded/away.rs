@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use process_group::{
@@ -37,10 +38,13 @@ const fn case(size: usize, release: i32, build: fn(Builder) -> Builder, call: Ca
 }
 
 /// Makes the call while rank 1 stays away from before its write number `place` to the store, and rank 0 is aborted once
-/// it looks for what is not there: what rank 0 had of it. Nothing where rank 1 writes less often.
+/// it looks for what is not there, or for nothing for a while because it waits in NCCL: what rank 0 had of it. Nothing
+/// where rank 1 writes less often.
 fn without_the_other(case: &Case, place: usize) -> Option<Result<(), GroupError>> {
     let machine = machine_with(case.size, case.release);
-    let (away, looks_at) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(String::new())));
+    let away = Arc::new(AtomicBool::new(false));
+    // The key that rank 0 looks for, and since when.
+    let looks_at = Arc::new(Mutex::new((String::new(), Instant::now())));
     let mut results = machine.ranks(case.size, |rank| {
         let caller = Arc::new(OnceLock::<ThreadId>::new());
         let hook = {
@@ -51,7 +55,7 @@ fn without_the_other(case: &Case, place: usize) -> Option<Result<(), GroupError>
                     return Ok(());
                 }
                 if me == 0 {
-                    *looks_at.lock().unwrap() = key.to_owned();
+                    *looks_at.lock().unwrap() = (key.to_owned(), Instant::now());
                 } else if matches!(call, "set" | "add" | "compare_set")
                     && writes.fetch_add(1, Ordering::Relaxed) == place
                 {
@@ -73,8 +77,9 @@ fn without_the_other(case: &Case, place: usize) -> Option<Result<(), GroupError>
             });
             if let (0, Some(call)) = (rank.rank, &call) {
                 let is_blocked = || {
-                    let key = looks_at.lock().unwrap().clone();
-                    away.load(Ordering::SeqCst) && !key.is_empty() && !rank.store.check(&[&key]).unwrap()
+                    let (key, since) = looks_at.lock().unwrap().clone();
+                    let is_missing = || !key.is_empty() && !rank.store.check(&[&key]).unwrap();
+                    away.load(Ordering::SeqCst) && (is_missing() || since.elapsed() > Duration::from_secs(1))
                 };
                 while !call.is_finished() && !is_blocked() {
                     thread::yield_now();

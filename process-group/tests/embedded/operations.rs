@@ -426,7 +426,9 @@ rusty_fork_test! {
             let end = world.abort_handle();
             end.abort(far()).unwrap();
             let closed = unsafe { world.all_reduce(part(0, 1), part(0, 1), ReduceOp::Sum, &stream) };
-            assert!(matches!(closed, Err(GroupError::Comm(CommError::Closed { .. }))), "{closed:?}");
+            // The other aborts too, which may be known first.
+            let is_closed = matches!(closed, Err(GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. }));
+            assert!(is_closed, "{closed:?}");
         });
         for name in ["ncclAllReduce", "ncclReduce", "ncclSend", "ncclRecv", "ncclGather", "ncclBroadcast"] {
             assert_eq!(machine.world.calls(name), 0, "{name}");
