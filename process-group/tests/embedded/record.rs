@@ -35,8 +35,9 @@ rusty_fork_test! {
             }).unwrap();
             let pair = world.split("pair", &Request::Lists(vec![vec![1, 0]])).unwrap().unwrap();
             unsafe { pair.broadcast(two, 1, &stream) }.unwrap();
-            pair.destroy(far()).unwrap();
+            // The pair's events too: NCCL, which a destruction waits for, may be done a moment before them.
             stream.synchronize().unwrap();
+            pair.destroy(far()).unwrap();
 
             let dump = world.dump();
             let ranks: Vec<_> = dump.groups.iter().map(|group| &group.ranks[..]).collect();

@@ -323,6 +323,8 @@ rusty_fork_test! {
                 assert!(is_it, "{error}");
                 world.abort(far()).unwrap();
             });
+            // The first abort frees what the second only waits for to be left.
+            assert!(wait_for_dropped(far()));
             machine.world.finish().unwrap();
         }
     }
