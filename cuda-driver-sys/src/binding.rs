@@ -1,4 +1,4 @@
-//! What is the CUDA driver's own in finding and asking the library.
+//! The part of finding and querying the library that is specific to the CUDA driver.
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
@@ -7,23 +7,23 @@ use std::{fs, ptr};
 use crate::dynamic::library::by_name;
 use crate::{CUresult, Function, Table, Version, VersionFault};
 
-/// What the library is called in messages.
+/// Name of the library in messages.
 pub(crate) const LIBRARY: &str = "CUDA driver";
 
 /// The environment variable that names the library's file.
 pub const VARIABLE: &str = "CUDA_DRIVER_SYS_LIBRARY";
 
-/// The names that the system's loader is asked for, in this order.
+/// The names that are passed to the system's loader, in this order.
 pub const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-/// How files of the library are called, versions aside.
+/// Prefixes of the library's file names, without the version.
 pub(crate) const FILES: &[&str] = &["libcuda.so"];
 
-/// What to do where none is found.
+/// Advice for a host without the library.
 pub(crate) const ADVICE: &str =
     "install NVIDIA's driver, or set CUDA_DRIVER_SYS_LIBRARY to its library's file";
 
-/// Where packages put the library that the loader does not look into.
+/// Description of the packages whose folders the system's loader does not search.
 pub(crate) const PACKAGES: &str = "a toolkit's package for forward compatibility";
 
 /// The files of such packages.
@@ -35,7 +35,7 @@ pub(crate) fn packaged() -> Vec<PathBuf> {
     files
 }
 
-/// What every release has; the first tells the release.
+/// Functions that every supported release has; the first one reports the release.
 pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"];
 
 /// A release's code, for tests.
@@ -43,7 +43,7 @@ pub(crate) const REQUIRED: &[&str] = &["cuDriverGetVersion", "cuInit", "cuGetErr
 pub(crate) const SAMPLE: i32 = 12040;
 
 /// Resolves every function through `cuGetProcAddress`, which is asked for exactly the revision of the table's
-/// signature, and by its symbol where that does not know it.
+/// signature. A function that it does not know is resolved by its symbol.
 ///
 /// A revision that is newer than the driver is taken by symbol only. Asked for it, `cuGetProcAddress` answers the newest
 /// revision that the driver has, which is an older one with another signature; a symbol names its revision.
@@ -58,10 +58,10 @@ pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> 
             _ => ptr::null(),
         })
     };
-    // A driver that does not tell its release is refused later, with the reason.
+    // A driver that does not report its release is refused later, with the reason.
     // SAFETY: the version function is the driver's, by the caller's contract.
     let release = unsafe { ask_version(&entry_points) }.unwrap_or_default();
-    // SAFETY: what either way answers is the driver's function in this revision, or null.
+    // SAFETY: both ways return the driver's function in this revision, or null.
     unsafe {
         Table::resolve(|function| {
             // `cuGetProcAddress` itself is taken by symbol: a driver may answer its newest for either revision.
@@ -72,7 +72,8 @@ pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> 
     }
 }
 
-/// The address by `cuGetProcAddress`, with its default flags: functions that take the legacy default stream.
+/// Returns the address by `cuGetProcAddress`, with its default flags: functions that use the legacy default
+/// stream.
 ///
 /// # Safety
 /// The table's `cuGetProcAddress` must be the driver's.
@@ -90,7 +91,7 @@ unsafe fn ask(entry_points: &Table, function: &Function) -> Option<*const c_void
     (status == CUresult::CUDA_SUCCESS && !address.is_null()).then_some(address.cast_const())
 }
 
-/// The release, as the library says.
+/// Asks the library for its release.
 ///
 /// # Safety
 /// The table's version function must be the driver's.
@@ -109,7 +110,7 @@ pub(crate) unsafe fn ask_version(table: &Table) -> Result<Version, VersionFault>
     Ok(Version::from_code(code))
 }
 
-/// What a status of the version function suggests.
+/// Explains a status of the version function; empty if there is nothing to explain.
 pub(crate) fn hint(status: u32) -> &'static str {
     match CUresult(status) {
         CUresult::CUDA_ERROR_STUB_LIBRARY => {

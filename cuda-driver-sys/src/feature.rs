@@ -1,12 +1,12 @@
-//! What a release of the driver may or may not have. Whether a device supports it is another question, for
-//! `cuDeviceGetAttribute`.
+//! The features of the driver that depend on the release. `cuDeviceGetAttribute` tells whether a device
+//! supports one.
 
 use crate::Version;
 use crate::dynamic::requirement::Requirement;
 
 features! {
-    /// A part of the driver's interface that depends on the release: with the first that has it, in the revision
-    /// that is meant. Every supported driver, from 11.7 on, has what is older.
+    /// A part of the driver's interface that depends on the release. Each flag names the first release with
+    /// this part, in the revision of this crate. Every supported driver (11.7 or newer) has the older parts.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Feature: u64 {
         /// Physical memory, reserved addresses, and mappings of one to the other (10.2).
@@ -129,7 +129,7 @@ const fn needs(feature: Feature, functions: &'static [&'static str]) -> Requirem
     Requirement { feature, functions, since: None, known_bad: &[] }
 }
 
-/// What each feature takes. No release is known to do one of them wrong.
+/// The requirements of each feature. No release is known to do one of them wrong.
 pub(crate) static REQUIREMENTS: &[Requirement] = &[
     needs(
         Feature::VIRTUAL_MEMORY,

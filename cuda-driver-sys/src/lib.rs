@@ -1,19 +1,19 @@
-//! The raw CUDA driver API, loaded at run time: nothing is linked, no toolkit is needed to build, and one
+//! The raw CUDA driver API, loaded at run time. Nothing is linked and no toolkit is needed to build. One
 //! binary runs with every driver from 11.7 to 13.x.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest `cuda.h` |
-//! | `dynamic` | how the library is found, and what it lacks |
-//! | `feature` | what depends on the release |
+//! | `dynamic` | how the library is found, and its missing functions and features |
+//! | `feature` | features depending on the release |
 //!
-//! The table has every function of `cuda.h` that a driver from 11.7 on can be asked for, each with the first release
-//! that has it, except the variants `…_ptds` and `…_ptsz` (streams are passed explicitly,
-//! [`CU_STREAM_PER_THREAD`] among them) and the revisions that all of these drivers have a newer one of
-//! ([`SUPERSEDED`]). A structure is laid out as the newest header has it: what older releases do not know of it lies
-//! in what was reserved, or at its end, and zero there is what they expect.
+//! The table has every function of `cuda.h` that a driver from 11.7 on can be asked for, each with the first
+//! release that has it. Left out are the variants `…_ptds` and `…_ptsz` (streams are passed explicitly,
+//! [`CU_STREAM_PER_THREAD`] among them) and the revisions that are [`SUPERSEDED`], since all of these drivers
+//! have a newer one. A structure is laid out as in the newest header. Fields unknown to an older release lie
+//! in space that was reserved, or at the structure's end, and the older release expects zero there.
 //!
-//! For: who wants the driver's own functions without linking them. Not for: who wants a safe interface.
+//! For programs that call the driver's own functions without linking them. Not a safe interface.
 //!
 //! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has
 //! it, in the revision that its name says (`cuMemAlloc_v2`); the library is never unloaded.

@@ -1,12 +1,12 @@
-//! The machine's own driver, where there is one: it has what the table dates at or before its release, and says of
-//! results what the header says.
+//! Tests with the machine's own driver, if it has one. The driver has every function that the table dates at
+//! or before its release, and names result codes as the header does.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
 
 use cuda_driver_sys::{Api, CUdriverProcAddressQueryResult, CUresult, FUNCTIONS, Function, LoadError};
 
-/// The machine's driver; `None`, with a word why, where there is none.
+/// The machine's driver; `None`, with a printed reason, if there is none.
 fn driver() -> Option<Api> {
     match Api::load() {
         Ok(api) => {
@@ -22,7 +22,7 @@ fn driver() -> Option<Api> {
     }
 }
 
-/// What `cuGetProcAddress` answers for a function of the table.
+/// The address that `cuGetProcAddress` returns for a function of the table.
 fn answered(api: &Api, function: &Function) -> Option<*const c_void> {
     let base = CString::new(function.base).unwrap();
     let mut address = ptr::null_mut();
@@ -52,10 +52,11 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         // SAFETY: only the address is taken.
         let symbol = unsafe { library.get::<*const c_void>(*name) };
         let exported = symbol.ok().map(|symbol| symbol.into_raw().cast_const());
-        // The door is taken by symbol: a driver may answer its newest for either revision of itself.
+        // `cuGetProcAddress` itself is taken by symbol: a driver may answer its newest revision for either
+        // one.
         let door = function.base == "cuGetProcAddress";
         let due = *since <= api.version();
-        // A newer revision than the driver's is not asked for: an older one is answered.
+        // A revision newer than the driver's is not asked for: the driver would answer with an older one.
         let answered = match (door, due) {
             (true, _) => exported,
             (false, true) => answered(&api, function),
@@ -63,7 +64,8 @@ fn every_function_of_the_release_is_there_and_is_the_one_named() {
         };
         let resolved = api.table().address(name);
         there += usize::from(resolved.is_some());
-        // What a header names only later may be missing without harm to anybody who goes by headers.
+        // A function that a later header declares may be missing: programs that follow the headers cannot
+        // call it yet.
         let due_by_header = due && declared.is_none_or(|declared| declared <= api.version());
         match (answered, exported) {
             (None, None) if due_by_header => {

@@ -11,11 +11,11 @@ use cuda_driver_sys::{
 };
 
 thread_local! {
-    /// What `door` was asked for.
+    /// The requests that `door` received.
     static ASKED: RefCell<Vec<(String, c_int, u64)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The release that the fake driver says it is.
+/// The release that the fake driver reports.
 const RELEASE: Version = Version::new(12, 2);
 
 unsafe extern "C" fn version(version: *mut c_int) -> CUresult {
@@ -78,7 +78,7 @@ fn the_door_is_asked_for_the_tables_revision() {
     let mut address = 0;
     // SAFETY: this one ignores its arguments.
     assert_eq!(unsafe { (api.cuMemAlloc_v2().unwrap())(&mut address, 1) }, CUresult(2));
-    // What the door does not know comes by symbol.
+    // A function that `cuGetProcAddress` does not know is resolved by symbol.
     assert!(api.cuMemCreate().is_ok());
     assert_eq!(api.version(), RELEASE);
 
@@ -94,8 +94,7 @@ unsafe extern "C" fn older_revision() -> CUresult {
     CUresult::CUDA_SUCCESS
 }
 
-/// A driver's `cuGetProcAddress_v2` that, asked for a newer revision than the driver has, answers the newest that it
-/// has.
+/// A driver's `cuGetProcAddress_v2` that returns its newest revision when asked for a newer one.
 unsafe extern "C" fn newest_door(
     symbol: *const c_char,
     address: *mut *mut c_void,
@@ -116,7 +115,7 @@ unsafe extern "C" fn newest_door(
 fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     let loader = |name: &CStr| match name.to_str().unwrap() {
         "cuGetProcAddress_v2" => newest_door as *const c_void,
-        // Ahead of its release, and by its own name.
+        // Exported ahead of its release, and under its own name.
         "cuCtxSynchronize_v2" => exported as *const c_void,
         _ => symbol(name),
     };
@@ -136,7 +135,7 @@ fn a_revision_newer_than_the_driver_is_never_an_older_one() {
     assert!(count > 10, "{count} functions have a revision newer than {RELEASE}");
     let missing = api.cuCtxCreate_v4().unwrap_err();
     assert_eq!((missing.why, missing.needed), (Why::TooOld, Version::new(12, 5)));
-    // The driver's own are what it answers.
+    // For the driver's own revisions, its answer is taken.
     assert_eq!(api.table().address("cuCtxCreate_v3"), Some(older_revision as *const c_void));
 }
 

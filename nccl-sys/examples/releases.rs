@@ -1,16 +1,16 @@
-//! What each release of NCCL and of the CUDA driver brings, and what the libraries at hand have of it:
-//! `cargo run -p lockstep-nccl-sys --example releases [nccl|cuda]`. Needs neither.
+//! Lists the additions of each release of NCCL and of the CUDA driver, and marks those that the libraries at
+//! hand have: `cargo run -p lockstep-nccl-sys --example releases [nccl|cuda]`. Needs neither library.
 
 use std::env::args;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Whether the library at hand has something: yes, no, or there is no library.
+/// Marks an item as present (`+`) or missing (`-`) in the library at hand; a blank without a library.
 fn mark(there: Option<bool>) -> char {
     there.map_or(' ', |there| if there { '+' } else { '-' })
 }
 
-/// Lists one of the crates, all of which are alike.
+/// Lists one of the two crates, which have the same interface.
 macro_rules! list {
     ($out:ident, $sys:ident, $library:literal) => {{
         let api = $sys::Api::load();
@@ -59,7 +59,7 @@ fn list(out: &mut impl Write) -> io::Result<()> {
 
 fn main() -> ExitCode {
     match list(&mut io::stdout().lock()) {
-        // A reader who has seen enough is no failure.
+        // A closed pipe is no failure: the reader has seen enough.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("error: {error}");
             ExitCode::FAILURE

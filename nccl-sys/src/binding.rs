@@ -1,32 +1,33 @@
-//! What is NCCL's own in finding and asking the library.
+//! The part of finding and querying the library that is specific to NCCL.
 
 use std::ffi::{CStr, c_void};
 
 use crate::dynamic::library::by_name;
 use crate::{Table, Version, VersionFault, ncclResult_t};
 
-/// What the library is called in messages.
+/// Name of the library in messages.
 pub(crate) const LIBRARY: &str = "NCCL";
 
 /// The environment variable that names the library's file.
 pub const VARIABLE: &str = "NCCL_SYS_LIBRARY";
 
-/// The names that the system's loader is asked for, in this order.
+/// The names that are passed to the system's loader, in this order.
 pub const NAMES: &[&str] = &["libnccl.so.2", "libnccl.so"];
 
-/// How files of the library are called, versions aside (plugins are called `libnccl-net.so` and the like).
+/// Prefixes of the library's file names, without the version (plugins are called `libnccl-net.so` and the
+/// like).
 pub(crate) const FILES: &[&str] = &["libnccl.so"];
 
-/// What to do where none is found.
+/// Advice for a host without the library.
 pub(crate) const ADVICE: &str = "install it (package libnccl2, or nvidia-nccl-cu12 for Python), set NCCL_SYS_LIBRARY \
      to its file, or take a Python environment's copy with `Api::load_with_python`";
 
-/// Where packages put the library that the loader does not look into.
+/// Description of the packages whose folders the system's loader does not search.
 pub(crate) const PACKAGES: &str = "a Python environment";
 
 pub(crate) use crate::python::libraries as packaged;
 
-/// What every release has; the first tells the release.
+/// Functions that every supported release has; the first one reports the release.
 pub(crate) const REQUIRED: &[&str] = &[
     "ncclGetVersion",
     "ncclGetErrorString",
@@ -51,7 +52,7 @@ pub(crate) unsafe fn resolve(symbol: &mut dyn FnMut(&CStr) -> *const c_void) -> 
     unsafe { Table::resolve(|function| by_name(symbol, function.name)) }
 }
 
-/// The release, as the library says.
+/// Asks the library for its release.
 ///
 /// # Safety
 /// The table's version function must be NCCL's.
@@ -70,7 +71,7 @@ pub(crate) unsafe fn ask_version(table: &Table) -> Result<Version, VersionFault>
     Ok(Version::from_code(code))
 }
 
-/// What a status of the version function suggests.
+/// Explains a status of the version function; empty if there is nothing to explain.
 pub(crate) fn hint(_status: u32) -> &'static str {
     ""
 }

@@ -1,8 +1,8 @@
-//! A communicator's configuration, and which of its fields the library at hand ignores.
+//! A communicator's configuration, and the fields of it that the library at hand ignores.
 //!
-//! One structure suits every release: it says its own size and version, an older library reads as much of it as
-//! it knows, and a newer one takes the rest as undefined. [`Api::config`] makes it. But an older library does not
-//! say that it has dropped a field; [`Api::ignored`] does.
+//! One structure suits every release: it declares its own size and version, an older library reads the part
+//! that it knows, and a newer one takes the rest as undefined. [`Api::config`] makes it. An older library
+//! drops newer fields without an error; [`Api::ignored`] lists them.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr;
@@ -15,7 +15,7 @@ pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// The value of a pointer field that is left to NCCL.
 pub const NCCL_CONFIG_UNDEF_PTR: *const c_char = ptr::null();
 
-/// What `ncclSimInfo_t` carries in place of [`NCCL_API_MAGIC`](crate::NCCL_API_MAGIC).
+/// The magic number of `ncclSimInfo_t`, which does not use [`NCCL_API_MAGIC`](crate::NCCL_API_MAGIC).
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
 /// A field of [`ncclConfig_t`].
@@ -26,15 +26,15 @@ pub struct ConfigField {
     pub name: &'static str,
     /// The release that first reads it.
     pub since: Version,
-    /// Where it lies, in bytes.
+    /// Its offset in bytes.
     pub offset: usize,
     /// Its size in bytes.
     pub size: usize,
-    /// Whether a configuration leaves it to NCCL.
+    /// Returns true if a configuration leaves this field to NCCL.
     pub(crate) is_undefined: fn(&ncclConfig_t) -> bool,
 }
 
-/// A field's value that stands for none.
+/// A field type with a value for "undefined".
 pub(crate) trait Undefined {
     const UNDEFINED: Self;
 
@@ -81,17 +81,17 @@ macro_rules! config_fields {
 }
 
 impl Default for ncclConfig_t {
-    /// Every field left to NCCL: `NCCL_CONFIG_INITIALIZER` from 2.17 on; [`ncclConfig_t::for_release`] knows the
-    /// others.
+    /// Every field left to NCCL, as in `NCCL_CONFIG_INITIALIZER` from 2.17 on; see
+    /// [`ncclConfig_t::for_release`] for older releases.
     fn default() -> Self {
         UNDEFINED
     }
 }
 
 impl ncclConfig_t {
-    /// Every field left to NCCL, with the values that the header of `release` has for that: before 2.17 the library
-    /// takes no undefined `blocking`, and it is 1, which is everywhere the default. Size and version stay those of
-    /// the newest header, which every library takes.
+    /// Returns a configuration that leaves every field to NCCL, with the undefined values of the header of
+    /// `release`. Before 2.17 the library takes no undefined `blocking`, so it is set to 1, the default of
+    /// every release. Size and version stay those of the newest header, which every library accepts.
     pub fn for_release(release: Version) -> Self {
         let blocking = if release < Version::new(2, 17, 1) { 1 } else { NCCL_CONFIG_UNDEF_INT };
         Self { blocking, ..UNDEFINED }
@@ -102,7 +102,7 @@ impl ncclConfig_t {
         Structure::named("ncclConfig_t")?.size_in(release)
     }
 
-    /// Whether the field of this name is set, and not left to NCCL.
+    /// Returns true if the field of this name is set, so not left to NCCL.
     pub fn sets(&self, field: &str) -> bool {
         CONFIG_FIELDS.iter().any(|known| known.name == field && !(known.is_undefined)(self))
     }
@@ -119,7 +119,7 @@ impl Api {
         ncclConfig_t::for_release(self.version())
     }
 
-    /// The fields set in `config` that this library drops without a word, being older than they are.
+    /// The fields set in `config` that this library silently drops because it is older than they are.
     pub fn ignored(&self, config: &ncclConfig_t) -> Vec<Missing> {
         let ignored = config.ignored_by(self.version());
         ignored

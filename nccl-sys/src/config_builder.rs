@@ -1,8 +1,9 @@
-//! Making an [`ncclConfig_t`] for the library at hand: typed, owning its strings, silent about nothing.
+//! Builds an [`ncclConfig_t`] for the library at hand: typed, owning its strings, and reporting every ignored
+//! field.
 //!
-//! What the raw structure leaves to its user: an older library drops a newer field without a word, one of two bounds
-//! is refused for the other's sake, the name must live as long as the communicator, and the environment beats all of
-//! it ([`Config::overrides`]).
+//! The raw structure has four pitfalls. An older library silently drops a newer field. NCCL refuses one of
+//! the two bounds of thread blocks without the other. The name must live as long as the communicator.
+//! Environment variables override all fields ([`Config::overrides`]).
 
 use std::ffi::{CStr, CString, c_int};
 use std::fmt;
@@ -12,21 +13,21 @@ use crate::{
     Api, Item, Missing, Override, Version, ncclConfig_t, ncclHostCftMode_t, ncclNvlsHostMode_t, overrides,
 };
 
-/// More thread blocks, or channels, than this are none of NCCL's.
+/// The most thread blocks, and the most channels, that NCCL has.
 const MAX_CHANNELS: u32 = 64;
 
 /// The largest cluster of thread blocks.
 const MAX_CLUSTER: u32 = 8;
 
-/// How sparing with thread blocks NCCL is.
+/// Policy for the number of thread blocks (CTAs) that NCCL uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
     /// The fastest for the collective alone.
     Default,
-    /// As few as reach the bandwidth.
+    /// The fewest thread blocks that still reach the full bandwidth.
     Efficiency,
-    /// None where copy engines can do it; since 2.28.
+    /// No thread blocks where copy engines can do the work; since 2.28.
     Zero,
 }
 
@@ -40,7 +41,7 @@ impl CtaPolicy {
     }
 }
 
-/// How a communicator's launches and captured graphs meet.
+/// The ways in which captured graphs and ordinary launches may share a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GraphUsage {
@@ -56,7 +57,7 @@ pub enum GraphUsage {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// Fields are set that the library would drop without a word.
+    /// Fields are set that the library would silently drop.
     #[error("the library ignores what the configuration sets: {}", list(.0))]
     Ignored(Vec<Missing>),
     /// A value that NCCL refuses, or silently replaces.
@@ -66,7 +67,7 @@ pub enum ConfigError {
         field: &'static str,
         /// The value, in words.
         value: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
 }
@@ -75,7 +76,7 @@ fn list(missing: &[Missing]) -> String {
     missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// A configuration in the making. What is not set is left to NCCL.
+/// Builds a configuration. Fields that are not set are left to NCCL.
 ///
 /// ```no_run
 /// use nccl_sys::{Api, ConfigBuilder, CtaPolicy, ncclUniqueId};
@@ -103,7 +104,7 @@ fn list(missing: &[Missing]) -> String {
 pub struct ConfigBuilder {
     raw: ncclConfig_t,
     strings: [Option<Arc<CStr>>; 2],
-    /// The first value that no release takes.
+    /// The first value that no release accepts.
     fault: Option<ConfigError>,
 }
 
@@ -127,7 +128,7 @@ impl ConfigBuilder {
         Self { raw: ncclConfig_t::default(), strings: [None, None], fault: None }
     }
 
-    /// Whether calls return when they are done (`blocking`); NCCL 2.14.
+    /// Sets whether calls block until they are done (`blocking`); NCCL 2.14.
     pub fn blocking(self, blocking: bool) -> Self {
         self.set(|raw| raw.blocking = blocking.into())
     }
@@ -156,7 +157,7 @@ impl ConfigBuilder {
         self.text("netName", NET_NAME, name)
     }
 
-    /// Whether communicators split from this one share its resources (`splitShare`); NCCL 2.18.
+    /// Sets whether communicators split from this one share its resources (`splitShare`); NCCL 2.18.
     pub fn split_share(self, share: bool) -> Self {
         self.set(|raw| raw.splitShare = share.into())
     }
@@ -166,23 +167,23 @@ impl ConfigBuilder {
         self.number("trafficClass", class, 0..=i32::MAX as u32, |raw| &mut raw.trafficClass)
     }
 
-    /// What NCCL calls the communicator in its messages (`commName`). NCCL keeps the address and not the text, so the
-    /// [`Config`] must outlive the communicator. NCCL 2.27.
+    /// Sets the communicator's name in NCCL's messages (`commName`). NCCL keeps the address and not the text,
+    /// so the [`Config`] must outlive the communicator. NCCL 2.27.
     pub fn comm_name(self, name: impl Into<Vec<u8>>) -> Self {
         self.text("commName", COMM_NAME, name)
     }
 
-    /// Whether switches of the network reduce (`collnetEnable`); NCCL 2.27.
+    /// Enables or disables reductions by network switches (`collnetEnable`); NCCL 2.27.
     pub fn collnet(self, enable: bool) -> Self {
         self.set(|raw| raw.collnetEnable = enable.into())
     }
 
-    /// How sparing with thread blocks NCCL is (`CTAPolicy`); NCCL 2.27.
+    /// Sets the policy for the number of thread blocks (`CTAPolicy`); NCCL 2.27.
     pub fn cta_policy(self, policy: CtaPolicy) -> Self {
         self.set(|raw| raw.CTAPolicy = policy.raw())
     }
 
-    /// Whether communicators shrunk from this one share its resources (`shrinkShare`); NCCL 2.27.
+    /// Sets whether communicators shrunk from this one share its resources (`shrinkShare`); NCCL 2.27.
     pub fn shrink_share(self, share: bool) -> Self {
         self.set(|raw| raw.shrinkShare = share.into())
     }
@@ -197,12 +198,12 @@ impl ConfigBuilder {
         self.number("nChannelsPerNetPeer", channels, 1..=MAX_CHANNELS, |raw| &mut raw.nChannelsPerNetPeer)
     }
 
-    /// Whether scheduling favours the use of NVLink (`nvlinkCentricSched`); NCCL 2.28.
+    /// Sets whether scheduling favours the use of NVLink (`nvlinkCentricSched`); NCCL 2.28.
     pub fn nvlink_centric(self, enable: bool) -> Self {
         self.set(|raw| raw.nvlinkCentricSched = enable.into())
     }
 
-    /// How launches and captured graphs meet (`graphUsageMode`); NCCL 2.29.
+    /// Sets how graphs and launches may use the communicator (`graphUsageMode`); NCCL 2.29.
     pub fn graph_usage(self, usage: GraphUsage) -> Self {
         self.set(|raw| raw.graphUsageMode = usage as c_int)
     }
@@ -212,18 +213,19 @@ impl ConfigBuilder {
         self.number("numRmaCtx", contexts, 0..=i32::MAX as u32, |raw| &mut raw.numRmaCtx)
     }
 
-    /// Peers that messages go to and come from at a time, at least 1 (`maxP2pPeers`); NCCL 2.30.
+    /// The most peers that messages are exchanged with at a time, at least 1 (`maxP2pPeers`); NCCL 2.30.
     pub fn max_p2p_peers(self, peers: u32) -> Self {
         self.number("maxP2pPeers", peers, 1..=i32::MAX as u32, |raw| &mut raw.maxP2pPeers)
     }
 
-    /// Whether graphs keep the order of their streams (`graphStreamOrdering`); `false` needs a
-    /// [`graph_usage`](Self::graph_usage) that is not mixed. NCCL 2.30.7.
+    /// Sets whether graphs keep the order of their streams (`graphStreamOrdering`); `false` needs a
+    /// [`graph_usage`](Self::graph_usage) other than mixed. NCCL 2.30.7.
     pub fn graph_stream_ordering(self, keep: bool) -> Self {
         self.set(|raw| raw.graphStreamOrdering = keep.into())
     }
 
-    /// Whether launches of several communicators run in the host's order (`launchOrderImplicit`); NCCL 2.31.
+    /// Sets whether launches of several communicators run in the order of the host's calls
+    /// (`launchOrderImplicit`); NCCL 2.31.
     pub fn launch_order_implicit(self, implicit: bool) -> Self {
         self.set(|raw| raw.launchOrderImplicit = implicit.into())
     }
@@ -233,8 +235,8 @@ impl ConfigBuilder {
         self.number("numRmaSig", signals, 0..=i32::MAX as u32, |raw| &mut raw.numRmaSig)
     }
 
-    /// Whether one-sided transfers are set up with the communicator, and not by a hidden collective at the first of
-    /// them (`rmaEagerInit`); NCCL 2.31.
+    /// Sets whether one-sided transfers are set up when the communicator is made, instead of by a hidden
+    /// collective at the first transfer (`rmaEagerInit`); NCCL 2.31.
     pub fn rma_eager_init(self, eager: bool) -> Self {
         self.set(|raw| raw.rmaEagerInit = eager.into())
     }
@@ -244,12 +246,12 @@ impl ConfigBuilder {
         self.set(|raw| raw.hostCftMode = mode.0)
     }
 
-    /// What of NVLink's multicast the host leaves off (`nvlsHostMode`); NCCL 2.32.
+    /// Selects the uses of NVLink multicast that the host leaves off (`nvlsHostMode`); NCCL 2.32.
     pub fn nvls_host_mode(self, mode: ncclNvlsHostMode_t) -> Self {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }
 
-    /// The configuration for this library.
+    /// Builds the configuration for this library.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for a value that the library refuses, [`ConfigError::Ignored`] if there are fields set
@@ -259,7 +261,8 @@ impl ConfigBuilder {
         if config.ignored.is_empty() { Ok(config) } else { Err(ConfigError::Ignored(config.ignored)) }
     }
 
-    /// The configuration for this library, which says [what it ignores](Config::ignored).
+    /// Builds the configuration for this library; [`Config::ignored`] lists the fields that the library
+    /// ignores.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for a value that the library refuses.
@@ -276,7 +279,7 @@ impl ConfigBuilder {
         (raw.commName, raw.netName) = (address(&strings[COMM_NAME]), address(&strings[NET_NAME]));
         check(&raw, api.version())?;
         let mut ignored = api.ignored(&raw);
-        // Blocking is what a library without the field is, too.
+        // A library without the `blocking` field is blocking too, so a blocking configuration loses nothing.
         ignored.retain(|missing| !(raw.blocking == 1 && missing.item == blocking()));
         Ok(Config { raw, ignored, release: api.version(), _strings: strings })
     }
@@ -329,7 +332,7 @@ fn blocking() -> Item {
     Item::Field { structure: "ncclConfig_t", field: "blocking" }
 }
 
-/// What this release refuses, though it reads the field, or replaces without a word.
+/// Checks for values that this release refuses, or silently replaces, although it reads the field.
 fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
     let refuse = |field, value: &str, problem: String| {
         Err(ConfigError::Value { field, value: value.to_owned(), problem })
@@ -368,19 +371,19 @@ unsafe impl Send for Config {}
 unsafe impl Sync for Config {}
 
 impl Config {
-    /// The C structure for one call, which may write to it. Its pointers are good while this value, or a clone of it,
-    /// lives.
+    /// Returns the C structure for one call, which may write to it. Its pointers are valid while this value,
+    /// or a clone of it, lives.
     pub fn raw(&self) -> ncclConfig_t {
         self.raw
     }
 
-    /// The fields that are set and that the library drops without a word. Empty after [`ConfigBuilder::build`].
+    /// The fields that are set and that the library silently drops. Empty after [`ConfigBuilder::build`].
     pub fn ignored(&self) -> &[Missing] {
         &self.ignored
     }
 
-    /// What in this process's environment beats fields that are set here: NCCL takes the variable's value over the
-    /// configuration's.
+    /// Returns the environment variables of this process that override fields set here: NCCL prefers a
+    /// variable's value to the configuration's.
     pub fn overrides(&self) -> Vec<Override> {
         let mut found = overrides(self.release);
         found.retain(|found| self.raw.sets(found.field));

@@ -1,4 +1,5 @@
-//! Structures of NCCL's device interface whose layout differs by release: here they are room and handle.
+//! Structures of NCCL's device interface whose layout differs by release, as opaque storage or an opaque
+//! handle.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -22,7 +23,7 @@ pub struct ncclDevComm {
 /// [`ncclDevComm`], by the name of its alias in C.
 pub type ncclDevComm_t = ncclDevComm;
 
-/// What a window handle points to: the library's own, on the device too.
+/// The opaque target of a window handle: the library's own data, on the device too.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ncclWindow_vidmem {
@@ -37,7 +38,7 @@ impl Default for ncclDevComm {
 }
 
 impl ncclDevComm {
-    /// The bytes, for a kernel's argument.
+    /// The address of the bytes, for a kernel's argument.
     pub fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr().cast()
     }
@@ -49,7 +50,8 @@ impl fmt::Debug for ncclDevComm {
     }
 }
 
-// Of what is opaque here, every release's fits, with as much again for the next.
+// The storage is twice as large as the largest opaque structure of any known release, to leave room for the
+// next.
 const _: () = {
     let mut at = 0;
     while at < STRUCTURES.len() {

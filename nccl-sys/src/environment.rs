@@ -1,4 +1,4 @@
-//! The environment variables that beat fields of [`ncclConfig_t`](crate::ncclConfig_t).
+//! The environment variables that override fields of [`ncclConfig_t`](crate::ncclConfig_t).
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +7,7 @@ use std::{env, fmt, fs};
 
 use crate::{CONFIG_FIELDS, Version};
 
-/// For each field the variable that beats it.
+/// For each field, the variable that overrides it.
 const VARIABLES: &[(&str, &str)] = &[
     ("blocking", "NCCL_COMM_BLOCKING"),
     ("cgaClusterSize", "NCCL_CGA_CLUSTER_SIZE"),
@@ -30,15 +30,15 @@ const VARIABLES: &[(&str, &str)] = &[
     ("rmaEagerInit", "NCCL_RMA_EAGER_INIT"),
 ];
 
-/// A setting of the environment that beats a field of the configuration.
+/// A setting of the environment that overrides a field of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Override {
-    /// The field that it beats.
+    /// The overridden field.
     pub field: &'static str,
     /// The variable.
     pub variable: &'static str,
-    /// Its value. NCCL leaves the field alone if it cannot make sense of it.
+    /// Its value. NCCL ignores a value that it cannot parse, and keeps the field.
     pub value: OsString,
     /// The `nccl.conf` that sets it; `None` for a variable of the process.
     pub file: Option<PathBuf>,
@@ -52,9 +52,9 @@ impl fmt::Display for Override {
     }
 }
 
-/// What in the environment beats fields that `release` reads: variables of this process, then those of the file in
-/// `NCCL_CONF_FILE` (without it `~/.nccl.conf`) and of `/etc/nccl.conf`, from which NCCL takes what is not set. What an
-/// environment plug-in brings (since 2.28.7) is not known.
+/// Returns the settings of the environment that override fields read by `release`. A variable of this process
+/// comes first, then the file in `NCCL_CONF_FILE` (without it `~/.nccl.conf`), then `/etc/nccl.conf`.
+/// Settings of an environment plug-in (since 2.28.7) are not known here.
 pub fn overrides(release: Version) -> Vec<Override> {
     let named = env::var_os("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let own = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".nccl.conf")));

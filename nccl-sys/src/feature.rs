@@ -1,4 +1,4 @@
-//! What a release of NCCL may or may not have.
+//! The features of NCCL that depend on the release.
 
 use crate::Version;
 use crate::dynamic::requirement::{KnownBad, Requirement};
@@ -83,7 +83,7 @@ const fn needs(feature: Feature, functions: &'static [&'static str]) -> Requirem
     Requirement { feature, functions, since: None, known_bad: &[] }
 }
 
-/// What the functions alone do not tell.
+/// A requirement with a minimum release, for features whose functions alone do not tell.
 const fn since(
     feature: Feature,
     (minor, patch): (u32, u32),
@@ -92,9 +92,9 @@ const fn since(
     Requirement { feature, functions, since: Some(Version::new(2, minor, patch)), known_bad: &[] }
 }
 
-/// What each feature takes. The sources of `known_bad` are the release notes, or the commit that mends it. What a
-/// caller can keep clear of does not count: several symmetric windows in one allocation (wrong until 2.31.2, with
-/// one-sided transfers over the network).
+/// The requirements of each feature. The sources of `known_bad` are the release notes, or the commit with the
+/// fix. Faults that a caller can avoid are not listed: several symmetric windows in one allocation (wrong
+/// until 2.31.2, with one-sided transfers over the network).
 pub(crate) static REQUIREMENTS: &[Requirement] = &[
     needs(Feature::CONFIG, &["ncclCommInitRankConfig", "ncclCommFinalize"]),
     needs(Feature::SPLIT, &["ncclCommSplit"]),

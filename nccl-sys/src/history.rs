@@ -1,7 +1,6 @@
-//! Since when each structure, field and constant is as this crate has it.
+//! The release since which each structure, field and constant is as this crate declares it.
 //!
-//! The generated tables follow the newest headers; these say how far back they hold. They are read off the headers
-//! of every release.
+//! The generated tables follow the newest headers. The dates were read off the headers of every release.
 
 use crate::{STRUCTURES, Version};
 
@@ -23,9 +22,9 @@ pub struct Structure {
 pub struct Field {
     /// Its name in C; `outer.inner` in a nameless part.
     pub name: &'static str,
-    /// The release since which it lies there.
+    /// The release since which it has this offset.
     pub since: Version,
-    /// Where it lies, in bytes.
+    /// Its offset in bytes.
     pub offset: usize,
     /// Its size in bytes.
     pub size: usize,
@@ -55,7 +54,7 @@ impl Structure {
     }
 }
 
-/// The size of what `field` points to.
+/// The size of the type that `field` points to.
 pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }

@@ -1,5 +1,5 @@
-//! What the header's macros give that only a C compiler can read: foremost the initial values of the structures
-//! that say their own size and release.
+//! Values of macros in the header that only a C compiler can read, mostly the initial values of structures
+//! that declare their own size and release.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -125,19 +125,20 @@ impl Default for ncclCommProperties {
     }
 }
 
-/// Defines `for_release` for structures that a library refuses if they are newer than itself.
+/// Defines `for_release` for structures that a library refuses if they are newer than the library.
 macro_rules! for_release {
     ($($name:ident)*) => {$(
         impl $name {
-            /// The same, declared to be of `release`: as large as there, fields of later releases unread. `None`
-            /// where the structure lies otherwise or not at all: before 2.29.2.
+            /// Returns the same values, declared as the structure of `release`: with the size it had there,
+            /// so fields of later releases are not read. `None` if the release has no such structure or
+            /// another layout: before 2.29.2.
             pub fn for_release(release: Version) -> Option<Self> {
                 let structure = Structure::named(stringify!($name))?;
                 let version = structure.fields.iter().find(|field| field.name == "version")?;
                 if release < version.since {
                     return None;
                 }
-                // Of a release that is newer than these headers, the newest that they know.
+                // For a release newer than these headers, declare the newest release that they know.
                 let code = (release.code() as u32).min(NCCL_VERSION_CODE);
                 Some(Self { size: structure.size_in(release)?, version: code, ..Self::default() })
             }

@@ -1,20 +1,20 @@
-//! Raw NCCL, loaded at run time: nothing is linked, no toolkit is needed to build, and one binary runs with
+//! Raw NCCL, loaded at run time. Nothing is linked and no toolkit is needed to build. One binary runs with
 //! every release from 2.13 to 2.32.
 //!
 //! | module | subject |
 //! |---|---|
 //! | `generated` | types, constants and the table of functions, from the newest headers |
-//! | `dynamic` | how the library is found, and what it lacks |
-//! | `config` | a communicator's configuration, and which of its fields a release ignores |
-//! | `config_builder`, `environment` | a configuration for the library at hand, and what beats it |
-//! | `initial` | other structures that say their own size, as the header initialises them |
-//! | `device` | structures of the device interface that differ by release: room and handle |
-//! | `history` | since when structures, fields and constants are as they are |
-//! | `feature` | what depends on the release |
-//! | `result` | what a result code means to a release |
-//! | [`python`] | the copies that Python environments have |
+//! | `dynamic` | how the library is found, and its missing functions and features |
+//! | `config` | a communicator's configuration, and the fields ignored by a release |
+//! | `config_builder`, `environment` | a configuration for the library at hand, and the variables overriding it |
+//! | `initial` | initial values of other structures declaring their own size |
+//! | `device` | structures of the device interface with layouts that differ by release, as opaque storage |
+//! | `history` | the release of each structure, field and constant |
+//! | `feature` | features depending on the release |
+//! | `result` | the meaning of a result code for a release |
+//! | [`python`] | copies installed in Python environments |
 //!
-//! For: who wants NCCL's own functions without linking it. Not for: who wants a safe interface.
+//! For programs that call NCCL's own functions without linking it. Not a safe interface.
 //!
 //! Invariants: an enumeration is an integer and holds any value; a function is called only if the library has
 //! it; the library is never unloaded.

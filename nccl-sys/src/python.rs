@@ -1,8 +1,8 @@
-//! NCCL where Python's package managers put it, which is where the system's loader does not look.
+//! Finds NCCL in the folders of Python's package managers, which the system's loader does not search.
 //!
-//! Never looked at unless asked: [`Api::load_with_python`], or [`libraries`] and [`Api::load_from`]. A program that
-//! runs beside PyTorch wants the very copy that PyTorch brings, since two copies in a process do not know of each
-//! other.
+//! These folders are searched only on request: [`Api::load_with_python`], or [`libraries`] and
+//! [`Api::load_from`]. A program that runs beside PyTorch needs the same copy as PyTorch, since two copies in
+//! a process do not know of each other.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -16,18 +16,20 @@ use std::{env, fs, thread};
 use crate::dynamic::library;
 use crate::{Api, LoadError, NAMES};
 
-/// Where the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13` put it, within a folder of packages.
+/// Folder of the wheels `nvidia-nccl-cu12` and `nvidia-nccl-cu13`, within a folder of packages.
 const WHEEL: &str = "nvidia/nccl/lib";
 
-/// How long an interpreter may take to say where it searches: tens of milliseconds, more from a slow disk.
+/// Time limit for an interpreter to print its search path, which takes tens of milliseconds, more from a slow
+/// disk.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often one that has said all is asked whether it has ended.
+/// Interval between checks for the exit of an interpreter that has closed its output.
 const PACE: Duration = Duration::from_millis(1);
 
 impl Api {
-    /// [`Api::load`], but before the system's loader is asked, the libraries of [`libraries`] are tried. In this order:
-    /// the variable's file; a copy that is loaded already; Python's, the active environment's first; the loader's.
+    /// Like [`Api::load`], but tries the files of [`libraries`] before it asks the system's loader. In this
+    /// order: the variable's file; a copy that is loaded already; Python's, the active environment's first;
+    /// the loader's.
     ///
     /// # Errors
     /// [`LoadError`], as of [`Api::load`].
@@ -51,9 +53,10 @@ pub fn libraries() -> Vec<PathBuf> {
     found
 }
 
-/// The folders in which Python finds packages: of the environments that `VIRTUAL_ENV` and `CONDA_PREFIX` name, then
-/// those that the interpreter on the `PATH` (`python3`, else `python`) says it searches, which takes tens of
-/// milliseconds. An interpreter that has not answered after five seconds is killed and left out.
+/// Returns the folders in which Python finds packages. First come those of the environments that
+/// `VIRTUAL_ENV` and `CONDA_PREFIX` name, then the search path of the interpreter on the `PATH` (`python3`,
+/// else `python`). Asking the interpreter takes tens of milliseconds; one that has not answered after five
+/// seconds is killed and left out.
 pub fn package_folders() -> Vec<PathBuf> {
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(prefix);
     let mut folders = Vec::new();
@@ -82,17 +85,17 @@ fn folders_of(prefix: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// What the interpreter searches.
+/// The interpreter's search path.
 fn searched() -> Vec<PathBuf> {
     const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
     let ask = |interpreter| said(Command::new(interpreter).args(["-c", ASK]), PATIENCE);
     let answer = ["python3", "python"].into_iter().find_map(ask).unwrap_or_default();
     let folders = answer.split(|byte| *byte == 0).map(|folder| PathBuf::from(OsStr::from_bytes(folder)));
-    // The current folder stands there too, as an empty name.
+    // The current folder is listed too, as an empty name.
     folders.filter(|folder| folder.is_absolute()).collect()
 }
 
-/// What a program prints; `None` if it fails, or has not ended within `limit`, when it is killed.
+/// Returns the output of a program; `None` if it fails, or has not ended within `limit` and is killed.
 fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     let mut child = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
@@ -103,8 +106,8 @@ fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
         let whole = stdout.read_to_end(&mut text).is_ok();
         let _ = send.send(whole.then_some(text));
     };
-    // Threads of their own, which nobody waits for: what the program started may hold the pipe open for ever, and the
-    // kernel may take its time to end what hangs in a file system.
+    // Detached threads, never joined: a child of the program may hold the pipe open for ever, and the kernel
+    // may take long to end a process that hangs in a file system.
     let reader = thread::Builder::new().spawn(read);
     if let Some(text) = reader.ok().and_then(|_| receive.recv_timeout(limit).ok()).flatten() {
         while Instant::now() < deadline {
@@ -131,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_program_that_hangs_is_not_waited_for() {
-        // Nor one that has nothing more to say, nor what holds the pipe of one that is gone.
+        // A program that closed its output, or whose child holds the pipe open, is not waited for either.
         for script in ["exec sleep 1000", "exec sleep 1000 >&-", "sleep 3 & sleep 3"] {
             assert_eq!(said(&mut shell(script), Duration::from_millis(50)), None, "{script}");
         }

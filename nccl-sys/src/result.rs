@@ -1,14 +1,15 @@
-//! What a result code means, which depends on the release: 8 counted the results up to 2.29, and is a time-out since.
+//! The meaning of a result code, which depends on the release: 8 was the number of results up to 2.29, and is
+//! a time-out since then.
 
 use std::fmt;
 
 use crate::{Api, Version, ncclResult_t};
 
-/// What a [`ncclResult_t`] means to a release of NCCL.
+/// The meaning of a [`ncclResult_t`] for a release of NCCL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Meaning {
-    /// It was done.
+    /// The call succeeded.
     Success,
     /// A call of CUDA failed.
     UnhandledCudaError,
@@ -22,11 +23,11 @@ pub enum Meaning {
     InvalidUsage,
     /// Another rank, or the network to it, failed.
     RemoteError,
-    /// A non-blocking communicator is still at it; since 2.14.
+    /// The operation of a non-blocking communicator is still in progress; since 2.14.
     InProgress,
-    /// It took too long; since 2.30.3.
+    /// The operation timed out; since 2.30.3.
     Timeout,
-    /// The release gives this number no meaning: it is a newer one's, or what a vendor added.
+    /// The release gives this number no meaning: it comes from a newer release or from a vendor.
     Undefined(u32),
 }
 
@@ -44,8 +45,8 @@ const MEANINGS: &[(ncclResult_t, Meaning, Version)] = &[
 ];
 
 impl ncclResult_t {
-    /// What this code means coming from NCCL of `release`. [`Debug`](fmt::Debug) and [`name`](Self::name) go by the
-    /// newest header instead.
+    /// Returns the meaning of this code when NCCL of `release` returned it. [`Debug`](fmt::Debug) and
+    /// [`name`](Self::name) go by the newest header instead.
     ///
     /// ```
     /// use nccl_sys::{Meaning, Version, ncclResult_t};
@@ -59,14 +60,14 @@ impl ncclResult_t {
 }
 
 impl Api {
-    /// What `code` means coming from this library.
+    /// Returns the meaning of `code` when this library returned it.
     pub fn meaning(&self, code: ncclResult_t) -> Meaning {
         code.meaning(self.version())
     }
 }
 
 impl Meaning {
-    /// Whether something went wrong: neither success nor in progress.
+    /// Returns true for an error: any code but success and in progress.
     pub const fn is_failure(self) -> bool {
         !matches!(self, Self::Success | Self::InProgress)
     }
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn every_code_means_what_its_release_says() {
         let of = |code, minor, patch| ncclResult_t(code).meaning(Version::new(2, minor, patch));
-        // As many results as each release's header counts.
+        // The number of results that each release's header counts.
         for (count, minor, patch) in
             [(7, 13, 4), (8, 14, 3), (8, 21, 5), (8, 28, 9), (8, 29, 7), (9, 30, 3), (9, 32, 3)]
         {

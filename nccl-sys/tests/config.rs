@@ -10,7 +10,7 @@ use nccl_sys::{
 use proptest::prelude::*;
 use rusty_fork::rusty_fork_test;
 
-/// An interface that is nothing but a release.
+/// An interface that consists of a release alone.
 fn api<const CODE: c_int>() -> Api {
     unsafe extern "C" fn version<const CODE: c_int>(version: *mut c_int) -> ncclResult_t {
         // SAFETY: the crate passes room for one integer.
@@ -86,7 +86,8 @@ fn every_field_has_a_setter() {
 }
 
 proptest! {
-    /// Whatever is set: exactly that is set, and exactly what the release does not read is ignored.
+    /// For any subset of settings: exactly these fields are set, and exactly those that the release does not
+    /// read are reported as ignored.
     #[test]
     fn what_is_set_and_not_read_is_reported(
         chosen in proptest::sample::subsequence(SETTINGS, 0..=SETTINGS.len()),

@@ -1,4 +1,4 @@
-//! What a release lacks, by a table that says which release it is.
+//! Reports of missing functions and features, from a table that declares a release.
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! What Python's package managers installed is found when asked, and by nothing else.
+//! Copies installed by Python's package managers are found on request only.
 
 use std::fs;
 use std::path::{Path, PathBuf};

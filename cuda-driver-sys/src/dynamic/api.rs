@@ -9,11 +9,11 @@ use super::library::{self, Loaded};
 use super::{maps, requirement};
 use crate::{Feature, Function, LoadError, Missing, Table, Version, Why, binding};
 
-/// The library's functions, with the release and the file that they come from.
+/// The library's functions, with their release and their file.
 ///
-/// Cheap to clone, and shared by threads. For every function there is an accessor of its name, which answers
-/// the function or what is [`Missing`]. The library is never unloaded: it has threads and exit handlers of its
-/// own, and memory that it gave out outlives every handle.
+/// Cheap to clone, and shared by threads. Every function has an accessor of its name, which returns the
+/// function or [`Missing`]. The library is never unloaded: it has threads and exit handlers of its own, and
+/// memory that it allocated outlives every handle.
 #[derive(Clone)]
 pub struct Api(Arc<Inner>);
 
@@ -120,8 +120,8 @@ impl Api {
         self.0.path.as_deref()
     }
 
-    /// Whether the library has all of `feature`: its functions are there, its release is new enough for it, and
-    /// is not known to do it wrong.
+    /// Returns true if the library has all of `feature`: its functions exist, its release is new enough, and
+    /// the release is not known to do it wrong.
     pub fn has(&self, feature: Feature) -> bool {
         self.0.features.contains(feature)
     }
@@ -145,13 +145,14 @@ impl Api {
         })
     }
 
-    /// The file of every copy of the library that is loaded in this process, this one's among them: more than one is
-    /// a fault of the program, for they do not know of each other. Empty where all come from no file.
+    /// Returns the file of every copy of the library that is loaded in this process, including this one. More
+    /// than one is a fault of the program, since the copies do not know of each other. Empty if none comes
+    /// from a file.
     pub fn copies(&self) -> Vec<PathBuf> {
         maps::copies().into_iter().map(|copy| copy.path).collect()
     }
 
-    /// What is said of a function that is not in the table.
+    /// The error for a function that is not in the table.
     #[cold]
     pub(crate) fn missing(&self, name: &'static str) -> Missing {
         let needed = Function::named(name).map_or_else(Version::default, |function| function.since);

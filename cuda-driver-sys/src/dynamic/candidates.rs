@@ -1,4 +1,4 @@
-//! Where copies of the library lie on this host. Nothing is loaded to find out.
+//! Finds the copies of the library on this host, without loading any.
 
 use std::env;
 use std::ffi::CStr;
@@ -13,13 +13,13 @@ use crate::binding;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Candidate {
-    /// Its file, free of links.
+    /// Its file, with links resolved.
     pub path: PathBuf,
-    /// Every way that leads to it, the first first. Not empty.
+    /// Every way that leads to it, in the order of the search. Not empty.
     pub origins: Vec<Origin>,
 }
 
-/// How a copy of the library is found.
+/// The way by which a copy of the library is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
@@ -50,9 +50,9 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// The copies of the library that this host has, those that [`Api::load`](crate::Api::load) would take first coming
-/// first. Nothing is loaded: whether a file is a working library shows when it is. Folders that only the running
-/// program's own `RUNPATH` names are not looked at.
+/// Returns the copies of the library on this host, in the order in which [`Api::load`](crate::Api::load)
+/// prefers them. Nothing is loaded, so a file that is listed need not be a working library. Folders that only
+/// the running program's own `RUNPATH` names are not searched.
 pub fn candidates() -> Vec<Candidate> {
     let named = env::var_os(binding::VARIABLE).map(PathBuf::from);
     let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -82,7 +82,7 @@ fn folder(bytes: &[u8]) -> PathBuf {
 struct Found(Vec<Candidate>);
 
 impl Found {
-    /// Takes those of `files` that are libraries of this machine's kind.
+    /// Adds those of `files` that are libraries for this kind of machine.
     fn add(&mut self, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
         for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {
             if let Some(known) = self.0.iter_mut().find(|known| known.path == path) {
@@ -98,8 +98,9 @@ impl Found {
     }
 }
 
-/// The files that the loader's cache has for `name`: an array of flags, key and value (the latter two being where
-/// strings start, from the beginning of the file), after a header that tells how many there are.
+/// Returns the files that the loader's cache lists for `name`. The cache is a header with the number of
+/// entries, then an array of flags, key and value. Key and value are offsets of strings from the start of the
+/// file.
 fn cached(cache: &[u8], name: &str) -> Vec<PathBuf> {
     const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
     const HEADER: usize = 48;
@@ -156,7 +157,7 @@ mod tests {
         let cache = cache(&[("libx.so.2", "/a/libx.so.2"), ("libx.so", "/b/libx.so"), ("libx.so.2", "/c/y")]);
         assert_eq!(cached(&cache, "libx.so.2"), [PathBuf::from("/a/libx.so.2"), PathBuf::from("/c/y")]);
         assert!(cached(&cache, "lib").is_empty());
-        // Whatever is cut off is not there.
+        // Entries that are cut off are not reported.
         for length in 0..cache.len() {
             assert!(cached(&cache[..length], "libx.so.2").len() <= 2);
         }

@@ -15,7 +15,7 @@ macro_rules! enumeration {
         }
 
         impl $name {
-            /// Whether every bit of `flags` is set.
+            /// Returns true if every bit of `flags` is set.
             pub const fn contains(self, flags: Self) -> bool {
                 self.0 & flags.0 == flags.0
             }

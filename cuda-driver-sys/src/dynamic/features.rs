@@ -12,7 +12,7 @@ macro_rules! features {
         }
 
         impl Feature {
-            /// What one feature is, with the release that first has it, in the words of this page; `None` for
+            /// Returns the documentation of one feature, with the release that first has it; `None` for
             /// several features or none.
             pub fn summary(self) -> Option<&'static str> {
                 let mut all = [$((Self::$name, concat!($($line),+))),+].into_iter();

@@ -1,7 +1,7 @@
 //! Checks of a library's file before the system's loader maps it.
 //!
-//! The loader trusts the file: it faults on one that is cut off, and blocks on a pipe. What the code inside does
-//! cannot be checked.
+//! The loader trusts the file: it faults on a truncated one, and blocks on a pipe. The behaviour of the code
+//! inside cannot be checked.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
@@ -27,9 +27,9 @@ pub enum FileFault {
         found.class, found.byte_order, found.machine, expected.class, expected.byte_order, expected.machine
     )]
     OtherMachine {
-        /// What the file is for.
+        /// The machine that the file is for.
         found: Target,
-        /// What this process is.
+        /// The machine of this process.
         expected: Target,
     },
     /// An ELF file that is no shared object: an executable, an object file, a core dump.
@@ -38,12 +38,12 @@ pub enum FileFault {
         /// The file's type (`e_type`).
         found: u16,
     },
-    /// The file ends before what its headers place in it.
+    /// The file ends before the data that its headers describe.
     #[error("cut off: {found} bytes; its headers place data up to byte {expected}")]
     Truncated {
-        /// How long the file must be, in bytes.
+        /// The expected length of the file in bytes.
         expected: u64,
-        /// How long it is, in bytes.
+        /// The actual length of the file in bytes.
         found: u64,
     },
 }
@@ -60,7 +60,7 @@ pub struct Target {
     pub machine: u16,
 }
 
-/// A file that was looked at: it could not be read, or is refused.
+/// Why a file is not usable: it could not be read, or is refused.
 pub(crate) enum Unfit {
     Unreadable(io::Error),
     Fault(FileFault),
@@ -89,7 +89,7 @@ const SHARED_OBJECT: u16 = 3;
 /// Checks that the loader can map `path`: a regular file, ELF, for this machine, a shared object, and as long as its
 /// headers say.
 pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
-    // Asked before it is opened: opening a pipe blocks until somebody writes.
+    // Checked before the file is opened: opening a pipe blocks until somebody writes.
     let metadata = path.metadata()?;
     if !metadata.is_file() {
         return Err(FileFault::NotRegular.into());
@@ -97,7 +97,7 @@ pub(crate) fn check(path: &Path) -> Result<(), Unfit> {
     let (file, size) = (File::open(path)?, metadata.len());
     let header = Header::read(&file, size)?;
     let found = header.target();
-    // Without /proc, whatever this process is passes; the loader looks too.
+    // Without /proc this check passes; the loader checks too.
     let expected = target(Path::new("/proc/self/exe")).unwrap_or(found);
     if found != expected {
         return Err(FileFault::OtherMachine { found, expected }.into());
@@ -141,8 +141,8 @@ impl Header {
         number(&self.0[at..at + N], self.0[5])
     }
 
-    /// Where the last of what the loader reads ends: the table of segments, and each segment. Of a class that this
-    /// does not know, nothing is said.
+    /// Returns the end of the last part that the loader reads: the table of segments, and each segment.
+    /// Returns 0 for a class that is not known here.
     fn end(&self, file: &File, size: u64) -> io::Result<u64> {
         const CLASS_64: u8 = 2;
         if self.0[4] != CLASS_64 {

@@ -2,7 +2,7 @@
 
 use crate::Version;
 
-/// What is known of one function of the table.
+/// The facts about one function of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Function {
@@ -12,7 +12,7 @@ pub struct Function {
     pub base: &'static str,
     /// The release whose library first has it, in this revision.
     pub since: Version,
-    /// The release whose header first declares it, where that is a later one.
+    /// The release whose header first declares it, if that is later than `since`.
     pub declared: Option<Version>,
 }
 
@@ -57,7 +57,7 @@ macro_rules! functions {
         }
 
         impl Table {
-            /// The table of what `find` answers; null is absent.
+            /// Builds the table from the addresses that `find` returns; null is absent.
             ///
             /// # Safety
             /// Every address that is not null must be the C function asked for.
@@ -81,8 +81,8 @@ macro_rules! functions {
                 }
             }
 
-            /// Takes out the function with this C symbol, as if the library lacked it: one known to misbehave, or to see
-            /// what a program does without it. False if it was not there.
+            /// Removes the function with this C symbol, as if the library lacked it: for a function known to
+            /// misbehave, or to test a program without it. Returns false if it was not there.
             pub fn remove(&mut self, name: &str) -> bool {
                 match name {
                     $(stringify!($name) => self.$name.take().is_some(),)*
@@ -106,7 +106,7 @@ macro_rules! functions {
                     stringify!($name),
                     $base,
                     crate::Version { major: $major, minor: $minor, patch: $patch },
-                    // Of no or one release, the first.
+                    // The first element: the later release if one is given, else `None`.
                     [
                         $(Some(crate::Version {
                             major: $later_major, minor: $later_minor, patch: $later_patch,

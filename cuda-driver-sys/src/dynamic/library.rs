@@ -12,7 +12,7 @@ use super::file::{self, FileFault, Unfit};
 use super::maps;
 use crate::{Table, binding};
 
-/// Opens only what is open already.
+/// Returns only a library that is loaded already.
 const RTLD_NOLOAD: c_int = 4;
 
 /// Held while looking for copies and opening one, so that two threads cannot open two copies.
@@ -47,7 +47,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The environment variable that gave it.
         variable: Option<&'static str>,
-        /// What is wrong with it.
+        /// The fault that was found.
         fault: FileFault,
     },
     /// The loader does not take the file for a library.
@@ -57,7 +57,7 @@ pub enum LoadError {
         path: PathBuf,
         /// The environment variable that gave it.
         variable: Option<&'static str>,
-        /// What the loader said.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// The file is a library, but not this one.
@@ -94,11 +94,11 @@ pub enum LoadError {
         path: Option<PathBuf>,
         /// The environment variable that gave it.
         variable: Option<&'static str>,
-        /// What happened instead.
+        /// The fault that was found.
         fault: VersionFault,
     },
-    /// A copy is loaded that nobody but its owner can reach: its file was deleted, or it is in a linker namespace of
-    /// its own.
+    /// A copy is loaded that only its owner can reach: its file was deleted, or it is in a linker namespace
+    /// of its own.
     #[error(
         "this process has {} loaded already, from {}, but the system's loader does not hand it out; \
          its owner can, for `Api::from_loader`, and a second copy is refused", binding::LIBRARY, .loaded.display()
@@ -106,13 +106,13 @@ pub enum LoadError {
     OutOfReach {
         /// The copy that is loaded.
         loaded: PathBuf,
-        /// What the loader said.
+        /// The loader's error.
         source: libloading::Error,
     },
     /// Nothing was found.
     #[error("no {} found; {}. Tried:{}", binding::LIBRARY, binding::ADVICE, list(.tried))]
     NotFound {
-        /// Each file or name, and what the loader said.
+        /// Each file or name, with the loader's error.
         tried: Vec<(PathBuf, libloading::Error)>,
     },
 }
@@ -129,15 +129,15 @@ pub enum VersionFault {
     Failed {
         /// The function.
         function: &'static str,
-        /// What it returned.
+        /// The status that it returned.
         status: u32,
     },
-    /// The number is none of a release.
+    /// The number is not that of a release.
     #[error("`{function}` said {code}, which is no release")]
     Nonsense {
         /// The function.
         function: &'static str,
-        /// What it said.
+        /// The number that it reported.
         code: c_int,
     },
 }
@@ -168,7 +168,8 @@ fn described(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// Finds the library: the variable's file, a copy that is loaded, the files of `packaged`, the loader's names.
+/// Finds the library: the variable's file, a copy that is loaded, the files of `packaged`, the names that the
+/// system's loader knows.
 pub(crate) fn find(packaged: impl FnOnce() -> Vec<PathBuf>) -> Result<Loaded, LoadError> {
     if let Some(path) = std::env::var_os(binding::VARIABLE).filter(|path| !path.is_empty()) {
         return open(Path::new(&path), Some(binding::VARIABLE));
@@ -193,7 +194,7 @@ fn adopt() -> Result<Option<Library>, LoadError> {
     if by_name.is_some() {
         return Ok(by_name);
     }
-    // A copy under another SONAME than the usual.
+    // A copy with an unusual SONAME.
     let mut out_of_reach = None;
     for copy in maps::copies() {
         match dlopen(copy.path.as_os_str(), RTLD_NOLOAD) {
@@ -253,7 +254,7 @@ fn resolve(
     Ok(Loaded { table, path, variable })
 }
 
-/// Fails unless there is what every release has. Comes before anything is called.
+/// Fails unless every required function is there. Runs before any function is called.
 pub(crate) fn demand(
     symbol: &mut dyn FnMut(&CStr) -> *const c_void,
     path: Option<&Path>,

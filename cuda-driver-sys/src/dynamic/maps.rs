@@ -1,4 +1,4 @@
-//! Which files are mapped into this process, from `/proc/self/maps`.
+//! The files that are mapped into this process, from `/proc/self/maps`.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,22 +12,22 @@ use crate::{Table, binding};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapped {
     pub(crate) path: PathBuf,
-    /// The file is gone from its path: whatever lies there now is another.
+    /// The file was deleted: any file at its path now is another one.
     pub(crate) deleted: bool,
-    /// Device and inode: the loader takes files for one by these.
+    /// Device and inode, by which the loader recognises a file.
     identity: (String, u64),
 }
 
 impl Mapped {
-    /// Whether this is the file at `path`, which is free of links.
+    /// Returns true if this is the file at `path`, whose links must be resolved.
     pub(crate) fn is(&self, path: &Path) -> bool {
         let id = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
         !self.deleted && (self.path == path || (id(path).is_some() && id(&self.path) == id(path)))
     }
 }
 
-/// Every copy of the library that is loaded, by its usual file names. A file that is merely read through a mapping
-/// (by a debugger, a profiler, a packager) is not.
+/// Returns every copy of the library that is loaded, recognised by its usual file names. A file that is only
+/// mapped to be read (by a debugger, a profiler, a packager) does not count.
 pub(crate) fn copies() -> Vec<Mapped> {
     loaded(&read())
 }
@@ -58,7 +58,7 @@ fn file_at(address: usize) -> Option<PathBuf> {
 }
 
 fn read() -> String {
-    // Without /proc nothing is known to be mapped.
+    // Without /proc, no mapping is known.
     fs::read("/proc/self/maps").map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
 }
 

@@ -1,4 +1,4 @@
-//! What a library lacks, and why.
+//! A missing function or feature, and the reason.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::{Feature, Version, binding};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Missing {
-    /// What is missing.
+    /// The missing item.
     pub item: Item,
     /// The release that first has it.
     pub needed: Version,
@@ -21,7 +21,7 @@ pub struct Missing {
     pub why: Why,
 }
 
-/// What is missing.
+/// A missing item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Item {
@@ -48,7 +48,7 @@ pub enum Why {
     NoSymbol(&'static str),
     /// The release is known to do this wrong.
     KnownBad {
-        /// What goes wrong.
+        /// Description of the fault.
         fault: &'static str,
         /// The first release after it that is not known to do it wrong.
         mended: Version,
@@ -75,7 +75,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Where a library lies, as the end of a sentence.
+/// The location of a library, as the end of a sentence.
 struct Place<'a>(Option<&'a Path>);
 
 impl fmt::Display for Place<'_> {

@@ -1,7 +1,9 @@
-//! A C library that is bound at run time: its functions and enumerations, how it is found, what it lacks.
+//! A C library that is bound at run time: its functions and enumerations, how it is found, and its missing
+//! parts.
 //!
-//! One folder for `cuda-driver-sys` and `nccl-sys` (in the latter a link to the former's): nothing in it knows
-//! which of the two it serves. What differs stands in each crate's `binding`, `feature` and `version`.
+//! One folder for `cuda-driver-sys` and `nccl-sys` (in the latter a link to the former's): nothing in it
+//! depends on the library that it serves. The differences are in each crate's `binding`, `feature` and
+//! `version`.
 
 #[macro_use]
 mod enumeration;

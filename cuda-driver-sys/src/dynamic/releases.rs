@@ -1,14 +1,14 @@
-//! What each release brings, from the committed table: no library is asked.
+//! The additions of each release, from the committed table: no library is loaded.
 
 use std::collections::BTreeMap;
 
 use crate::{FUNCTIONS, Feature, Function, Version};
 
-/// What one release brings.
+/// The additions of one release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Release {
-    /// Which release.
+    /// The release.
     pub version: Version,
     /// The functions that its library is the first to have, in the table's order.
     pub functions: Vec<&'static Function>,
@@ -16,8 +16,8 @@ pub struct Release {
     pub features: Feature,
 }
 
-/// Every release that brings something, the oldest first. What is as old as the oldest release covered, or older, may
-/// stand under the latter.
+/// Returns every release that adds something, the oldest first. Items as old as the oldest release covered,
+/// or older, may be listed under that release.
 pub fn releases() -> Vec<Release> {
     let mut releases: BTreeMap<Version, (Vec<&'static Function>, Feature)> = BTreeMap::new();
     for function in FUNCTIONS {

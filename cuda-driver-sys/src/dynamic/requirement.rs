@@ -1,12 +1,12 @@
-//! What a feature takes of a library.
+//! The requirements of a feature on the library.
 
 use crate::{Feature, Function, Table, Version, Why, feature};
 
-/// What one feature takes: all of these functions, and a release that does not do it wrong.
+/// The requirements of one feature: all of these functions, and a release that does not do it wrong.
 pub(crate) struct Requirement {
     pub(crate) feature: Feature,
     pub(crate) functions: &'static [&'static str],
-    /// A release that the functions alone do not tell.
+    /// The first release with the feature, if the functions alone do not tell.
     pub(crate) since: Option<Version>,
     pub(crate) known_bad: &'static [KnownBad],
 }
@@ -17,14 +17,14 @@ pub(crate) struct Requirement {
 pub struct KnownBad {
     /// The first of them.
     pub first: Version,
-    /// The release after the last of them, which mends it.
+    /// The release after the last of them, which has the fix.
     pub mended: Version,
-    /// What goes wrong.
+    /// Description of the fault.
     pub fault: &'static str,
 }
 
 impl KnownBad {
-    /// Whether `release` is one of them.
+    /// Returns true if `release` is one of them.
     pub fn includes(&self, release: Version) -> bool {
         (self.first..self.mended).contains(&release)
     }
@@ -36,7 +36,7 @@ impl Feature {
         requirements(self).map(Requirement::needed).max().unwrap_or_default()
     }
 
-    /// The functions that it takes, by their C symbols.
+    /// The functions that it needs, by their C symbols.
     pub fn functions(self) -> impl Iterator<Item = &'static str> {
         requirements(self).flat_map(|needs| needs.functions).copied()
     }
@@ -47,12 +47,12 @@ impl Feature {
     }
 }
 
-/// What each of `features` takes.
+/// The requirements of each of `features`.
 fn requirements(features: Feature) -> impl Iterator<Item = &'static Requirement> {
     feature::REQUIREMENTS.iter().filter(move |needs| features.contains(needs.feature))
 }
 
-/// Why a feature is not there.
+/// Why a feature is missing.
 pub(crate) struct Fault {
     pub(crate) feature: Feature,
     pub(crate) needed: Version,

@@ -1,4 +1,4 @@
-//! Shared libraries made on the spot.
+//! Shared libraries that tests compile.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -10,23 +10,23 @@ use std::process::Command;
 
 use crate::binding;
 
-/// A folder in which libraries are made; it goes when dropped.
+/// A folder in which libraries are made, deleted on drop.
 pub(crate) struct Workshop(tempfile::TempDir);
 
-/// What a library is made to do.
+/// The properties of a library to compile.
 pub(crate) struct Recipe {
     /// The file's name.
     pub(crate) file: String,
     /// The name by which the loader knows it.
     pub(crate) soname: String,
-    /// What the version function says, and its status; `None`: the library has no such function.
+    /// The version and the status that the version function gives; `None`: the library has no such function.
     pub(crate) version: Option<(i32, u32)>,
     /// The further symbols.
     pub(crate) symbols: Vec<&'static str>,
 }
 
 impl Default for Recipe {
-    /// A library as good as it need be.
+    /// A library that loads without an error.
     fn default() -> Self {
         Self {
             file: binding::NAMES[0].to_owned(),
@@ -38,7 +38,7 @@ impl Default for Recipe {
 }
 
 impl Workshop {
-    /// `None`, with a word why, without a C compiler.
+    /// Returns `None` and prints the reason if there is no C compiler.
     pub(crate) fn open() -> Option<Self> {
         if let Err(error) = compiler().arg("--version").output() {
             println!("skipped: no C compiler ({error})");
@@ -51,7 +51,7 @@ impl Workshop {
         self.0.path()
     }
 
-    /// Makes the library; its path, free of links.
+    /// Compiles the library and returns its path, with links resolved.
     pub(crate) fn make(&self, recipe: &Recipe) -> PathBuf {
         let mut source = String::new();
         if let Some((code, status)) = recipe.version {
@@ -84,14 +84,14 @@ impl Workshop {
     }
 }
 
-/// Makes a pipe with a name.
+/// Makes a named pipe.
 pub(crate) fn make_pipe(path: &Path) {
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path without a NUL");
     // SAFETY: reads a C string.
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0, "the pipe is made");
 }
 
-/// What [`other_release`] says.
+/// The version that [`other_release`] reports.
 pub(crate) const OTHER_RELEASE: i32 = binding::SAMPLE + 10;
 
 /// A version function.
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn other_release(code: *mut i32) -> u32 {
     0
 }
 
-/// A file that is mapped to be read, until this is dropped.
+/// A file that is mapped for reading, until this is dropped.
 pub(crate) struct Mapping(*mut libc::c_void, usize);
 
 pub(crate) fn map_to_read(path: &Path) -> Mapping {

@@ -32,7 +32,7 @@ fn load_from(path: &Path) -> Result<Api, LoadError> {
     unsafe { Api::load_from(path) }
 }
 
-/// What comes of the variable naming `path`.
+/// Loads the library with the variable naming `path`.
 fn load_named(path: &Path) -> Result<Api, LoadError> {
     set_variable(Some(path));
     Api::load()
