@@ -8,9 +8,9 @@
 //! cargo run -p lockstep-nccl-sys --example all_reduce
 //! ```
 //!
-//! The machine is there from the library's loading to the program's end: `GPU_SIM_DEVICES` devices (2) of
-//! `GPU_SIM_CAPACITY` bytes each (1 GiB) and NCCL of release code `GPU_SIM_NCCL` (22809). The symbols are those of all
-//! releases that are modelled. What hardware passes over in silence is passed over here too.
+//! The machine exists from the library's loading to the program's end. It has `GPU_SIM_DEVICES` devices (default 2)
+//! of `GPU_SIM_CAPACITY` bytes each (default 1 GiB), and NCCL of release code `GPU_SIM_NCCL` (default 22809). The
+//! symbols are those of all modelled releases. Errors that hardware ignores are ignored here too.
 
 use std::env::VarError;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ use gpu_sim::World;
 
 static WORLD: OnceLock<World> = OnceLock::new();
 
-/// Run by the loader, before anybody has an address of this library.
+/// Run by the loader, before any code has an address of this library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
@@ -30,7 +30,7 @@ extern "C" fn start() {
         Ok(world) => {
             let _ = WORLD.set(world);
         }
-        // Every call will answer that there is no machine; this says why.
+        // Every call will return that there is no machine; this prints the reason.
         Err(problem) => eprintln!("gpu-sim: {problem}"),
     }
 }

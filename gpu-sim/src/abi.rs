@@ -1,4 +1,5 @@
-//! The frame of every ABI function, of both libraries: counted, injectable, a scheduling point, and without panics.
+//! The wrapper around every ABI function of both libraries: it counts the call, applies injected faults, passes a
+//! scheduling point, and lets no panic out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,11 +11,11 @@ use crate::memory::MemoryError;
 use crate::sched::{self, WaitError, panic_text};
 use crate::world::{self, Machine};
 
-/// How a library's return type tells what the frame has to tell.
+/// Builds a library's return value for the outcomes that the wrapper decides.
 pub(crate) trait Status {
     /// An injected code.
     fn injected(code: u32) -> Self;
-    /// No world is alive, or it is not this thread's to enter.
+    /// No world is alive, or the calling thread may not enter it.
     fn no_world() -> Self;
     /// The call panicked.
     fn panicked() -> Self;
@@ -40,14 +41,14 @@ pub(crate) fn call<R: Status>(name: &'static str, body: impl FnOnce(&Arc<Machine
     })
 }
 
-/// A driver call's way to say no: the code for the program, the reason for the person.
+/// An error of a driver call: the code for the program, and the reason as text for the world's notes.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal {
     pub(crate) code: CUresult,
     pub(crate) why: Option<String>,
 }
 
-/// What a driver call comes to.
+/// Result of a driver call.
 pub(crate) type Answer<T = ()> = Result<T, Refusal>;
 
 impl Refusal {
@@ -64,7 +65,7 @@ impl Refusal {
     }
 }
 
-/// Codes that explain themselves (not ready, no context).
+/// Codes that need no explanation (not ready, no context).
 impl From<CUresult> for Refusal {
     fn from(code: CUresult) -> Self {
         Self { code, why: None }
@@ -78,7 +79,7 @@ impl From<MemoryError> for Refusal {
             MemoryError::Invalid(_) => CUresult::CUDA_ERROR_INVALID_VALUE,
             MemoryError::NotPermitted(_) => CUresult::CUDA_ERROR_INVALID_CONTEXT,
             MemoryError::Unsupported(_) => CUresult::CUDA_ERROR_NOT_SUPPORTED,
-            // What the driver answers for the descriptor of anything else.
+            // The code that the driver returns for any other descriptor.
             MemoryError::NotOurs(_) => CUresult::CUDA_ERROR_UNKNOWN,
             MemoryError::AlreadyRegistered(_) => CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
             MemoryError::NotRegistered(_) => CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,

@@ -1,4 +1,4 @@
-//! Devices and contexts: who owns what, which context a rank is in, and what a fault leaves behind.
+//! Devices and contexts: ownership, each rank's current context, and the state that a fault leaves.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -30,7 +30,7 @@ struct Primary {
     flags: u32,
 }
 
-/// The devices whose plain allocations this device may reach (a bit each).
+/// The devices whose plain allocations this device may access (one bit each).
 #[derive(Debug, Default)]
 pub(crate) struct Peers(AtomicU64);
 
@@ -39,7 +39,7 @@ impl Peers {
         self.0.load(SeqCst) & (1 << device) != 0
     }
 
-    /// False if it was so already.
+    /// Returns false if the state was already `enabled`.
     pub(crate) fn set(&self, device: usize, enabled: bool) -> bool {
         let bit = 1 << device;
         let before = if enabled { self.0.fetch_or(bit, SeqCst) } else { self.0.fetch_and(!bit, SeqCst) };
@@ -62,7 +62,7 @@ impl Device {
         self.primary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The primary context, made by the first retain.
+    /// Retains the primary context; the first retain creates it.
     pub(crate) fn retain_primary(&self, contexts: &Contexts) -> Arc<Context> {
         let mut primary = self.primary();
         primary.retains += 1;
@@ -70,7 +70,7 @@ impl Device {
         primary.context.get_or_insert_with(|| contexts.create(self.ordinal, true, flags)).clone()
     }
 
-    /// One retain less; the context, if that was the last.
+    /// Releases one retain; returns the context if that was the last.
     pub(crate) fn release_primary(&self) -> Answer<Option<Arc<Context>>> {
         let mut primary = self.primary();
         if primary.retains == 0 {
@@ -83,7 +83,7 @@ impl Device {
         Ok(if primary.retains == 0 { primary.context.take() } else { None })
     }
 
-    /// The context, to be torn down whatever its retains; they stay.
+    /// Takes the context so that the caller can tear it down, whatever its retain count. The count is unchanged.
     pub(crate) fn reset_primary(&self) -> Option<Arc<Context>> {
         self.primary().context.take()
     }
@@ -92,14 +92,14 @@ impl Device {
         self.primary().flags = flags;
     }
 
-    /// Its flags, and whether it is alive.
+    /// Returns its flags, and true if it is alive.
     pub(crate) fn primary_state(&self) -> (u32, bool) {
         let primary = self.primary();
         (primary.flags, primary.context.is_some())
     }
 }
 
-/// A context: what a program's handles belong to.
+/// A CUDA context, the owner of a program's handles.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// Its handle and its number (`cuCtxGetId`).
@@ -108,12 +108,12 @@ pub(crate) struct Context {
     pub(crate) primary: bool,
     pub(crate) flags: u32,
     poison: Mutex<Option<Refusal>>,
-    /// Those that were set.
+    /// Limits that the program set explicitly.
     limits: Mutex<BTreeMap<u32, usize>>,
 }
 
 impl Context {
-    /// The first fault decides what every later call answers.
+    /// Poisons the context. Later calls return the error of the first fault.
     pub(crate) fn poison(&self, machine: &Machine, fault: &Fault, by: &str) {
         let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
         if poison.is_none() {
@@ -123,7 +123,8 @@ impl Context {
         }
     }
 
-    /// A limit: kept and told again, since no kernel here has a stack or a heap of the device's.
+    /// Returns a limit. Limits are stored and returned without effect, since kernels here use no device stack or
+    /// heap.
     pub(crate) fn limit(&self, limit: CUlimit) -> Answer<usize> {
         let default = match limit {
             CUlimit::CU_LIMIT_STACK_SIZE => 1 << 10,
@@ -154,7 +155,7 @@ impl Context {
     }
 }
 
-/// The contexts of all devices. Handles are not used twice.
+/// The contexts of all devices. Handles are never reused.
 #[derive(Debug)]
 pub(crate) struct Contexts {
     next: AtomicU64,
@@ -254,9 +255,9 @@ impl Machine {
         })
     }
 
-    /// Tears a context down: its work ends, then its streams and its memory go.
+    /// Tears a context down: waits for its work, then removes its streams and its memory.
     pub(crate) fn destroy_context(&self, context: &Context) {
-        // A fault or a deadlock has been noted; the context goes all the same.
+        // A fault or a deadlock has been noted already; the context is removed regardless.
         let _ = self.streams.synchronize_context(context);
         self.streams.remove_context(context.id);
         let gone = self.memory.space().remove_context(context.id);

@@ -1,25 +1,26 @@
 //! An embedded machine with GPUs: the C ABIs of the CUDA driver and of NCCL over host memory.
 //!
-//! For: running everything that stands on these ABIs without a GPU, in one process or many, with calls that can be
-//! told to fail and with runs that a seed repeats. Not for: speed, and not for kernels in PTX: kernels are host
-//! functions registered by name.
+//! Use it to run software above these ABIs without a GPU, in one process or many, with injected faults and with runs
+//! that a seed reproduces. It is not fast, and it does not execute PTX: kernels are host functions registered by
+//! name.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`World`], `world` | the machine, its settings, its report |
-//! | [`sched`] | the one door of everything that blocks; threads or a seeded scheduler behind it |
+//! | [`sched`] | the only place where threads block; operating-system threads or a seeded scheduler behind it |
 //! | [`memory`] | device addresses, physical memory, rights, the checked view |
 //! | [`stream`] | queues and executors, events, capture, graphs |
-//! | `device` | devices, contexts, the current context, what a fault leaves behind |
-//! | [`kernel`] | host functions in the place of kernels |
-//! | [`fault`] | what goes wrong, what is made to go wrong, counters |
-//! | `abi` | the frame of every ABI function |
+//! | `device` | devices, contexts, the current context, the state after a fault |
+//! | [`kernel`] | host functions that replace kernels |
+//! | [`fault`] | faults, fault injection, call counters |
+//! | `abi` | the wrapper around every ABI function |
 //! | `driver` | the CUDA driver's ABI |
 //! | `nccl` | NCCL's ABI |
+//! | [`process`] | processes for tests of several worlds |
 //!
-//! Invariants: one world is alive in a process at a time; a device address is never accessible to the host; what is
-//! not modelled is absent from the table or answers not-supported, and never succeeds in silence; no panic leaves
-//! an ABI function.
+//! Invariants: one world is alive in a process at a time. A device address is never accessible to the host. A
+//! function that is not modelled is absent from the table or returns not-supported, and never succeeds silently. No
+//! panic leaves an ABI function.
 
 mod abi;
 mod device;
@@ -28,6 +29,7 @@ pub mod fault;
 pub mod kernel;
 pub mod memory;
 mod nccl;
+pub mod process;
 pub mod sched;
 pub mod stream;
 mod world;

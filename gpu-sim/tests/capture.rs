@@ -1,4 +1,4 @@
-//! Capture: a graph does what the calls would have done; what cannot be captured is refused by the driver's codes.
+//! Capture: a graph does the same as the captured calls; calls that cannot be captured fail with the driver's codes.
 
 use super::common::{Cuda, cu, ok};
 use cuda_driver_sys::*;
@@ -248,7 +248,7 @@ rusty_fork_test! {
         let mut blocking = std::ptr::null_mut();
         ok!(cuda, cuStreamCreate(&mut blocking, 0));
         begin(&cuda, blocking, RELAXED);
-        // To ask the legacy stream changes nothing.
+        // Querying the legacy stream changes nothing.
         let mut status = CUstreamCaptureStatus::default();
         let implicit = cu!(cuda, cuStreamIsCapturing(std::ptr::null_mut(), &mut status));
         assert_eq!(implicit, CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
@@ -274,7 +274,7 @@ rusty_fork_test! {
             ok!(cuda, cuMemsetD32Async(words, 0, 2, streams[0]));
             ok!(cuda, cuEventRecord(fork, streams[0]));
             ok!(cuda, cuStreamWaitEvent(streams[1], fork, 0));
-            // Each branch waits for the other's first write: no order of one after the other would do.
+            // Each branch waits for the other's first write, so running one after the other would deadlock.
             for (i, stream) in streams.into_iter().enumerate() {
                 let (mine, theirs) = (words + 4 * i as u64, words + 4 * (1 - i) as u64);
                 ok!(cuda, cuStreamWriteValue32_v2(stream, mine, 1, 0));
@@ -333,11 +333,11 @@ rusty_fork_test! {
         });
         let mut object = std::ptr::null_mut();
         ok!(cuda, cuUserObjectCreate(&mut object, std::ptr::null_mut(), Some(destroy), 2, 1));
-        // The program has two references: what is too much to move changes nothing.
+        // The program has two references: moving more than it has changes nothing.
         assert_eq!(cu!(cuda, cuGraphRetainUserObject(graph, object, 3, 1)), INVALID);
         assert_eq!(cu!(cuda, cuGraphReleaseUserObject(graph, object, 1)), INVALID);
         ok!(cuda, cuGraphRetainUserObject(graph, object, 2, 1));
-        // The handle is good while the graph has the references, which are not the program's any more.
+        // The handle is valid while the graph holds the references, which the program no longer has.
         ok!(cuda, cuGraphRetainUserObject(other, object, 1, 0));
         for count in [0, 3, i32::MAX as u32 + 1, u32::MAX] {
             assert_eq!(cu!(cuda, cuGraphReleaseUserObject(graph, object, count)), INVALID, "{count}");
@@ -346,7 +346,7 @@ rusty_fork_test! {
             assert_eq!(cu!(cuda, cuGraphRetainUserObject(graph, object, count, 0)), INVALID, "{count}");
             assert_eq!(cu!(cuda, cuUserObjectRetain(object, count)), INVALID, "{count}");
         }
-        // Nothing was lost by what was refused.
+        // The refused calls changed nothing.
         ok!(cuda, cuGraphReleaseUserObject(graph, object, 1));
         ok!(cuda, cuGraphReleaseUserObject(other, object, 1));
         assert_eq!(DESTROYED.load(SeqCst), 0);

@@ -1,16 +1,17 @@
-//! Every function of the table is counted, can be made to fail, and leaves things as they were when it does.
+//! Every function of the table is counted, can be made to fail, and changes nothing when it fails.
 
 use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
 use gpu_sim::{Action, Injection, World};
 use rusty_fork::rusty_fork_test;
 
-/// A run through every kind of call. `Err` names the call that failed; what was made is unmade all the same.
+/// A run through every kind of call. `Err` is the code of the call that failed; everything that was made is released
+/// anyway.
 fn everything(cuda: &Cuda) -> Result<(), CUresult> {
     fn check(code: CUresult) -> Result<(), CUresult> {
         if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(code) }
     }
-    /// Runs its closure when it goes: what a careful program's `Drop` does. Tries again if that fails once.
+    /// Runs its closure on drop, as a careful program's `Drop` does. Tries again once if that fails.
     struct After<F: FnMut() -> CUresult>(F);
     impl<F: FnMut() -> CUresult> Drop for After<F> {
         fn drop(&mut self) {
@@ -78,7 +79,7 @@ fn everything(cuda: &Cuda) -> Result<(), CUresult> {
     let _start = after!(cuMemAddressFree(start, GRANULE));
     step!(cuMemMap(start, GRANULE, 0, handle, 0));
     let _map = after!(cuMemUnmap(start, GRANULE));
-    // Nothing is unmapped under work that was left behind.
+    // Memory is not unmapped while work may still use it.
     let _idle = after!(cuCtxSynchronize_v2(std::ptr::null_mut()));
     let rw = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let right = CUmemAccessDesc { location: cuda.location(0), flags: rw };
@@ -90,7 +91,7 @@ fn everything(cuda: &Cuda) -> Result<(), CUresult> {
     let captured = check(cu!(cuda, cuMemsetD8Async(a, 3, 10, stream)));
     let mut ended = check(cu!(cuda, cuStreamEndCapture(stream, &mut graph)));
     if ended.is_err() {
-        // As with the others: the end of a capture is tried again.
+        // Like the releases above, the end of a capture is tried again.
         check(cu!(cuda, cuStreamEndCapture(stream, &mut graph)))?;
     } else {
         ended = Ok(());
@@ -160,7 +161,7 @@ rusty_fork_test! {
         let (similar, text) = unknown("cuMemAlloc");
         assert!(similar.is_some_and(|name| name.starts_with("cuMemAlloc")), "{text}");
         assert!(text.contains("\"cuMemAlloc\"") && text.contains(similar.unwrap()), "{text}");
-        // Misspelt; of the driver, and not modelled; of a later NCCL.
+        // A misspelt name; a driver function that is not modelled; a function of a later NCCL.
         for name in ["", "cuMemAlloc_v3", "cuArrayDestroy", "ncclCommWindowRegister"] {
             unknown(name);
         }

@@ -32,7 +32,7 @@ fn add(launch: &gpu_sim::kernel::Launch<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Takes a word from 1 to 0. One that waits in vain leaves 7.
+/// Changes a word from 1 to 0. A launch that waits in vain writes 7.
 fn take(launch: &gpu_sim::kernel::Launch<'_>) -> Result<(), Fault> {
     let view = launch.exec.view(launch.u64(0)?, 8, Access::all())?;
     assert!(matches!(view.atomic_u32(2), Err(Fault::Misaligned { alignment: 4, .. })));

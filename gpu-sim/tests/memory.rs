@@ -1,4 +1,4 @@
-//! Device memory: what the driver's rules allow, what they refuse, and what faults.
+//! Device memory: accepted calls, refused calls, and accesses that fault.
 
 use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
@@ -86,7 +86,7 @@ rusty_fork_test! {
         ok!(cuda, cuMemMap(second, 2 * GRANULE, 0, handle, 0));
         ok!(cuda, cuMemRelease(handle));
         cuda.allow(0, start, 4 * GRANULE, RW);
-        // Across the middle of the first mapping's end and the second's beginning: one range for a copy.
+        // The copy crosses the border of the two mappings, which are one range for it.
         cuda.upload(start + 2 * GRANULE as u64 - 4, &[1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(cuda.download(start, 4), [5, 6, 7, 8]);
         assert_eq!(cuda.download(second + 2 * GRANULE as u64 - 4, 4), [1, 2, 3, 4]);
@@ -143,22 +143,22 @@ rusty_fork_test! {
         assert_eq!(flags, 1);
         ok!(cuda, cuMemGetAccess(&mut flags, &cuda.location(1), start));
         assert_eq!(flags, 0);
-        // Copies are checked before they are enqueued: refused, and no harm done.
+        // Copies are checked before they are enqueued, so this one is refused and has no effect.
         let byte = 1u8;
         let code = cu!(cuda, cuMemcpyHtoD_v2(start, (&raw const byte).cast(), 1));
         assert_eq!(code, CUresult::CUDA_ERROR_INVALID_VALUE);
         let denied = |n: &String| n.contains("grants it reads");
         assert!(world.notes().iter().any(denied), "{:?}", world.notes());
         ok!(cuda, cuCtxSynchronize());
-        // What runs without such a check faults.
+        // Captured work has no such check, so it faults.
         let stream = cuda.stream();
         cuda.captured(stream, || ok!(cuda, cuMemsetD8Async(start, 1, 1, stream)));
         assert_eq!(cu!(cuda, cuStreamSynchronize(stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        // The context is gone for good, for every call.
+        // The context stays unusable for every call.
         let mut pointer = 0;
         assert_eq!(cu!(cuda, cuMemAlloc_v2(&mut pointer, 1)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(cu!(cuda, cuCtxSynchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-        // The other device does not care.
+        // The other device is not affected.
         cuda.enter(1);
         let other = cuda.alloc(1);
         cuda.free(other);

@@ -1,4 +1,4 @@
-//! Virtual memory against a model: any sequence of calls answers and shows what the driver's rules say.
+//! Virtual memory against a model: any sequence of calls returns the codes and shows the bytes of the driver's rules.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ impl Model {
         own.map(|i| self.physical[i].bytes.len() as u64).sum()
     }
 
-    /// What a device sees of a granule: its byte and its rights.
+    /// Returns a device's view of a granule: its physical memory, its offset there, and the device's rights.
     fn see(&self, at: u64, device: usize) -> Option<(usize, usize, u32)> {
         let (base, mapping) = self.around(at)?;
         Some((mapping.physical, (at - base) as usize, mapping.rights[device]))

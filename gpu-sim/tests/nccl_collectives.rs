@@ -50,7 +50,7 @@ struct Case {
     seed: u64,
 }
 
-/// The n-th element that a rank gives: small, so that every type holds every sum and product exactly.
+/// Returns the n-th input element of a rank: small, so that every type holds every sum and product exactly.
 fn value(case: &Case, rank: usize, n: usize) -> i64 {
     let mixed = (case.seed ^ ((n as u64) << 20) ^ rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     let signed = [true, false, true, false, true, false, true, true, true, true][case.element as usize];
@@ -76,7 +76,7 @@ fn reduced(case: &Case, n: usize) -> Vec<u8> {
     let values = (0..case.ranks).map(|rank| value(case, rank, n));
     let result = match case.op {
         0 => values.sum::<i64>() as f64,
-        // In floats a zero has a sign.
+        // The product is computed in floats because a zero has a sign.
         1 => values.map(|value| value as f64).product(),
         2 => values.max().unwrap() as f64,
         3 => values.min().unwrap() as f64,
@@ -108,7 +108,7 @@ fn lengths(case: &Case) -> (usize, usize) {
     }
 }
 
-/// What rank `rank` finds in its receive buffer; `None` if it receives nothing.
+/// Returns the expected receive buffer of rank `rank`; `None` if it receives nothing.
 fn expected(case: &Case, rank: usize) -> Option<Vec<u8>> {
     let count = case.count;
     let given = |from: usize, n: usize| encode(case.element, value(case, from, n) as f64);

@@ -1,9 +1,10 @@
-//! What NCCL answers on two devices: the embedded one the same as the machine's own library, each row there in a process
-//! of its own, whose two threads are the ranks. Rows whose functions the library lacks are passed over, and said so.
+//! Results of NCCL calls on two devices. The embedded device must return the same as the machine's own library. With
+//! the real library, each row runs in a process of its own, whose two threads are the ranks. Rows whose functions the
+//! library lacks are skipped and reported.
 //!
 //! A real communicator connects its ranks in the first collective, inside the call, which waits there for the other
-//! rank: a rank that is to go on alone has [`connect`]ed before. A rank says each step before it takes it; a row that
-//! does not end in time is killed, and the steps that nobody has come back from are told.
+//! rank. A rank that must continue alone has therefore called [`connect`] before. A rank prints each step before it
+//! takes it. A row that does not end in time is killed, and the unfinished steps are reported.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -18,7 +19,8 @@ use rusty_fork::{ChildWrapper, rusty_fork_id, rusty_fork_test};
 
 use super::rig::{Alive, Comm, Rank, Rig, run};
 
-/// A question to both ranks of a communicator, which it ends; its name, the functions that it takes, the answers.
+/// A row for both ranks of a communicator, which it destroys: its name, the functions that it needs, the expected
+/// results.
 struct Row {
     name: &'static str,
     function: &'static str,
@@ -28,24 +30,24 @@ struct Row {
 
 const RANKS: usize = 2;
 
-/// How long a row may take with the real library, which loads its kernels first.
+/// Time limit of a row with the real library, which loads its kernels first.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How lines begin that a row's process writes: a rank's next step, and its answer.
+/// Prefixes of the lines that a row's process prints: a rank's next step, and its result.
 const STEP: &str = "STEP";
 const ANSWER: &str = "ANSWER";
 
-/// Says what the rank does next.
+/// Prints the next step of the rank.
 fn step(rank: &Rank, what: &str) {
     say(STEP, rank.rank, what);
 }
 
-/// In a line of its own, whatever stands before it.
+/// Prints a line of its own, even if the current line is not empty.
 fn say(kind: &str, rank: usize, what: &str) {
     println!("\n{kind} {rank} {what}");
 }
 
-/// A first collective of all ranks, which connects them.
+/// Runs a first collective of all ranks, which connects them.
 fn connect(rank: &Rank, comm: Comm) {
     step(rank, "the first all-reduce, which connects");
     assert_eq!(rank.sum(comm, 1), RANKS as i32);
@@ -55,7 +57,7 @@ fn code(code: ncclResult_t) -> String {
     format!("{code:?}").trim_start_matches("nccl").to_owned()
 }
 
-/// The communicator without the other rank, or the code.
+/// Returns the communicator without the other rank, or the code.
 fn shrink(rank: &Rank, comm: Comm, excluded: &mut [c_int], flags: c_int) -> Result<Comm, String> {
     let mut child = std::ptr::null_mut();
     let (list, count) = (excluded.as_mut_ptr(), excluded.len() as c_int);
@@ -111,7 +113,7 @@ const ROWS: [Row; 5] = [
         ask: |rank, comm| {
             connect(rank, comm);
             if rank.rank == 1 {
-                // The other's work never meets this rank's.
+                // The other rank's work never meets this rank's.
                 step(rank, "abort");
                 rank.rig.abort(comm);
                 return String::new();
@@ -202,7 +204,7 @@ rusty_fork_test! {
     }
 }
 
-/// Both libraries of this machine, if it has two devices.
+/// Loads both libraries of this machine; fails if it has fewer than two devices.
 fn machine() -> Result<Rig, String> {
     let cuda = cu::Api::load().map_err(|error| error.to_string())?;
     let nccl = Api::load().map_err(|error| error.to_string())?;
@@ -222,8 +224,8 @@ fn machine() -> Result<Rig, String> {
     Ok(rig)
 }
 
-/// Asks the real library one row. For a process of its own: where one rank fails, the process ends, since the other
-/// may wait for it for ever.
+/// Runs one row on the real library. It needs a process of its own: if a rank fails, the process ends, since the
+/// other rank may wait for it for ever.
 fn ask_the_real_library(row: &Row) {
     let rig = machine().unwrap();
     let (id, ask) = (rig.unique_id(), row.ask);
@@ -240,11 +242,11 @@ fn ask_the_real_library(row: &Row) {
             })
         })
         .collect();
-    // Whoever fails has ended the process.
+    // A rank that fails has ended the process already.
     ranks.into_iter().for_each(|rank| drop(rank.join()));
 }
 
-/// What the ranks of a row's process answered, or what became of them.
+/// Returns the results of the ranks of a row's process, or the reason why there are none.
 fn answers(process: &mut ChildWrapper, output: &mut File) -> Vec<String> {
     let ended = process.wait_timeout(PATIENCE).unwrap();
     if ended.is_none() {
@@ -273,7 +275,7 @@ fn answers(process: &mut ChildWrapper, output: &mut File) -> Vec<String> {
 
 #[test]
 fn the_real_library_answers_so() {
-    // A row's process comes here too, before it is known as one.
+    // A row's process gets here too, before it knows that it is one.
     let nccl = match machine().and(Api::load().map_err(|error| error.to_string())) {
         Ok(nccl) => nccl,
         Err(why) => return println!("skipped: {why}"),

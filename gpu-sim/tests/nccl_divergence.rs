@@ -1,4 +1,4 @@
-//! What ranks do differently is an error on all of them in a strict world, and a hang in a faithful one.
+//! Differences between the ranks' calls are errors on all ranks in a strict world, and hangs in a faithful one.
 
 use super::rig;
 
@@ -13,7 +13,7 @@ use gpu_sim::World;
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
 
-/// How the odd rank's call differs.
+/// The difference of the minority rank's call.
 #[derive(Clone, Copy, Debug)]
 enum Odd {
     Kind,
@@ -62,7 +62,7 @@ rusty_fork_test! {
                 rank.synchronize();
                 assert_eq!(rank.rig.async_error(comm), ncclResult_t::ncclInvalidUsage, "{odd:?}");
                 let text = rank.rig.last_error();
-                // The stream goes on, and so does the communicator.
+                // The stream and the communicator stay usable.
                 assert_eq!(rank.sum(comm, 1), 4);
                 rank.free(buffer);
                 text
@@ -220,7 +220,7 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 rank.free(buffer);
             }
-            // The others' calls may come after the fault, and say so at once.
+            // The others' calls may come after the fault, and then fail at once.
             let called = rank.all_reduce(comm, buffer, 16);
             assert!(called == OK || rank.rank != 1 && called == ncclResult_t::ncclRemoteError, "{called:?}");
             // SAFETY: no preconditions.
@@ -274,11 +274,11 @@ rusty_fork_test! {
                 nccl!(rank.rig, ncclCommSplit(comm.0, 0, 0, &mut child, std::ptr::null_mut()))
             };
             assert_eq!(code, ncclResult_t::ncclInvalidUsage);
-            // Both ranks are told in the one buffer of the process, and one may be writing it: it stays when both have.
+            // Both ranks write the process's one error buffer, so a read may be torn until both are done.
             let told = || rank.rig.last_error().contains("different calls");
             let whole = (0..1000).any(|_| told() || { std::thread::sleep(Duration::from_millis(1)); false });
             assert!(whole, "{}", rank.rig.last_error());
-            // The one that failed is given all the same.
+            // The failed child's handle is returned all the same.
             if rank.rank == 1 {
                 rank.rig.abort(Comm(child));
             }

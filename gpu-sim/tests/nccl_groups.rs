@@ -60,7 +60,7 @@ rusty_fork_test! {
         let world = world(4);
         for size in [1, 2, 4] {
             run_in_comm(&world, size, move |rank, comm| {
-                // Short ones, and ones that need several pipes full.
+                // Short messages, and messages that fill several pipes.
                 exchange(rank, comm, size, 3, 100, rank.rank % 2 == 0);
                 exchange(rank, comm, size, 2, 300_001, rank.rank % 2 == 1);
                 assert_eq!(rank.sum(comm, 1), size as i32);
@@ -77,7 +77,7 @@ rusty_fork_test! {
             let (out, into) = (rank.upload(&[rank.rank as u8; 64]), rank.alloc(64));
             let sum = rank.upload(&[1, 0, 0, 0]);
             ok!(rank.rig, ncclGroupStart());
-            // The order of the calls differs between ranks; inside a group that is right.
+            // The order of the calls differs between ranks, which is valid inside a group.
             if rank.rank == 0 {
                 assert_eq!(rank.all_reduce(comm, sum, 1), OK);
             }
@@ -151,7 +151,7 @@ rusty_fork_test! {
         run(&world, 2, move |rank| {
             let comms = ids.map(|id| rank.init(id, 2));
             let buffers = [1, 2].map(|value: i32| rank.upload(&value.to_ne_bytes()));
-            // One stream, and opposite orders: without the group this is a deadlock.
+            // One stream, and opposite orders: without the group this deadlocks.
             for round in 0..20 {
                 ok!(rank.rig, ncclGroupStart());
                 for i in if (rank.rank + round) % 2 == 0 { [0, 1] } else { [1, 0] } {
@@ -175,7 +175,7 @@ rusty_fork_test! {
             let second = Rank { stream: other, ..rank.clone() };
             let buffer = rank.upload(&1i32.to_ne_bytes());
             for _ in 0..10 {
-                // The ranks use their streams differently; the order of launches is what counts.
+                // The ranks use their streams differently; only the order of launches counts.
                 let (a, b) = if rank.rank == 0 { (rank, &second) } else { (&second, rank) };
                 assert_eq!(a.all_reduce(comm, buffer, 1), OK);
                 assert_eq!(b.all_reduce(comm, buffer, 1), OK);
@@ -196,7 +196,8 @@ rusty_fork_test! {
             let second = Rank { stream: rank.rig.stream(), ..rank.clone() };
             let (a, b) = (rank.alloc(4096), rank.alloc(4));
             for round in 1..10u8 {
-                // What the group sends was written before it on the other stream, and comes back after it there.
+                // The collective runs after the memset before it on the other stream, and the read after it there
+                // sees its result.
                 cuda!(rank.rig, cuMemsetD8Async(a, round, 4096, second.stream.0));
                 ok!(rank.rig, ncclGroupStart());
                 assert_eq!(rank.all_reduce(comm, b, 1), OK);

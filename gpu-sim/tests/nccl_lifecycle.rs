@@ -1,4 +1,4 @@
-//! How communicators begin and end: init, split, shrink, finalize, abort, revoke; releases, counters, faults.
+//! Creation and end of communicators: init, split, shrink, finalize, abort, revoke; releases, counters, faults.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,8 +11,8 @@ use rusty_fork::rusty_fork_test;
 
 const UNUSABLE: ncclResult_t = ncclResult_t::ncclInvalidArgument;
 
-/// Splits a communicator whose other ranks do not come, and aborts it, then the child, which is given all the same; what
-/// the split said.
+/// Splits a communicator whose other ranks never arrive. Aborts it, then the child, whose handle is returned all the
+/// same. Returns the code of the split.
 fn split_until_aborted(world: &World, rig: &Rig, comm: Comm) -> ncclResult_t {
     let split = |comm: Comm| {
         let mut child = std::ptr::null_mut();
@@ -36,7 +36,7 @@ rusty_fork_test! {
     fn ranks_disagree_at_init() {
         let world = world(3);
         let rig = Rig::new(&world);
-        // (rank, size) of the three callers, and what the refusal says.
+        // (rank, size) of the three callers, and the error text.
         let cases = [([(0, 3), (1, 3), (2, 4)], "rank count"), ([(0, 3), (1, 3), (1, 3)], "came twice")];
         for (places, text) in cases {
             let id = rig.unique_id();
@@ -108,7 +108,7 @@ rusty_fork_test! {
     fn splits_follow_colour_and_key() {
         let world = world(5);
         run_in_comm(&world, 5, |rank, comm| {
-            // Odd ranks in reverse, even ranks as they are, and rank 4 in none.
+            // Odd ranks in reverse order, even ranks in order, and rank 4 in no child.
             let color = if rank.rank == 4 { -1 } else { (rank.rank % 2) as c_int };
             let key = if color == 1 { -(rank.rank as c_int) } else { 0 };
             let child = rank.rig.split(comm, color, key);
@@ -121,7 +121,7 @@ rusty_fork_test! {
                 };
                 assert_eq!(rank.rig.place(child), (wanted, 2));
                 assert_eq!(rank.sum(child, 1 << rank.rank), if color == 1 { 0b1010 } else { 0b0101 });
-                // A child of the child; the parent serves beside them.
+                // A child of the child; the parent stays usable beside them.
                 let grandchild = rank.rig.split(child, 0, 0);
                 assert_eq!(rank.sum(grandchild, 1), 2);
                 rank.rig.destroy(grandchild);
@@ -300,7 +300,7 @@ rusty_fork_test! {
                 rank.rig.abort(comm);
             }
         });
-        // The meeting of the parent ends by itself, some time after its ranks have met.
+        // The root of the parent ends by itself, some time after its ranks have met.
         let roots = || {
             let names = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path().join("comm"));
             names.filter(|name| std::fs::read_to_string(name).is_ok_and(|name| name.trim() == "nccl-root")).count()

@@ -1,4 +1,4 @@
-//! One-sided operations: what a put shows and when, what is counted, and what is refused.
+//! One-sided operations: visibility of puts, counting of signals, and refused calls.
 
 use std::{
     ffi::c_void,
@@ -68,7 +68,7 @@ rusty_fork_test! {
                     let found = rank.read(buffer + 4096, 112);
                     let theirs = round + peer as u8 * 100;
                     assert_eq!((&found[..64], &found[104..]), (&[theirs; 64][..], &[theirs; 8][..]));
-                    // Nobody writes before both have read.
+                    // No rank writes before both have read.
                     assert_eq!(rank.all_reduce(comm, buffer + MIB as u64, 1), OK);
                     rank.synchronize();
                 }
@@ -91,7 +91,7 @@ rusty_fork_test! {
                             std::thread::sleep(Duration::from_millis(1));
                         }
                     }
-                    // To itself: nothing is needed of the other but that it comes.
+                    // A signal to itself: the other rank only has to make its first call.
                     assert_eq!(signal(rank, comm, rank.rank as i32), OK);
                     assert_eq!(wait(rank, comm, rank.rank as i32, 1), OK);
                     rank.synchronize();
@@ -126,7 +126,7 @@ rusty_fork_test! {
 }
 
 impl Rank {
-    /// Ends a window whose memory nobody touches any more.
+    /// Deregisters a window once no rank uses its memory any more, and frees it.
     fn free_symmetric_window(&self, comm: Comm, window: ncclWindow_t, buffer: u64) {
         assert_eq!(self.all_reduce(comm, buffer + MIB as u64, 1), OK);
         self.synchronize();

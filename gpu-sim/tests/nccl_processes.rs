@@ -1,19 +1,20 @@
-//! Ranks as processes: the same calls, and what the death of one leaves behind.
+//! Ranks as processes: the same calls, and the state after the death of one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use super::common::role_command;
 use super::rig::{Id, OK, Rig, run, world};
+use gpu_sim::process::test_command;
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
 
-/// Set in the processes of ranks: what they do, their rank and the rank count.
+/// Set in the processes of ranks: their role, rank and rank count.
 const ROLE: &str = "GPU_SIM_TEST_ROLE";
 
 fn spawn(role: &str, rank: usize, size: usize) -> Child {
-    role_command(concat!(module_path!(), "::a_rank"))
+    test_command(concat!(module_path!(), "::a_rank"))
+        .unwrap()
         .env(ROLE, format!("{role} {rank} {size}"))
         .env_remove("RUSTY_FORK_OCCURS")
         .stdin(Stdio::piped())
@@ -22,13 +23,13 @@ fn spawn(role: &str, rank: usize, size: usize) -> Child {
         .unwrap()
 }
 
-/// The next line of a child that begins with `key`; the rest of it.
+/// Reads the next line of a child that contains `key`; returns the rest of it.
 fn hear(child: &mut BufReader<impl std::io::Read>, key: &str) -> String {
     let mut line = String::new();
     loop {
         line.clear();
         assert_ne!(child.read_line(&mut line).unwrap(), 0, "the child ended before it said {key}");
-        // The test harness writes on the same lines.
+        // The test harness prints on the same lines.
         if let Some(at) = line.find(key) {
             return line[at + key.len()..].trim().to_owned();
         }
@@ -47,7 +48,7 @@ fn decode(text: &str) -> Id {
     Id(id)
 }
 
-/// What the processes of ranks run.
+/// The body of the ranks' processes.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn a_rank() {
@@ -97,7 +98,7 @@ fn a_rank() {
             rank.leave();
             world.finish().unwrap();
         }
-        // Waits for ever in a collective that the others do not join; somebody kills it, or it aborts when told.
+        // Waits for ever in a collective that the others do not join; a test kills it, or it aborts when told.
         "stay" => {
             let buffer = rank.alloc(64);
             assert_eq!(rank.sum(comm, 1) as usize, size);
@@ -121,10 +122,10 @@ fn a_rank() {
     println!("done");
 }
 
-/// A rank's process, and what it prints.
+/// A rank's process, and its output.
 type Started = (Child, BufReader<std::process::ChildStdout>);
 
-/// Starts all ranks of a role, and gives them the id of rank 0; that id too.
+/// Starts all ranks of a role, and gives them the id of rank 0. Returns that id too.
 fn start(role: &str, size: usize) -> (Vec<Started>, String) {
     let mut ranks: Vec<_> = (0..size)
         .map(|rank| {
@@ -140,7 +141,7 @@ fn start(role: &str, size: usize) -> (Vec<Started>, String) {
     (ranks, id)
 }
 
-/// How many sockets are there under an id: other tests have theirs.
+/// Number of sockets under an id; other tests have other ids.
 fn sockets(id: &str) -> usize {
     let name = format!("@gpu-sim-nccl-{}", &id[16..48]);
     std::fs::read_to_string("/proc/net/unix").unwrap().matches(&name).count()
@@ -189,7 +190,7 @@ rusty_fork_test! {
                 if rank.rank == 1 {
                     let mut comm = std::ptr::null_mut();
                     let code = nccl!(rank.rig, ncclCommInitRank(&mut comm, 3, decode(&id).0, 1));
-                    // Refused for the rank count, or told that the root is gone, or that nobody is there.
+                    // Refused for the rank count, or because the root is gone, or because no root listens.
                     assert!(code != OK && comm.is_null());
                 }
             });

@@ -15,7 +15,7 @@ fn seeded(seed: u64) -> World {
     World::builder().devices(3).capacity(1 << 30).seeded(seed).start().unwrap()
 }
 
-/// Init, split, windows, collectives and messages of three ranks; the decisions of the scheduler.
+/// Runs init, split, windows, collectives and messages of three ranks. Returns the decisions of the scheduler.
 fn one_run(seed: u64) -> Vec<Step> {
     let world = seeded(seed);
     run_in_comm(&world, 3, |rank, comm| {
@@ -24,7 +24,7 @@ fn one_run(seed: u64) -> Vec<Step> {
         let buffer = rank.symmetric(1 << 21);
         let mut window = std::ptr::null_mut();
         let pointer = buffer as *mut c_void;
-        // Both communicators in one group: their calls go on beside each other.
+        // Both communicators in one group: their calls run concurrently.
         let mut other = std::ptr::null_mut();
         ok!(rank.rig, ncclGroupStart());
         ok!(rank.rig, ncclCommWindowRegister(comm.0, pointer, 1 << 21, &mut window, 1));
@@ -59,7 +59,7 @@ rusty_fork_test! {
             let world = seeded(seed);
             let rig = Rig::new(&world);
             let ids = [rig.unique_id(), rig.unique_id()];
-            // A deadlock hides what the actor found.
+            // A deadlock hides the actor's assertions.
             let reached_end = Arc::new(AtomicBool::new(false));
             let reached = reached_end.clone();
             let actor = move || {
@@ -71,7 +71,7 @@ rusty_fork_test! {
                 }
                 assert_ne!(nccl!(rank.rig, ncclGroupEnd()), OK);
                 let marks = [0x5a5a as ncclComm_t; 2];
-                // What wrote here after the group would not know that it is over.
+                // A late write by the library would overwrite these marks after the group has ended.
                 assert_eq!(std::mem::replace(&mut comms, marks), [std::ptr::null_mut(); 2]);
                 gpu_sim::sched::sleep(std::time::Duration::from_secs(1)).unwrap();
                 assert_eq!(comms, marks);
@@ -115,7 +115,7 @@ rusty_fork_test! {
                         assert!(rig.last_error().contains("ranks [0] to come to ncclCommSplit"));
                     }
                     rig.abort(comm);
-                    // The one that failed is given all the same.
+                    // The failed child's handle is returned all the same.
                     if device == 1 {
                         rig.abort(Comm(child));
                     }

@@ -1,4 +1,4 @@
-//! Windows, by release: the table of what each answers, and what strictness adds.
+//! Windows by release: the results of each release, and the additional checks of strict worlds.
 
 use std::ffi::c_void;
 
@@ -16,7 +16,7 @@ fn world_of(release: i32, devices: usize) -> World {
     World::builder().devices(devices).capacity(1 << 30).nccl_release(release).start().unwrap()
 }
 
-/// Registers, and gives the code and what is in the out parameter.
+/// Registers a window, and returns the code and the value of the out parameter.
 fn register(rank: &Rank, comm: Comm, buffer: u64, size: usize) -> (ncclResult_t, usize) {
     let mut window = UNTOUCHED as ncclWindow_t;
     let code = nccl!(rank.rig, ncclCommWindowRegister(comm.0, buffer as *mut c_void, size, &mut window, 1));
@@ -34,7 +34,7 @@ fn deregister(rank: &Rank, comm: Comm, window: usize) -> ncclResult_t {
     nccl!(rank.rig, ncclCommWindowDeregister(comm.0, window as ncclWindow_t))
 }
 
-/// One reservation with memory of two handles.
+/// Makes one reservation with memory of two handles.
 fn two_segments(rank: &Rank) -> (u64, impl FnOnce()) {
     let size = 2 * MIB;
     let mut address = 0;
@@ -119,7 +119,7 @@ rusty_fork_test! {
                 let buffer = rank.symmetric(2 * MIB);
                 let (code, window) = register(rank, comm, buffer + 256, MIB);
                 if release < 22800 {
-                    // Only the allocation counts.
+                    // 2.27 checks only the allocation's alignment.
                     assert_eq!(code, OK);
                     assert_eq!(deregister(rank, comm, window), OK);
                     let small = rank.alloc(4096);
@@ -145,7 +145,7 @@ rusty_fork_test! {
                 let (code, window) = register(rank, comm, buffer, 4 * MIB);
                 match release {
                     ..22800 => assert_eq!((code, window), (OK, 0)),
-                    // 2.28 would go wrong later; a strict world says so. 2.29 says so itself.
+                    // 2.28 would fail later, so a strict world refuses it. 2.29 refuses it itself.
                     22800..23000 => assert_eq!(code, ncclResult_t::ncclInvalidArgument),
                     _ => {
                         assert_eq!(code, OK);
@@ -169,7 +169,7 @@ rusty_fork_test! {
             rank.free(plain);
             assert_eq!(register(rank, comm, plain, MIB).0, ncclResult_t::ncclUnhandledCudaError);
             assert!(rank.rig.last_error().contains("nothing is mapped"), "{}", rank.rig.last_error());
-            // One rank alone: all are told.
+            // One rank alone registers bad memory: all ranks get an error.
             let good = rank.symmetric(2 * MIB);
             let bad = rank.alloc(2 * MIB);
             let code = register(rank, comm, if rank.rank == 0 { bad } else { good }, MIB).0;
@@ -203,7 +203,7 @@ rusty_fork_test! {
 
     #[test]
     fn symmetric_addresses_run_out() {
-        // The space is the device's memory, in units of 4 GiB; windows do not fill it, registrations do.
+        // The space has the size of the device's memory, in units of 4 GiB. Windows do not fill it, registrations do.
         for release in ERAS {
             let world = World::builder().devices(2).capacity(2 << 30).nccl_release(release).start().unwrap();
             run_in_comm(&world, 2, move |rank, comm| {
@@ -212,12 +212,12 @@ rusty_fork_test! {
                     let window = registered(rank, comm, buffer, MIB);
                     assert_eq!(deregister(rank, comm, window), OK);
                 }
-                // 2.27 never gives addresses back.
+                // 2.27 never reuses addresses.
                 let (code, window) = register(rank, comm, buffer, MIB);
                 assert_eq!(code == OK, release >= 22800, "{release}");
                 if code == OK {
                     let more: Vec<usize> = (0..3).map(|_| registered(rank, comm, buffer, MIB)).collect();
-                    // 2.30.7 takes new addresses for each window, the others share.
+                    // 2.30.7 takes new addresses for each window; the others share them.
                     let (code, another) = register(rank, comm, buffer, MIB);
                     assert_eq!(code == OK, release < 23007, "{release}: {}", rank.rig.last_error());
                     if code == OK {
@@ -373,7 +373,7 @@ rusty_fork_test! {
             let world = world_of(release, 2);
             run_in_comm(&world, 2, move |rank, comm| {
                 let buffer = rank.symmetric(2 * MIB);
-                // No call to the others: one rank alone may do it.
+                // The call is local, so one rank alone may make it.
                 if rank.rank == 0 {
                     let (code, window) = register(rank, comm, buffer, MIB);
                     assert_eq!(code, OK);

@@ -1,14 +1,15 @@
-//! Between processes: descriptors and handles lead to the same memory, signals cross, and the host is kept out.
+//! Between processes: descriptors and handles give access to the same memory, signals work across processes, and the
+//! host cannot access device memory.
 //!
-//! The other process is this test binary again, told its part by the environment.
+//! The other process is this test binary again; an environment variable names its part.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{ExitStatus, Stdio};
 
-use super::common::{Cuda, GRANULE, cu, ok, role_command};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
-use gpu_sim::World;
+use gpu_sim::{World, process::test_command};
 use rusty_fork::rusty_fork_test;
 
 const PART: &str = "GPU_SIM_TEST_PART";
@@ -16,9 +17,9 @@ const RW: CUmemAccess_flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWR
 const POSIX_FD: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Starts the other process in its part, with an argument and perhaps a descriptor as its number 100.
+/// Starts the other process in a part, with an argument and an optional descriptor, which becomes its number 100.
 fn other(part: &str, argument: &str, descriptor: Option<&OwnedFd>) -> std::process::Child {
-    let mut command = role_command(concat!(module_path!(), "::the_other_process"));
+    let mut command = test_command(concat!(module_path!(), "::the_other_process")).unwrap();
     command.arg("--test-threads=1");
     command.env(PART, part).env("ARGUMENT", argument).env_remove("RUSTY_FORK_OCCURS_DEPTH");
     command.stdout(Stdio::null());
@@ -38,7 +39,7 @@ fn wait(mut child: std::process::Child) -> ExitStatus {
     child.wait().unwrap()
 }
 
-/// What the other process does.
+/// The body of the other process.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn the_other_process() {
@@ -51,7 +52,7 @@ fn the_other_process() {
         "signal" => {
             let start = map_imported(&cuda);
             let stream = cuda.stream();
-            // Wait for the parent's word, answer with ours.
+            // Wait for the parent's value, then write this process's.
             ok!(cuda, cuStreamWaitValue32_v2(stream, start, 1, 1));
             ok!(cuda, cuStreamWriteValue32_v2(stream, start + 4, 2, 0));
             ok!(cuda, cuStreamSynchronize(stream));
@@ -201,7 +202,7 @@ rusty_fork_test! {
         let fabric = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
         let code = cu!(cuda, cuMemImportFromShareableHandle(&mut handle, std::ptr::null_mut(), fabric));
         assert_eq!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
-        // Memory that was not created to be shared is not.
+        // Memory that was not created as exportable cannot be exported.
         let mut private = 0;
         ok!(cuda, cuMemCreate(&mut private, GRANULE, &cuda.properties(0, false), 0));
         let mut descriptor = -1;

@@ -1,4 +1,4 @@
-//! The raw crates' example, as a stranger runs it.
+//! The raw crates' example, run as a user runs it.
 
 #[allow(dead_code, unreachable_pub, reason = "a program, of which its `run` is taken")]
 #[path = "../../nccl-sys/examples/all_reduce.rs"]

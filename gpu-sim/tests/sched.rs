@@ -1,4 +1,4 @@
-//! The two schedulers: what they promise about waiting, order, time and deadlock.
+//! The two schedulers: guarantees about waiting, order, time and deadlock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -30,7 +30,7 @@ fn ping_pong(rounds: u64) -> Vec<(String, Body<u64>)> {
         .collect()
 }
 
-/// Three ranks that pass scheduling points; who came by in which order.
+/// Runs three ranks that pass scheduling points. Returns their order, and the scheduler's decisions.
 fn order(seed: u64) -> (Vec<u64>, Vec<gpu_sim::Step>) {
     let world = World::builder().seeded(seed).start().unwrap();
     let log = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -28,7 +28,7 @@ unsafe extern "C" fn wait_at_gate(_: *mut c_void) {
 
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Stores the count of calls so far where it points.
+/// Stores the number of calls so far at `to`.
 unsafe extern "C" fn note_order(to: *mut c_void) {
     // SAFETY: the tests pass cells that live until their streams are idle.
     unsafe { to.cast::<u32>().write(COUNT.fetch_add(1, SeqCst)) };
@@ -43,7 +43,7 @@ fn open() {
     GATE.store(true, SeqCst);
 }
 
-/// A stream held back by a word in memory: until `release`, nothing behind it runs, in either mode.
+/// Makes a stream wait for a word in memory: until `release`, nothing behind it runs, in either mode.
 fn hold(cuda: &Cuda, stream: CUstream, word: CUdeviceptr) {
     ok!(cuda, cuStreamWaitValue32_v2(stream, word, 1, 0));
 }
@@ -130,7 +130,7 @@ rusty_fork_test! {
         ok!(cuda, cuLaunchHostFunc(blocking, Some(note_order), cells[0]));
         ok!(cuda, cuLaunchHostFunc(legacy, Some(note_order), cells[1]));
         ok!(cuda, cuLaunchHostFunc(blocking, Some(note_order), cells[2]));
-        // A non-blocking stream goes its own way.
+        // A non-blocking stream does not wait for the legacy stream.
         let mut own = 0u32;
         ok!(cuda, cuLaunchHostFunc(free, Some(note_order), (&raw mut own).cast()));
         ok!(cuda, cuStreamSynchronize(free));
@@ -221,7 +221,7 @@ rusty_fork_test! {
             let stream = cuda.stream();
             ok!(cuda, cuMemsetD32_v2(at, word, 1));
             ok!(cuda, cuStreamWaitValue32_v2(stream, at, value, flags));
-            // Without anybody to write, an unmet wait is a deadlock, which the seeded scheduler finds.
+            // Without a writer, an unmet wait is a deadlock, which the seeded scheduler detects.
             let code = cu!(cuda, cuStreamSynchronize(stream));
             assert_eq!(code == CUresult::CUDA_SUCCESS, ends, "{word} {value} {flags}: {code:?}");
             if !ends {
@@ -306,8 +306,8 @@ rusty_fork_test! {
     }
 }
 
-/// Holds `stream` back by a word (eight bytes of memory, zero) and fills its queue: 1,022 operations. None of the calls
-/// waits, since what would end the wait comes only after them.
+/// Makes `stream` wait for a word (eight bytes of memory, zero) and fills its queue with 1,022 operations. None of
+/// these calls may block, since the write that ends the wait comes only after them.
 fn fill_queue(cuda: &Cuda, stream: CUstream) -> CUdeviceptr {
     let word = cuda.alloc(8);
     hold(cuda, stream, word);
@@ -332,7 +332,7 @@ fn on(
     (name.to_owned(), Box::new(body))
 }
 
-/// Lets the virtual clock jump: it does so only when nobody else can go on.
+/// Lets the virtual clock jump, which it does only when no other task can run.
 fn until_nobody_can_go_on() {
     sched::sleep(Duration::from_secs(3600)).unwrap();
 }

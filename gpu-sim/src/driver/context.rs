@@ -157,7 +157,7 @@ abi! {
     }
 }
 
-/// A given context, null being the current one.
+/// Returns a given context; null is the current one.
 fn of(machine: &Machine, context: CUcontext) -> Answer<std::sync::Arc<crate::device::Context>> {
     if context.is_null() { machine.current_even_poisoned() } else { machine.contexts.get(context as u64) }
 }

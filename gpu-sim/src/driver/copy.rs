@@ -1,7 +1,7 @@
 //! Copies and fills.
 //!
-//! Pageable host memory goes the driver's way: an asynchronous copy from it takes the bytes before the call returns
-//! (a graph: at each launch); one to it returns when it is done (in a graph: writes when it runs).
+//! Pageable host memory behaves as in the driver. An asynchronous copy from it reads the bytes before the call
+//! returns (in a graph: at each launch). A copy to it returns when it is done (in a graph: it writes when it runs).
 
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
@@ -96,9 +96,9 @@ abi! {
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
 enum End {
-    /// Checked when it runs.
+    /// Device-visible memory, checked when the copy runs.
     Visible(u64),
-    /// Memory that only the host can reach; the program vouches for it.
+    /// Memory that only the host can access; the program guarantees that it is valid.
     Pageable(u64),
 }
 
@@ -194,7 +194,8 @@ fn copy_now(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize) -> Answer 
     finish_legacy(machine)
 }
 
-/// The driver looks at once whether the memory is there, unless the stream captures; what goes later is a fault.
+/// Checks at once that the memory is accessible, as the driver does, unless the stream captures. Memory that becomes
+/// inaccessible later is a fault.
 pub(super) fn check(machine: &Machine, stream: &Stream, address: u64, bytes: u64, access: Access) -> Answer {
     if stream.capturing().is_none() {
         let accessor = Accessor::Copy(stream.context.device);
@@ -203,7 +204,7 @@ pub(super) fn check(machine: &Machine, stream: &Stream, address: u64, bytes: u64
     Ok(())
 }
 
-/// Puts `count` times `pattern` at `to`.
+/// Writes `count` times `pattern` at `to`.
 fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: CUstream) -> Answer {
     let stream = machine.stream(stream)?;
     let bytes = (count as u64).checked_mul(pattern.len() as u64);
@@ -242,7 +243,7 @@ fn fill_now(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize) -> An
     finish_legacy(machine)
 }
 
-/// The synchronous calls' wait for the legacy stream.
+/// Waits for the legacy stream, as synchronous calls do.
 fn finish_legacy(machine: &Arc<Machine>) -> Answer {
     let legacy = machine.stream(std::ptr::null_mut())?;
     legacy.wait_all()?;

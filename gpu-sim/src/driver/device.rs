@@ -1,4 +1,5 @@
-//! Devices: what there is, and what it can do. Modelled after an H200, without multicast, and with fabric handles only where the world grants them.
+//! Devices and their attributes. Modelled after an H200, without multicast, and with fabric handles only if the world
+//! supports them.
 
 use std::ffi::{c_char, c_int};
 

@@ -1,4 +1,4 @@
-//! Where C begins: how the ABI's functions are written, and the pointers that callers pass.
+//! The boundary to C: the macro that defines the ABI's functions, and access to pointers that callers pass.
 
 use std::ffi::c_char;
 
@@ -9,7 +9,7 @@ use crate::world::Machine;
 
 /// Defines ABI functions of this module and `install`, which puts them into a table.
 ///
-/// A body gets the machine and answers [`Answer`]. `early` functions may be called before `cuInit`.
+/// A body gets the machine and returns [`Answer`]. `early` functions may be called before `cuInit`.
 macro_rules! abi {
     ($($(#[$meta:meta])* $kind:ident fn $name:ident($machine:ident $(, $argument:ident: $type:ty)* $(,)?) $body:block)*) => {
         $(
@@ -59,7 +59,7 @@ macro_rules! list {
     };
 }
 
-/// Turns a body's answer into the code, keeping the reason.
+/// Converts a body's result into the code, and keeps the reason.
 pub(crate) fn finish(machine: &Machine, name: &str, early: bool, body: impl FnOnce() -> Answer) -> CUresult {
     if !early && !machine.is_initialised() {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;

@@ -1,6 +1,6 @@
-//! Fabric handles: 64 bytes by which any process finds memory, as long as the one that made it lives.
+//! Fabric handles: 64 bytes by which any process finds memory, as long as the process that created it lives.
 //!
-//! They name the exporter's file. Hardware reaches other hosts by them; here all processes are on one.
+//! A handle names the exporter's file. On hardware a handle also works on other hosts; here all processes are on one.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::memory::Physical;
 
-/// What a handle begins with.
+/// First 8 bytes of every handle.
 const MARK: u64 = u64::from_le_bytes(*b"gpusimfb");
 
 /// The handle of `physical`.
@@ -34,6 +34,6 @@ pub(super) fn open(handle: &[u8; 64]) -> Result<OwnedFd, String> {
     let gone = |error| format!("the memory of process {process} is gone: {error}");
     let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(gone)?;
     let stat = rustix::fs::fstat(&file).map_err(gone)?;
-    // The number may be another file's by now.
+    // The number may belong to another file by now.
     if stat.st_ino == inode { Ok(file) } else { Err(format!("the memory of process {process} is gone")) }
 }

@@ -1,4 +1,4 @@
-//! Kernels: what they are, and how they fit the device.
+//! Kernel functions: attributes, launch limits and occupancy.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::world::Machine;
 /// Limits of the modelled device.
 pub(super) const MAX_THREADS: u64 = 1024;
 const MAX_SHARED: c_uint = 227 << 10;
-/// Of a multiprocessor.
+/// Limits of one multiprocessor.
 const THREADS: c_int = 2048;
 const BLOCKS: c_int = 32;
 const WARP: c_int = 32;
@@ -24,7 +24,7 @@ pub(super) const MULTIPROCESSORS: c_int = 132;
 
 abi! {
     call fn cuFuncGetName(machine, out: *mut *const c_char, function: CUfunction) {
-        // It lives as long as the module does.
+        // The name lives as long as the module.
         put!(out, self::function(machine, function)?.name.as_ptr())?;
     }
 
@@ -54,7 +54,7 @@ abi! {
             (A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, _) => {
                 return Err(Refusal::invalid(format!("{value} bytes of shared memory of {MAX_SHARED}")));
             }
-            // A wish, which changes no outcome.
+            // A preference that changes no outcome.
             (A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, _) if (-1..=100).contains(&value) => {}
             (A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, _) => {
                 return Err(Refusal::invalid(format!("{value} percent of shared memory")));
@@ -74,7 +74,7 @@ abi! {
         }
     }
 
-    // Nothing is loaded late.
+    // Modules are loaded completely, so there is nothing to do.
     call fn cuFuncLoad(machine, function: CUfunction) {
         self::function(machine, function)?;
     }
@@ -99,7 +99,7 @@ abi! {
         let most = MAX_THREADS as c_int;
         let limit = if limit <= 0 { most } else { limit.min(most) };
         let mut best = (0, 0, 0);
-        // Whole warps, or what there is of one; of equals, the largest.
+        // Try whole warps, or the limit itself if it is smaller than a warp; the largest block wins a tie.
         for threads in std::iter::once(limit).chain((1..=limit / WARP).rev().map(|warps| warps * WARP)) {
             // SAFETY: the program gave the function to be called with sizes of blocks.
             let shared = shared_of.map_or(shared, |shared_of| unsafe { shared_of(threads) });
@@ -119,14 +119,14 @@ fn function(machine: &Machine, handle: CUfunction) -> Answer<Arc<Function>> {
     })
 }
 
-/// A function and the host function of its name.
+/// A function and the host function registered under its name.
 pub(super) fn kernel(machine: &Machine, handle: CUfunction) -> Answer<(Arc<Function>, Arc<Kernel>)> {
     let function = function(machine, handle)?;
     let kernel = machine.kernels.kernel(&function).ok_or_else(|| unregistered(&function))?;
     Ok((function, kernel))
 }
 
-/// How many blocks run at a time on one multiprocessor.
+/// Returns the number of blocks that one multiprocessor runs at a time.
 pub(super) fn active_blocks(threads: c_int, shared: usize) -> Answer<c_int> {
     if !(1..=MAX_THREADS as c_int).contains(&threads) {
         return Err(Refusal::invalid(format!("blocks of {threads} threads")));

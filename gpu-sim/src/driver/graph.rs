@@ -151,7 +151,8 @@ abi! {
         machine, out: *mut CUuserObject, object: *mut c_void, destroy: CUhostFn, references: c_uint, flags: c_uint,
     ) {
         let destroy = destroy.ok_or_else(|| Refusal::invalid("a null destructor"))?;
-        // 1: no synchronisation with the destructor's end, which must be set and is what we do.
+        // 1: `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which must be set. The embedded device never synchronises with the
+        // destructor.
         if flags != 1 || references == 0 {
             return Err(Refusal::invalid(format!("{references} references, flags {flags} (1 must be set)")));
         }
@@ -184,7 +185,7 @@ abi! {
     }
 }
 
-/// How many references to a user object: at least one, at most `INT_MAX`.
+/// Checks a number of references to a user object: at least one, at most `INT_MAX`.
 fn count_of(count: c_uint) -> Answer<u32> {
     match i32::try_from(count) {
         Ok(1..) => Ok(count),
@@ -223,7 +224,8 @@ fn capture_info(
     Ok(())
 }
 
-/// The driver's way to give lists: with no room, how many there are; else as many as fit, the rest null.
+/// Writes a list as the driver does: without a buffer, the number of nodes; otherwise as many as fit, and null in the
+/// remaining places.
 fn put_nodes(out: *mut CUgraphNode, count: *mut usize, nodes: impl Iterator<Item = u64>) -> Answer {
     let nodes: Vec<u64> = nodes.collect();
     if out.is_null() {

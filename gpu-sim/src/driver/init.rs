@@ -60,7 +60,7 @@ abi! {
     }
 }
 
-/// "illegal address" of `CUDA_ERROR_ILLEGAL_ADDRESS`.
+/// Returns "illegal address" for `CUDA_ERROR_ILLEGAL_ADDRESS`.
 fn words(name: &str) -> String {
     match name {
         "CUDA_SUCCESS" => "no error".to_owned(),
@@ -68,7 +68,7 @@ fn words(name: &str) -> String {
     }
 }
 
-/// The text as a C string that lives for ever, kept once.
+/// Returns the text as a C string that lives for ever. Equal texts share one string.
 fn keep(text: String) -> *const c_char {
     static KEPT: OnceLock<Mutex<HashMap<String, CString>>> = OnceLock::new();
     let mut kept = KEPT.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,8 +76,8 @@ fn keep(text: String) -> *const c_char {
     kept.entry(text.clone()).or_insert_with(|| CString::new(text).unwrap_or_default()).as_ptr()
 }
 
-/// The newest revision of `symbol` that a driver of `version` has; null where there is none. What is not modelled is
-/// not found.
+/// Returns the newest revision of `symbol` in a driver of `version`; null if there is none. Functions that are not
+/// modelled are not found.
 fn find(symbol: &str, version: c_int, flags: u64) -> Answer<(*mut c_void, CUdriverProcAddressQueryResult)> {
     if flags > 1 {
         return Err(Refusal::unsupported("functions of the per-thread default stream are not modelled"));

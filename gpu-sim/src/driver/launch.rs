@@ -1,5 +1,6 @@
-//! Launches. A host function runs the whole grid as one call, so what is asked of blocks (all at once, in clusters) is
-//! checked and has no other effect; nor has leave to start early, which no order forbids to pass over.
+//! Launches. A host function runs the whole grid as one call, so attributes that concern blocks (cooperative launch,
+//! clusters) are checked and have no other effect. Programmatic stream serialization is accepted and ignored: it
+//! permits an early start, but does not require one.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;

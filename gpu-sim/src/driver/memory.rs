@@ -1,4 +1,4 @@
-//! Plain device memory, pinned host memory, and what a pointer is.
+//! Plain device memory, pinned host memory, and pointer attributes.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -27,7 +27,7 @@ abi! {
         if pointer == 0 {
             return Ok(());
         }
-        // The driver waits for whatever may still use the memory.
+        // The driver waits for all work that may still use the memory.
         machine.streams.synchronize_device(context.device)?;
         let wanted = |kind: &Kind| matches!(kind, Kind::Allocation { .. } | Kind::Pooled { .. });
         let gone = machine.memory.space().remove_whole(pointer, wanted, "cuMemFree")?;
@@ -116,7 +116,7 @@ abi! {
         let attributes = list!(attributes.cast_const(), count as usize)?;
         let data = list!(data.cast_const(), count as usize)?;
         for (attribute, data) in attributes.into_iter().zip(data) {
-            // As the driver: what does not apply is zero, whatever the pointer is.
+            // Attributes that do not apply are zero for any pointer, like in the driver.
             if !describe(machine, data, attribute, pointer)? {
                 match width(attribute) {
                     Width::Pointer => put!(data.cast::<u64>(), 0)?,
@@ -131,7 +131,7 @@ abi! {
     }
 }
 
-/// Plain memory of a device: `bytes` are valid, whole pages are counted.
+/// Allocates plain memory of a device. `bytes` are valid; whole pages count against the capacity.
 pub(super) fn allocate(machine: &Machine, device: usize, bytes: u64, kind: Kind) -> Answer<CUdeviceptr> {
     let room = round_up(bytes, PAGE).filter(|_| bytes > 0);
     let room = room.ok_or_else(|| Refusal::invalid(format!("an allocation of {bytes} bytes")))?;
@@ -146,7 +146,7 @@ fn pin(machine: &Machine, out: *mut *mut c_void, bytes: usize, flags: c_uint) ->
     put!(out, base as *mut c_void)
 }
 
-/// Base and length of what `pointer` lies in.
+/// Base and length of the allocation or reservation that contains `pointer`.
 fn range_around(machine: &Machine, pointer: CUdeviceptr) -> Option<(u64, u64)> {
     if machine.memory.region().contains(pointer) {
         return machine.memory.space().range_around(pointer);
@@ -154,7 +154,7 @@ fn range_around(machine: &Machine, pointer: CUdeviceptr) -> Option<(u64, u64)> {
     machine.memory.host().at(pointer).map(|p| (p.base, p.len))
 }
 
-/// What C type an attribute has.
+/// C type of an attribute's value.
 enum Width {
     Pointer,
     Int,
@@ -175,7 +175,7 @@ fn width(attribute: CUpointer_attribute) -> Width {
     }
 }
 
-/// Writes an attribute. False if it does not apply to the pointer.
+/// Writes an attribute. Returns false if it does not apply to the pointer.
 fn describe(
     machine: &Machine,
     data: *mut c_void,
@@ -232,7 +232,7 @@ fn describe(
         }
         A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE if known => put!(data.cast::<u64>(), 0)?,
         A::CU_POINTER_ATTRIBUTE_BUFFER_ID if mapped.is_some() => {
-            // Handles and bases are not used twice in a world.
+            // Handles and bases are never reused in a world.
             let id = mapped.as_ref().map_or(0, |m| match m.kind {
                 Kind::Virtual { handle } => handle,
                 _ => m.base,

@@ -2,13 +2,14 @@
 //!
 //! Absent from the table, and so not supported: arrays, textures and surfaces, two- and three-dimensional copies,
 //! managed memory, multicast, nodes added to graphs by hand, child graphs, external memory and semaphores, green
-//! contexts. Kernels run as the host functions registered under their names; of PTX the names of kernels and variables
-//! are read.
+//! contexts. Kernels run as the host functions registered under their names; only the names of kernels and variables
+//! are read from PTX.
 //!
-//! There, and answering that they are not supported: fabric handles unless the world grants them, and events and pools shared between processes.
+//! Present, but returning not-supported: fabric handles unless the world supports them, and events and pools shared
+//! between processes.
 //!
-//! Invariants: a call does all of what it answers success for; whatever it refuses it explains in the world's
-//! notes; no lock is held while it waits.
+//! Invariants: a call that returns success has done all of its work. A call that is refused leaves an explanation in
+//! the world's notes. No lock is held during a wait.
 
 #[macro_use]
 mod edge;

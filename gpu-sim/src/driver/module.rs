@@ -35,7 +35,7 @@ abi! {
         free(machine, gone.variables.values());
     }
 
-    // The driver's default, though nothing is loaded late here.
+    // The driver's default, although modules are loaded completely here.
     call fn cuModuleGetLoadingMode(machine, mode: *mut CUmoduleLoadingMode) {
         put!(mode, CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING)?;
     }
@@ -95,7 +95,7 @@ fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmo
             ptx::Why::NoVersion => CUresult::CUDA_ERROR_INVALID_IMAGE,
             ptx::Why::Syntax(_) | ptx::Why::Target(_) => CUresult::CUDA_ERROR_INVALID_PTX,
         };
-        // What does not begin as PTX never reaches the compiler, whose log it is.
+        // The log belongs to the compiler, which never sees a text that does not begin as PTX.
         if broken.why != ptx::Why::NoVersion {
             logs.error = broken.to_string();
         }
@@ -120,7 +120,7 @@ fn load(machine: &Machine, image: *const c_void, logs: &mut Logs) -> Answer<CUmo
     Ok(machine.kernels.load(image.entries, image.target, variables) as CUmodule)
 }
 
-/// Gives a variable its memory, which holds zeros.
+/// Allocates a variable's memory and fills it with zeros.
 fn place(machine: &Machine, context: &Context, variable: &ptx::Variable) -> Answer<(u64, u64)> {
     let ptx::Variable { name, bytes, initialised } = variable;
     if *initialised {
@@ -133,7 +133,7 @@ fn place(machine: &Machine, context: &Context, variable: &ptx::Variable) -> Answ
 fn free<'a>(machine: &Machine, variables: impl Iterator<Item = &'a (u64, u64)>) {
     for (start, _) in variables {
         let wanted = |kind: &Kind| matches!(kind, Kind::Variable { .. });
-        // With its context it may be gone already.
+        // The context's destruction may have removed it already.
         let gone = machine.memory.space().remove_whole(*start, wanted, "cuModuleUnload");
         drop(gone);
     }
@@ -151,7 +151,7 @@ pub(super) fn unregistered(function: &Function) -> Refusal {
     Refusal::unsupported(format!("no host function is registered for kernel {:?}", function.name))
 }
 
-/// What a program wants to hear of a compilation, and where.
+/// The compilation logs that a program requests, and their buffers.
 #[derive(Default)]
 struct Logs {
     verbose: bool,
@@ -165,7 +165,7 @@ struct Logs {
 struct Buffer {
     start: *mut c_char,
     bytes: i32,
-    /// Where the bytes that are written are told.
+    /// Receives the number of written bytes.
     told: *mut *mut c_void,
 }
 
@@ -176,7 +176,7 @@ impl Default for Buffer {
 }
 
 impl Logs {
-    /// Reads the options; those that steer a compilation have no effect.
+    /// Reads the options; options that control the compilation have no effect.
     fn of(options: &[CUjit_option], values: *mut *mut c_void) -> Answer<Self> {
         let mut logs = Self::default();
         for (i, &option) in options.iter().enumerate() {

@@ -1,8 +1,8 @@
-//! Stream-ordered allocation: the devices' default pools, and pools of one's own.
+//! Stream-ordered allocation: the devices' default pools, and pools that programs create.
 //!
-//! Memory is there when the call returns and goes when the stream reaches the free; pools keep nothing back, so
-//! that what is reserved is what is used, and a release threshold is a number that is told again. Sharing pools with
-//! other processes, and allocation inside captures, are not modelled.
+//! Memory exists when the call returns, and is freed when the stream reaches the free. Pools cache nothing: reserved
+//! memory equals used memory, and a release threshold is stored and returned without effect. Sharing pools with other
+//! processes, and allocation inside captures, are not modelled.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -21,7 +21,7 @@ use crate::memory::{Access, Kind};
 use crate::stream::{Exec, Op};
 use crate::world::{Leak, Machine, Part};
 
-/// Handles of the default pools: this and the device's ordinal. Those of others follow.
+/// First handle of the default pools; the device's ordinal is added. Handles of other pools follow.
 const FIRST: u64 = 0x9001_0000;
 
 abi! {
@@ -62,7 +62,7 @@ abi! {
         if table.pools.remove(&(pool as u64)).is_none() {
             return Err(Refusal::invalid("a device's default pool cannot be destroyed"));
         }
-        // Its memory stays until it is freed; the default pool is the current one again.
+        // Its memory stays until it is freed; the default pool becomes the current one again.
         table.current.retain(|_, current| *current != pool as u64);
     }
 
@@ -191,12 +191,12 @@ struct Pool {
     /// Bytes; 0: the device's memory.
     limit: u64,
     used: u64,
-    /// Of what was reserved, and used.
+    /// High-water marks of reserved and of used bytes.
     peaks: [u64; 2],
     threshold: u64,
-    /// Kept and told again: nothing here is used again before its time.
+    /// Stored and returned without effect: memory is never reused before its free has run.
     reuse: [bool; 3],
-    /// Of other devices.
+    /// Access of other devices.
     rights: BTreeMap<usize, Access>,
 }
 
@@ -229,9 +229,9 @@ pub(crate) struct Pools(Mutex<Table>);
 struct Table {
     made: u64,
     pools: BTreeMap<u64, Pool>,
-    /// Of devices (by their default pools' handles), made when something is changed.
+    /// Default pools by handle; an entry is made when a setting is changed first.
     defaults: BTreeMap<u64, Pool>,
-    /// By default pool.
+    /// Key: handle of the default pool.
     current: BTreeMap<u64, u64>,
 }
 
@@ -240,7 +240,8 @@ impl Pools {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a device may do with memory of a pool. Memory outlives its pool, and then is its own device's alone.
+    /// Returns the access of a device to memory of a pool. Memory that outlives its pool belongs to its own device
+    /// alone.
     pub(crate) fn access(&self, pool: u64, device: usize) -> Access {
         let table = self.table();
         let pool = table.pools.get(&pool).or_else(|| table.defaults.get(&pool));
@@ -250,7 +251,7 @@ impl Pools {
 
 impl Table {
     fn add(&mut self, pool: Pool) -> u64 {
-        // Far from the default pools; handles are not used twice.
+        // Far from the default pools. Handles are never reused.
         self.made += 1;
         let handle = FIRST + (1 << 15) + self.made;
         self.pools.insert(handle, pool);
@@ -282,7 +283,7 @@ fn default_of(machine: &Machine, device: CUdevice) -> Answer<u64> {
     Ok(FIRST + machine.device(device)?.ordinal as u64)
 }
 
-/// Looks at a pool, which must be one.
+/// Calls `look` with a pool; fails if the handle is not a pool.
 fn pool_of<T>(machine: &Machine, pool: CUmemoryPool, look: impl FnOnce(&mut Pool) -> T) -> Answer<T> {
     let pools = machine.part::<Pools>();
     let mut table = pools.table();
@@ -302,10 +303,10 @@ fn reuse(attribute: CUmemPool_attribute) -> Answer<usize> {
     }
 }
 
-/// Counts memory that went back to its pool, if it has one.
+/// Subtracts freed memory from its pool, if it has one.
 pub(super) fn gave_back(machine: &Machine, kind: &Kind, bytes: u64) {
     if let Kind::Pooled { pool, .. } = kind {
-        // A pool that was destroyed counts no more.
+        // A destroyed pool counts nothing.
         let _ = pool_of(machine, *pool as CUmemoryPool, |pool| pool.used = pool.used.saturating_sub(bytes));
     }
 }
@@ -338,7 +339,7 @@ fn allocate_async(
     put!(out, pointer?)
 }
 
-/// The device of a pool that has room for so much.
+/// Counts `bytes` against a pool and returns its device. Fails if the pool has no room.
 fn take(machine: &Machine, pool: u64, bytes: u64) -> Answer<usize> {
     pool_of(machine, pool as CUmemoryPool, |pool| {
         let room = pool.limit.saturating_sub(pool.used);

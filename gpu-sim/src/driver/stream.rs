@@ -36,7 +36,7 @@ abi! {
         if let Some(capturing) = known.capturing() {
             capturing.session.invalidate(format!("{} was destroyed", known.name));
         }
-        // What is queued still runs; the executor keeps the stream alive.
+        // Queued work still runs; the executor keeps the stream alive.
         machine.streams.destroy(known.id)?;
     }
 

@@ -16,7 +16,7 @@ use crate::memory::{Access, View};
 use crate::stream::{Exec, Repeat};
 use crate::world::Machine;
 
-/// `CU_STREAM_WAIT_VALUE_FLUSH`: remote writes are visible before the wait ends; here they always are.
+/// `CU_STREAM_WAIT_VALUE_FLUSH`: remote writes are visible before the wait ends. Here they always are.
 const FLUSH: c_uint = 1 << 30;
 /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
 const NO_BARRIER: c_uint = 1;
@@ -57,15 +57,15 @@ enum Word {
     W64,
 }
 
-/// When a wait ends.
+/// Condition that ends a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
     /// The word is not behind the value, as a cyclic counter.
     NotBehind,
     Equal,
-    /// They have a bit in common.
+    /// Word and value have a bit in common.
     And,
-    /// A bit is set in neither.
+    /// A bit is set in neither word nor value.
     Nor,
 }
 

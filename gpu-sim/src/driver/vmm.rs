@@ -1,4 +1,4 @@
-//! Virtual memory: physical handles, reservations, mappings, rights, and the way to other processes.
+//! Virtual memory: physical handles, reservations, mappings, access rights, export and import.
 
 use std::ffi::{c_ulonglong, c_void};
 use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
@@ -61,7 +61,7 @@ abi! {
         machine, out: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle,
     ) {
         let physical = machine.memory.handles().get(handle)?.clone();
-        // What was asked for at creation; imported memory was not created here.
+        // The handle types requested at creation; imported memory was not created in this process.
         let asked = physical.is_exportable() && !physical.is_imported();
         let handles = CUmemAllocationHandleType(if asked { physical.kinds() } else { 0 });
         put!(out, CUmemAllocationProp {
@@ -151,7 +151,7 @@ abi! {
             machine.device(physical.device() as i32)?;
             return put!(out, machine.memory.handles().add(physical));
         }
-        // The number of a descriptor in a pointer's place: 0 is NULL, and refused as such.
+        // The descriptor's number is passed as a pointer: 0 is NULL, and refused as such.
         let number = RawFd::try_from(file as i64).ok().filter(|&n| n > 0);
         let number = number
             .ok_or_else(|| Refusal::invalid(format!("{} is no file descriptor above 0", file as i64)))?;
@@ -164,7 +164,7 @@ abi! {
     }
 }
 
-/// The device that memory is asked of, and in which ways it shall be exportable.
+/// The device on which memory is requested, and the handle types that it must be exportable as.
 fn requested(machine: &Machine, properties: &CUmemAllocationProp) -> Answer<(usize, u32)> {
     if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
         return Err(Refusal::invalid(format!("memory of type {:?} is not modelled", properties.type_)));

@@ -1,4 +1,4 @@
-//! Counting every call, and making chosen ones fail.
+//! Counts every call, and makes chosen calls fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use crate::sched;
 
-/// What happens to the chosen call.
+/// The effect of an injection on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
-    /// It does nothing and returns this code (`CUresult` or `ncclResult_t`, by the function).
+    /// The call does nothing and returns this code (`CUresult` or `ncclResult_t`, by the function).
     Fail(u32),
-    /// It begins this much later, on the world's clock.
+    /// The call begins this much later, on the world's clock.
     Delay(Duration),
-    /// The process stops there (`SIGSTOP`), until somebody continues it.
+    /// The process stops there (`SIGSTOP`), until another process continues it.
     Stop,
     /// The process dies there (`SIGKILL`).
     Kill,
 }
 
-/// A call that shall not go as it would.
+/// A function, the calls of it that are affected, and the action.
 #[derive(Debug, Clone)]
 pub struct Injection {
     function: String,
@@ -30,20 +30,20 @@ pub struct Injection {
 }
 
 impl Injection {
-    /// `action` upon the next call of `function` (its symbol, such as `cuMemAlloc_v2`), once.
+    /// Applies `action` to the next call of `function` (its symbol, such as `cuMemAlloc_v2`), once.
     #[must_use]
     pub fn new(function: impl Into<String>, action: Action) -> Self {
         Self { function: function.into(), nth: 1, forever: false, action }
     }
 
-    /// Upon the `n`-th call from now on, counted from 1.
+    /// Applies to the `n`-th call from now on, counted from 1.
     #[must_use]
     pub fn nth(mut self, n: u64) -> Self {
         self.nth = n.max(1);
         self
     }
 
-    /// Upon every later call too.
+    /// Applies to every later call too.
     #[must_use]
     pub fn forever(mut self) -> Self {
         self.forever = true;
@@ -51,7 +51,7 @@ impl Injection {
     }
 }
 
-/// An injection names a function that the world does not have, and would never strike.
+/// An injection names a function that the world does not have, so it would never take effect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown function {function:?}: expected a C symbol of the world's driver or NCCL release{}",
@@ -61,7 +61,7 @@ impl Injection {
 pub struct UnknownFunction {
     /// The name.
     pub function: String,
-    /// A function whose symbol begins with it.
+    /// A function whose symbol begins with that name.
     pub similar: Option<&'static str>,
 }
 
@@ -92,7 +92,7 @@ impl Faults {
     /// Arms an injection.
     ///
     /// # Errors
-    /// [`UnknownFunction`], where no call could ever be the chosen one; nothing is armed then.
+    /// [`UnknownFunction`] if the world has no such function; nothing is armed then.
     pub fn inject(&self, injection: Injection) -> Result<(), UnknownFunction> {
         let Injection { function, .. } = &injection;
         if !self.functions.contains(function.as_str()) {
@@ -108,25 +108,25 @@ impl Faults {
         self.lock().armed.clear();
     }
 
-    /// How often an injection has struck.
+    /// Returns the number of calls that an injection affected.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.lock().hits
     }
 
-    /// How often `function` was called.
+    /// Returns the number of calls of `function`.
     #[must_use]
     pub fn calls(&self, function: &str) -> u64 {
         self.lock().calls.get(function).copied().unwrap_or(0)
     }
 
-    /// Every function that was called, and how often.
+    /// Returns every function that was called, with the number of calls.
     #[must_use]
     pub fn all_calls(&self) -> BTreeMap<String, u64> {
         self.lock().calls.clone()
     }
 
-    /// Counts a call of `function` and carries out what is armed for it. The code, if the call shall fail.
+    /// Counts a call of `function` and applies the injections armed for it. Returns the code if the call must fail.
     pub(crate) fn gate(&self, function: &'static str) -> Option<u32> {
         let actions = {
             let mut state = self.lock();
@@ -153,7 +153,7 @@ impl Faults {
         for action in actions {
             match action {
                 Action::Fail(with) => code = Some(with),
-                // A world that ends during the delay ends the delay.
+                // The end of the world ends the delay.
                 Action::Delay(by) => drop(sched::sleep(by)),
                 Action::Stop => signal_self(rustix::process::Signal::STOP),
                 Action::Kill => signal_self(rustix::process::Signal::KILL),

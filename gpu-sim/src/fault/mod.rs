@@ -1,4 +1,4 @@
-//! What goes wrong on a device ([`Fault`]), and what is made to go wrong ([`Faults`]).
+//! Faults of a device ([`Fault`]), and injected faults ([`Faults`]).
 
 mod inject;
 
@@ -7,8 +7,8 @@ pub use inject::{Action, Faults, Injection, UnknownFunction};
 use crate::memory::Access;
 use crate::sched::WaitError;
 
-/// Why an executor could not do its work. A fault poisons the context it happened in: every later call answers
-/// with its code, as on hardware.
+/// Why an executor could not do its work. A fault poisons the context in which it happened: every later call returns
+/// its code, as on hardware.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -17,7 +17,7 @@ pub enum Fault {
     Unmapped {
         /// The device that accessed.
         device: usize,
-        /// What it tried.
+        /// The access that was attempted.
         access: Access,
         /// First byte of the access.
         address: u64,
@@ -25,7 +25,7 @@ pub enum Fault {
         len: u64,
         /// First byte that is not there.
         at: u64,
-        /// What was there before or lies beside it, as the end of a sentence; may be empty.
+        /// A note about earlier or neighbouring memory, as the end of a sentence; may be empty.
         history: String,
     },
     /// The device has no such right on the mapping.
@@ -35,7 +35,7 @@ pub enum Fault {
     AccessDenied {
         /// The device that accessed.
         device: usize,
-        /// What it tried.
+        /// The access that was attempted.
         access: Access,
         /// First byte of the access.
         address: u64,
@@ -51,11 +51,11 @@ pub enum Fault {
     Misaligned {
         /// The address.
         address: u64,
-        /// What it must be a multiple of.
+        /// The required alignment in bytes.
         alignment: u64,
     },
-    /// A kernel began whose module was unloaded after the launch, or the capture. What a device makes of it is neither
-    /// documented nor measured.
+    /// A kernel began whose module was unloaded after the launch, or the capture. The behaviour of hardware is
+    /// neither documented nor measured.
     #[error("kernel {kernel} runs although its module was unloaded")]
     Unloaded {
         /// The kernel.
@@ -73,7 +73,7 @@ pub enum Fault {
     /// The operating system refused the embedded device something.
     #[error("{what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// The system's error.
         source: rustix::io::Errno,

@@ -1,7 +1,7 @@
-//! Kernels: host functions that run in a kernel's place, known by the kernel's name.
+//! Kernels: host functions that replace kernels, registered by the kernel's name.
 //!
-//! One call of the function is one launch, the whole grid: it reads its parameters, reaches memory through
-//! [`crate::memory::View`]s and so meets the faults that the kernel would meet.
+//! One call of the function is one launch of the whole grid. The function reads its parameters and accesses memory
+//! through [`crate::memory::View`]s, so it gets the faults that the kernel would get.
 
 mod modules;
 pub(crate) mod ptx;
@@ -13,13 +13,13 @@ use crate::fault::Fault;
 pub use crate::nccl::reduce::{Element, Op, reduce};
 use crate::stream::{Exec, Launched, Work};
 
-/// What runs in a kernel's place.
+/// The host function that runs in place of a kernel.
 pub type Body = dyn Fn(&Launch<'_>) -> Result<(), Fault> + Send + Sync;
 
-/// One launch, as its body sees it.
+/// One launch, as passed to its body.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// The device, the stream, the way to memory.
+    /// The device, the stream, and access to memory.
     pub exec: &'a Exec,
     /// Blocks in the grid: x, y, z.
     pub grid: [u32; 3],
@@ -31,7 +31,7 @@ pub struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// A parameter's bytes, as they were when the kernel was launched.
+    /// Returns a parameter's bytes, as they were when the kernel was launched.
     ///
     /// # Errors
     /// A trap, if the kernel was registered with fewer parameters.
@@ -73,7 +73,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Where a parameter lies among them all, each aligned to its size as C's scalars are, and its bytes.
+    /// Returns the offset and size of a parameter in bytes. Each is aligned to its size, as C's scalars are.
     pub(crate) fn parameter(&self, index: usize) -> Option<(usize, usize)> {
         let mut end = 0_usize;
         let mut places = self.parameters.iter().map(|&size| {

@@ -19,7 +19,7 @@ pub(crate) struct Function {
     /// The architecture that its PTX is for: 70 for `sm_70`.
     pub(crate) target: u32,
     max_shared: AtomicU32,
-    /// Until its module is unloaded.
+    /// True until its module is unloaded.
     loaded: AtomicBool,
 }
 
@@ -29,7 +29,7 @@ impl Function {
         self.max_shared.load(Ordering::Relaxed)
     }
 
-    /// Whether its code is there.
+    /// True if its module is loaded.
     pub(crate) fn is_loaded(&self) -> bool {
         self.loaded.load(Ordering::SeqCst)
     }
@@ -76,7 +76,7 @@ impl Kernels {
         self.tables().registered.insert(name.to_owned(), Arc::new(kernel));
     }
 
-    /// A module with kernels of these names and these variables.
+    /// Adds a module with kernels of these names and these variables.
     pub(crate) fn load(
         &self,
         entries: Vec<String>,
@@ -89,7 +89,7 @@ impl Kernels {
         let mut functions = Vec::new();
         for name in entries {
             tables.next += 1;
-            // A name of a C string holds no zero byte.
+            // The name comes from a C string, so it holds no zero byte.
             let name = CString::new(name).unwrap_or_default();
             let handle = 0x4000_0000 + tables.next;
             let (max_shared, loaded) = (AtomicU32::new(SHARED), AtomicBool::new(true));
@@ -99,7 +99,7 @@ impl Kernels {
         module
     }
 
-    /// Nothing if there is no such module.
+    /// Returns `None` if there is no such module.
     pub(crate) fn unload(&self, module: u64) -> Option<Arc<Module>> {
         let module = self.tables().modules.remove(&module)?;
         module.functions.iter().for_each(|function| function.loaded.store(false, Ordering::SeqCst));
@@ -116,7 +116,7 @@ impl Kernels {
         functions.find(|function| function.handle == handle).cloned()
     }
 
-    /// What is registered under a function's name.
+    /// Returns the kernel registered under a function's name.
     pub(crate) fn kernel(&self, function: &Function) -> Option<Arc<Kernel>> {
         self.tables().registered.get(function.name.to_str().ok()?).cloned()
     }

@@ -1,15 +1,15 @@
-//! What is read of a PTX text: its version and target, the kernels it defines, its variables in global and constant
-//! memory. Statements are read as far as their ends; what a body says is not looked at.
+//! Reader for the parts of a PTX text that modules need: its version and target, the kernels that it defines, its
+//! variables in global and constant memory. Bodies of functions are skipped.
 
 use std::iter::Peekable;
 use std::vec::IntoIter;
 
-/// The newest version that the modelled driver takes: that of its own release.
+/// The newest PTX version that the modelled driver accepts: the version of its own release.
 pub(crate) const NEWEST: (u32, u32) = (9, 0);
 /// The architecture of the modelled device.
 pub(crate) const ARCHITECTURE: u32 = 90;
 
-/// A text that was read.
+/// The parts of a PTX text.
 #[derive(Debug)]
 pub(crate) struct Image {
     /// The architecture that it is for: 70 for `sm_70`.
@@ -24,14 +24,14 @@ pub(crate) struct Image {
 pub(crate) struct Variable {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// Whether it has first values, which are not read.
+    /// True if it has an initializer, which is not read.
     pub(crate) initialised: bool,
 }
 
 /// Why a text was not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
-    /// From 1.
+    /// Counted from 1.
     pub(crate) line: usize,
     pub(crate) why: Why,
 }
@@ -40,15 +40,15 @@ pub(crate) struct Broken {
 pub(crate) enum Why {
     /// It does not begin with `.version`, as PTX does.
     NoVersion,
-    /// The word that stands where it cannot stand; none at the text's end.
+    /// The unexpected word; `None` at the end of the text.
     Syntax(Option<String>),
-    /// A version that is newer than [`NEWEST`].
+    /// The version is newer than [`NEWEST`].
     Version(u32, u32),
-    /// A target that is newer than [`ARCHITECTURE`].
+    /// The target is newer than [`ARCHITECTURE`].
     Target(String),
 }
 
-/// As the driver's log says it.
+/// Formats the error as the driver's log does.
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "PTX text, line {}; error : ", self.line)?;
@@ -104,7 +104,7 @@ fn words(text: &str) -> Vec<Word> {
 
 struct Reader {
     words: Peekable<IntoIter<Word>>,
-    /// Of the last word.
+    /// Line of the last word.
     line: usize,
 }
 
@@ -123,7 +123,7 @@ impl Reader {
         Broken { line: self.line, why }
     }
 
-    /// The next word, if it is one that `takes` says to belong there.
+    /// Returns the next word if `takes` accepts it.
     fn expect(&mut self, takes: impl FnOnce(&str) -> bool) -> Result<String, Broken> {
         match self.next() {
             Some(word) if takes(&word) => Ok(word),
@@ -144,7 +144,7 @@ impl Reader {
         word.parse().map_err(|_| self.broken(Why::Syntax(Some(word))))
     }
 
-    /// Past the sign that ends what is open, with what lies in brackets within skipped.
+    /// Skips past the sign that closes the current bracket or statement, together with nested brackets.
     fn skip_to(&mut self, end: &str) -> Result<(), Broken> {
         loop {
             match self.next().as_deref() {
@@ -193,7 +193,7 @@ impl Reader {
         self.expect(|word| word.starts_with('.'))
     }
 
-    /// `.version`, then `.target`, whose number it gives.
+    /// Reads `.version`, then `.target`, and returns the target's number.
     fn header(&mut self) -> Result<u32, Broken> {
         self.sign(".version").map_err(|broken| Broken { why: Why::NoVersion, ..broken })?;
         let numbers = |word: &str| {

@@ -1,7 +1,7 @@
 //! Rights on device memory.
 
 bitflags::bitflags! {
-    /// What an executor does with memory, or what a device may do with a mapping.
+    /// Accesses of an executor to memory, or rights of a device on a mapping.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Access: u8 {
         /// Reading.

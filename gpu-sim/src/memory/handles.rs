@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{MemoryError, Physical};
 use crate::world::Leak;
 
-/// The table of handles. Numbers are not used twice.
+/// The table of handles. Numbers are never reused.
 #[derive(Debug)]
 pub(crate) struct Handles {
     next: u64,
@@ -16,7 +16,7 @@ pub(crate) struct Handles {
 #[derive(Debug)]
 struct Held {
     physical: Arc<Physical>,
-    /// Creates, imports and retains minus releases.
+    /// Number of creates, imports and retains, minus releases.
     references: u64,
 }
 
@@ -51,7 +51,7 @@ impl Handles {
         Ok(())
     }
 
-    /// Takes one more reference to `physical`, under the handle `known_as` if that still lives.
+    /// Adds a reference to `physical`, under the handle `known_as` if that is still valid.
     pub(crate) fn retain(&mut self, physical: &Arc<Physical>, known_as: u64) -> u64 {
         match self.held.get_mut(&known_as) {
             Some(held) => {

@@ -1,4 +1,4 @@
-//! Pinned host memory: what devices may reach by host address.
+//! Pinned host memory: memory that devices may access by host address.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use super::{MemoryError, PAGE};
 use crate::sched::Signal;
 use crate::world::Leak;
 
-/// A pinned range. Allocated ones are unmapped when the last reference goes.
+/// A pinned range. Dropping the last reference unmaps an allocated one.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) flags: u32,
-    /// By `cuMemHostAlloc`, not by `cuMemHostRegister`.
+    /// True for `cuMemHostAlloc`, false for `cuMemHostRegister`.
     pub(crate) allocated: bool,
     /// Notified after writes by executors.
     pub(crate) written: Signal,
@@ -45,7 +45,7 @@ impl HostMemory {
         Ok(base)
     }
 
-    /// Registers memory of the program's. Ranges may not overlap.
+    /// Registers memory of the program. Ranges must not overlap.
     pub(crate) fn register(&mut self, base: u64, len: u64, flags: u32) -> Result<(), MemoryError> {
         let Some(end) = base.checked_add(len).filter(|_| base != 0 && len != 0) else {
             return Err(MemoryError::Invalid(format!("registering {len} bytes at {base:#x}")));
@@ -63,7 +63,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Takes out the range that begins at `base`.
+    /// Removes the range that begins at `base`.
     pub(crate) fn remove(&mut self, base: u64, allocated: bool) -> Result<Arc<Pinned>, MemoryError> {
         match self.ranges.get(&base) {
             Some(p) if p.allocated == allocated => {}
@@ -77,7 +77,7 @@ impl HostMemory {
         Ok(range)
     }
 
-    /// The range around `address`.
+    /// Returns the range that contains `address`.
     pub(crate) fn at(&self, address: u64) -> Option<&Arc<Pinned>> {
         self.ranges.range(..=address).next_back().map(|(_, p)| p).filter(|p| address < p.base + p.len)
     }

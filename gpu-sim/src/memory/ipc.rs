@@ -10,7 +10,7 @@ use super::{Mapped, MemoryError, Physical};
 /// First bytes of every handle.
 const MAGIC: [u8; 8] = *b"simipcm1";
 
-/// The allocation's name: process, file, place in it.
+/// Returns the allocation's name: process, file, offset.
 pub(crate) fn name_of(mapped: &Mapped) -> [u8; 64] {
     let mut name = [0; 64];
     let fields = [

@@ -1,17 +1,17 @@
-//! Device memory: physical bytes in memfds, device addresses that only executors can follow.
+//! Device memory: physical bytes in memfds, and device addresses that only executors can access.
 //!
 //! * `region`: the process's device address space, inaccessible to the host, and its *shadow* of the same shape,
-//!   where mapped memory is readable by the executors: shadow address = device address + a constant.
+//!   where executors read mapped memory: shadow address = device address + a constant.
 //! * `physical`: memory of a device: a range of a sealed memfd, committed when touched, counted against capacity.
-//! * `space`: which address shows which physical memory, with which rights; allocations are a reservation, a
-//!   mapping and physical memory in one.
-//! * `handles`: physical memory that a program holds by handle, and its way to other processes.
+//! * `space`: the mappings from device addresses to physical memory, with their rights. An allocation is a
+//!   reservation, a mapping and physical memory in one.
+//! * `handles`: physical memory that a program holds by handle, its export and its import.
 //! * `host`: pinned host memory.
-//! * [`view()`]: the checked way from a device address to bytes.
+//! * [`view()`]: the checked access from a device address to bytes.
 //!
-//! Invariants: a mapping keeps its physical memory, and a [`View`] keeps its mappings, alive; a range of addresses
-//! is not handed out again while anything refers to it, and as late as possible after that, so that a use after
-//! free meets nothing rather than somebody else's memory.
+//! Invariants: a mapping keeps its physical memory alive, and a [`View`] keeps its mappings alive. A range of
+//! addresses is not reused while anything refers to it, and is reused as late as possible after that. A use after
+//! free therefore finds unmapped addresses rather than another allocation.
 
 mod access;
 mod handles;
@@ -50,7 +50,7 @@ pub(crate) struct Memory {
     host: Mutex<HostMemory>,
 }
 
-/// Why a memory call was refused. Becomes a `CUresult`; the text becomes a note of the world.
+/// Why a memory call was refused. It becomes a `CUresult`; the text becomes a note of the world.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
     #[error("device {device} has {free} bytes of {capacity} left, {wanted} were asked for")]
@@ -112,7 +112,7 @@ pub(crate) fn round_up(value: u64, unit: u64) -> Option<u64> {
     value.checked_next_multiple_of(unit)
 }
 
-/// Maps segments, by their handles, one after the other at fresh addresses, for all devices.
+/// Maps segments, given by their handles, one after the other at fresh addresses, for all devices.
 pub(crate) fn map_for_all(machine: &Machine, segments: &[(u64, Arc<Physical>)]) -> Result<u64, MemoryError> {
     let bytes = segments.iter().map(|(_, physical)| physical.size()).sum();
     let mut space = machine.memory.space();

@@ -11,29 +11,29 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::{GRANULARITY, MemoryError, PAGE};
 use crate::sched::Signal;
 
-/// Bytes of the file behind a device's plain allocations. Sparse: only what is touched exists. Enough for four
-/// million allocations of the largest capacity.
+/// Bytes of the file behind a device's plain allocations. The file is sparse: only touched pages exist. Enough for
+/// four million allocations of the largest capacity.
 const ARENA: u64 = 1 << 62;
-/// What every file has behind its memory: a page with the [`Signal`] of writes to any of it.
+/// Bytes after the memory in every file: one page with the [`Signal`] for writes to the file.
 const TAIL: u64 = PAGE;
 
 /// Memory that may leave the process as a file descriptor.
 pub(crate) const AS_DESCRIPTOR: u32 = 1;
-/// How the names of our memfds begin; `/proc/self/fd` shows them, so an importer knows what it was given.
+/// Prefix of the memfds' names. `/proc/self/fd` shows it, so an importer can recognise device memory.
 const NAME: &str = "gpu-sim-device-";
 
-/// A device's memory: how much there is, how much is taken, and the file of its plain allocations.
+/// A device's memory: its capacity, the bytes in use, and the file of its plain allocations.
 #[derive(Debug)]
 pub(crate) struct Arena {
     device: usize,
     capacity: u64,
     used: AtomicU64,
-    /// The next offset of the file. Offsets are not used twice: there are enough.
+    /// The next offset of the file. Offsets are never reused; the file is large enough.
     next: AtomicU64,
     file: OnceLock<(Arc<OwnedFd>, Arc<Written>)>,
 }
 
-/// Some of a device's memory; it is free again when the last reference goes.
+/// A part of a device's memory; dropping the last reference frees it.
 #[derive(Debug)]
 pub(crate) struct Physical {
     device: usize,
@@ -41,9 +41,10 @@ pub(crate) struct Physical {
     file: Arc<OwnedFd>,
     offset: u64,
     written: Arc<Written>,
-    /// The arena it is counted in; `None` for another process's memory.
+    /// The arena that counts it; `None` for another process's memory.
     arena: Option<Arc<Arena>>,
-    /// In which ways it may leave the process, as bits of `CUmemAllocationHandleType`; if in any, it has a file of its own.
+    /// Handle types that it can be exported as, as bits of `CUmemAllocationHandleType`. Exportable memory has a file
+    /// of its own.
     kinds: u32,
 }
 
@@ -56,7 +57,7 @@ impl Arena {
         self.capacity
     }
 
-    /// Bytes that are left.
+    /// Free bytes.
     pub(crate) fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.used.load(SeqCst))
     }
@@ -84,7 +85,8 @@ impl Arena {
         Ok(self.file.get_or_init(|| (Arc::new(file), written)).clone())
     }
 
-    /// `size` bytes (a multiple of the page). Memory that may leave the process, in the ways of `kinds`, gets a file of its own.
+    /// Allocates `size` bytes (a multiple of the page). Memory that is exportable as one of `kinds` gets a file of
+    /// its own.
     pub(crate) fn allocate(self: &Arc<Self>, size: u64, kinds: u32) -> Result<Arc<Physical>, MemoryError> {
         self.take(size)?;
         let made = if kinds != 0 {
@@ -124,7 +126,7 @@ impl Physical {
         self.file.as_fd()
     }
 
-    /// Where its bytes begin in [`Physical::file`].
+    /// Offset of its first byte in [`Physical::file`].
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
@@ -134,22 +136,23 @@ impl Physical {
         &self.written
     }
 
-    /// Whether it may leave the process.
+    /// True if it can be exported.
     pub(crate) fn is_exportable(&self) -> bool {
         self.kinds != 0
     }
 
-    /// In which ways, as bits of `CUmemAllocationHandleType`.
+    /// Handle types that it can be exported as, as bits of `CUmemAllocationHandleType`.
     pub(crate) fn kinds(&self) -> u32 {
         self.kinds
     }
 
-    /// Whether it came as a file descriptor.
+    /// True if it was imported by a file descriptor.
     pub(crate) fn is_imported(&self) -> bool {
         self.arena.is_none()
     }
 
-    /// Memory of another process (or of this one), by its file; `part` is the range of it, `None` the whole.
+    /// Imports memory of another process (or of this one) by its file; `part` is the range in the file, `None` the
+    /// whole.
     pub(crate) fn import(file: OwnedFd, part: Option<(u64, u64)>) -> Result<Arc<Self>, MemoryError> {
         let device = device_of(&file).ok_or_else(|| {
             MemoryError::NotOurs("the file descriptor is not exported device memory".into())
@@ -172,8 +175,8 @@ impl Drop for Physical {
     fn drop(&mut self) {
         let Some(arena) = &self.arena else { return };
         if self.kinds == 0 {
-            // What the arena's file holds there is returned to the host; failing costs memory, not correctness,
-            // since offsets are not used twice.
+            // Returns these pages of the arena's file to the host. A failure costs memory, not correctness, since
+            // offsets are never reused.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = rustix::fs::fallocate(&*self.file, flags, self.offset, self.size);
         }
@@ -191,7 +194,7 @@ unsafe impl Send for Written {}
 unsafe impl Sync for Written {}
 
 impl Written {
-    /// Of a file with `size` bytes before its tail.
+    /// Maps the signal of a file with `size` bytes before its tail.
     fn of(file: &OwnedFd, size: u64) -> Result<Arc<Self>, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: without `FIXED`, nothing that is mapped is touched.
@@ -217,17 +220,17 @@ impl Drop for Written {
     }
 }
 
-/// A sealed file of `size` bytes and the tail.
+/// Creates a sealed file of `size` bytes and the tail.
 fn memfd(device: usize, size: u64) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(format!("{NAME}{device}"), flags)?;
     rustix::fs::ftruncate(&file, size + TAIL)?;
-    // Nobody can make mapped pages vanish under an executor.
+    // The seals keep other processes from truncating pages that an executor has mapped.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
 
-/// The device whose memory a file is, if it is.
+/// Returns the device of a memory file; `None` for any other file.
 fn device_of(file: &OwnedFd) -> Option<usize> {
     use std::os::fd::AsRawFd;
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;

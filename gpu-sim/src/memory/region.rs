@@ -9,9 +9,9 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::PAGE;
 
-/// Bytes of device address space. Only address space: reserving it costs nothing.
+/// Bytes of device address space. It is only reserved, which costs no memory.
 const LENGTH: u64 = 8 << 40;
-/// Where the region is asked for. Far from where Linux puts programs, stacks and mappings.
+/// Preferred address of the region, far from the addresses that Linux uses for programs, stacks and mappings.
 const HINT: u64 = 0x1000_0000_0000;
 
 /// Two reservations of [`LENGTH`] bytes: the device addresses, never accessible, and the shadow.
@@ -26,15 +26,15 @@ pub(crate) struct Region {
 struct State {
     /// Free address ranges: start → length.
     free: BTreeMap<u64, u64>,
-    /// Where the search for the next range begins: freed addresses come back as late as possible.
+    /// Start of the search for the next range. It moves forward, so freed addresses are reused as late as possible.
     cursor: u64,
-    /// Whose memory the shadow shows: start → (length, owner).
+    /// Ranges shown in the shadow: start → (length, owner).
     shown: BTreeMap<u64, (u64, u64)>,
     next_owner: u64,
 }
 
 impl Region {
-    /// `seed` (else the process id) moves the base, so that ranks do not see equal addresses by luck.
+    /// `seed` (otherwise the process id) moves the base, so that ranks do not have equal addresses by chance.
     pub(crate) fn new(seed: Option<u64>) -> Result<Self, Errno> {
         let salt = seed.unwrap_or_else(|| rustix::process::getpid().as_raw_nonzero().get() as u64);
         let hint = HINT + (salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) * (1 << 30);
@@ -47,7 +47,7 @@ impl Region {
                 return Err(error);
             }
         };
-        // The first granule stays free, so that addresses just below an allocation are nobody's.
+        // The first granule stays free, so that addresses just below an allocation belong to no allocation.
         let first = base.next_multiple_of(super::GRANULARITY) + super::GRANULARITY;
         let state = State {
             free: BTreeMap::from([(first, base + LENGTH - first)]),
@@ -62,21 +62,22 @@ impl Region {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `address` is a device address at all.
+    /// True if `address` lies in the device address space.
     pub(crate) fn contains(&self, address: u64) -> bool {
         (self.base..self.base + LENGTH).contains(&address)
     }
 
-    /// Where executors find the byte of a device address.
+    /// Returns the shadow address at which executors access a device address.
     pub(crate) fn shadow_of(&self, address: u64) -> *mut u8 {
         (address - self.base + self.shadow) as *mut u8
     }
 
-    /// Takes `len` addresses (a multiple of the page), aligned, at `wish` if that is free. `None`: no room.
+    /// Takes `len` addresses (a multiple of the page), aligned, at `wish` if that is free. Returns `None` if there is
+    /// no room.
     pub(crate) fn take(self: &Arc<Self>, len: u64, align: u64, wish: Option<u64>) -> Option<AddressRange> {
         let mut state = self.lock();
         let start = wish.filter(|&w| w.is_multiple_of(align) && state.fits(w, len)).or_else(|| {
-            // One page between neighbours, so that running over an end meets nothing.
+            // One unmapped page between neighbours, so that an access past the end faults.
             let room = len.checked_add(PAGE)?;
             state.find(room, align, state.cursor).or_else(|| state.find(room, align, self.base))
         })?;
@@ -85,7 +86,7 @@ impl Region {
         Some(AddressRange { region: self.clone(), start, len })
     }
 
-    /// Shows `len` bytes of `fd` from `offset` at the shadow of `address`. The number stands for this showing.
+    /// Maps `len` bytes of `fd` from `offset` at the shadow of `address`. Returns the owner number of this mapping.
     pub(super) fn show(&self, address: u64, len: u64, fd: BorrowedFd<'_>, offset: u64) -> Result<u64, Errno> {
         let mut state = self.lock();
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -103,7 +104,7 @@ impl Region {
         Ok(owner)
     }
 
-    /// Undoes [`Region::show`], unless other memory is shown there since.
+    /// Undoes [`Region::show`], unless other memory was shown there since.
     pub(super) fn hide(&self, address: u64, owner: u64) {
         let mut state = self.lock();
         if let Some(&(len, shown)) = state.shown.get(&address)
@@ -137,7 +138,7 @@ impl State {
         })
     }
 
-    /// Takes a range that fits out of the free ones.
+    /// Removes a range from the free ones.
     fn carve(&mut self, start: u64, len: u64) {
         let Some((&s, &l)) = self.free.range(..=start).next_back() else { return };
         self.free.remove(&s);
@@ -173,7 +174,7 @@ impl Drop for Region {
     }
 }
 
-/// Addresses that belong to one owner; they go back when it drops.
+/// Addresses of one owner; dropping it frees them.
 #[derive(Debug)]
 pub(crate) struct AddressRange {
     region: Arc<Region>,
@@ -201,7 +202,7 @@ impl Drop for AddressRange {
     }
 }
 
-/// An inaccessible reservation of [`LENGTH`] bytes, at `hint` if the system agrees.
+/// Makes an inaccessible reservation of [`LENGTH`] bytes, at `hint` if the system allows it.
 fn reserve(hint: u64) -> Result<u64, Errno> {
     // SAFETY: without `FIXED`, nothing that is mapped is touched.
     unsafe { reserve_at(hint as *mut _, LENGTH, MapFlags::empty()) }.map(|p| p as u64)

@@ -1,4 +1,4 @@
-//! Which device address shows which physical memory, with which rights.
+//! The mappings from device addresses to physical memory, with their rights.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -7,26 +7,26 @@ use super::region::AddressRange;
 use super::{Access, GRANULARITY, MemoryError, PAGE, Physical, Region, round_up};
 use crate::world::Leak;
 
-/// How many freed ranges are remembered, to explain accesses to them.
+/// Number of freed ranges that are remembered, to explain accesses to them.
 const REMEMBERED: usize = 4096;
 
-/// How memory came to be mapped.
+/// The call that mapped the memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `cuMemAlloc`, by this context: readable and writable by its device and by peers that enabled access.
     Allocation { context: u64 },
-    /// Stream-ordered allocation, by this context: readable and writable by its device and by those that have rights
-    /// on this pool.
+    /// Stream-ordered allocation, by this context: readable and writable by its device and by devices that have
+    /// rights on this pool.
     Pooled { context: u64, pool: u64 },
     /// `cuIpcOpenMemHandle`, by this context.
     Ipc { context: u64 },
     /// A variable of a module that this context loaded.
     Variable { context: u64 },
-    /// `cuMemMap` of this handle, in a reservation: as `cuMemSetAccess` says.
+    /// `cuMemMap` of this handle, in a reservation: rights as set by `cuMemSetAccess`.
     Virtual { handle: u64 },
 }
 
-/// Mapped memory. The shadow shows it until the last reference goes.
+/// Mapped memory. It stays mapped in the shadow until the last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     range: Arc<AddressRange>,
@@ -35,7 +35,7 @@ pub(crate) struct Mapped {
     pub(crate) len: u64,
     pub(crate) physical: Arc<Physical>,
     pub(crate) kind: Kind,
-    /// Which showing of the shadow is ours.
+    /// Owner number of its mapping in the shadow.
     owner: u64,
 }
 
@@ -45,7 +45,7 @@ impl Drop for Mapped {
     }
 }
 
-/// One mapping and the rights that devices were given on it (index: device).
+/// One mapping and the rights of devices on it (index: device).
 #[derive(Debug)]
 struct Entry {
     mapped: Arc<Mapped>,
@@ -64,7 +64,7 @@ pub(crate) struct Space {
 pub(crate) type Cover = Vec<Arc<Mapped>>;
 
 impl Space {
-    /// Allocates, reserves and maps in one: `len` bytes of `physical` (from its start).
+    /// Reserves addresses and maps `len` bytes of `physical` (from its start) there.
     pub(crate) fn insert_whole(
         &mut self,
         region: &Arc<Region>,
@@ -81,7 +81,7 @@ impl Space {
         Ok(base)
     }
 
-    /// Takes out an allocation (anything but a virtual mapping) by its base.
+    /// Removes an allocation (anything but a virtual mapping) by its base.
     pub(crate) fn remove_whole(
         &mut self,
         base: u64,
@@ -103,7 +103,7 @@ impl Space {
         Ok(entry.mapped)
     }
 
-    /// Reserves addresses. `wish` is taken if it is free.
+    /// Reserves addresses, at `wish` if that is free.
     pub(crate) fn reserve(
         &mut self,
         region: &Arc<Region>,
@@ -124,7 +124,7 @@ impl Space {
         Ok(start)
     }
 
-    /// Gives a whole reservation back.
+    /// Frees a whole reservation.
     pub(crate) fn unreserve(&mut self, start: u64, len: u64) -> Result<(), MemoryError> {
         let found = self.reserved.get(&start).map(|r| r.len());
         if found != Some(len) {
@@ -143,8 +143,8 @@ impl Space {
         Ok(())
     }
 
-    /// Maps all of `physical` at `base`, inside a reservation. Nobody has rights yet. Parts of a handle are what
-    /// the driver does not support.
+    /// Maps all of `physical` at `base`, inside a reservation. No device has rights yet. The driver does not support
+    /// mapping a part of a handle.
     pub(crate) fn map(
         &mut self,
         base: u64,
@@ -200,7 +200,7 @@ impl Space {
         Ok(gone)
     }
 
-    /// Gives devices rights on whole mappings.
+    /// Sets devices' rights on whole mappings.
     pub(crate) fn set_access(
         &mut self,
         base: u64,
@@ -221,7 +221,7 @@ impl Space {
         Some(entry.rights.get(&device).copied().unwrap_or(Access::empty()))
     }
 
-    /// The mapping that shows `address`.
+    /// Returns the mapping at `address`.
     pub(crate) fn at(&self, address: u64) -> Option<&Arc<Mapped>> {
         self.entry_at(address).map(|e| &e.mapped)
     }
@@ -233,7 +233,8 @@ impl Space {
         reserved.or_else(|| self.at(address).map(|m| (m.base, m.len)))
     }
 
-    /// The base and length of the mapping at `address`; of a virtual one, if `device` has rights on it.
+    /// Returns the base and length of the mapping at `address`; for a virtual mapping only if `device` has rights on
+    /// it.
     pub(crate) fn mapping_around(&self, address: u64, device: usize) -> Option<(u64, u64)> {
         let entry = self.entry_at(address)?;
         let visible = match entry.mapped.kind {
@@ -243,8 +244,8 @@ impl Space {
         visible.then_some((entry.mapped.base, entry.mapped.len))
     }
 
-    /// Looks up `[address, address + len)`; `grants` says which rights a mapping gives whoever asks. `Err`: the
-    /// first address that is not there, or the mapping that refuses and what it grants.
+    /// Looks up `[address, address + len)`. `grants` returns the requester's rights on a mapping. Fails with the
+    /// first unmapped address, or with the mapping that refuses and the rights that it grants.
     pub(crate) fn cover(
         &self,
         address: u64,
@@ -267,7 +268,7 @@ impl Space {
         Ok(cover)
     }
 
-    /// What is known about an address where nothing is, as the end of a sentence.
+    /// Explains why an address is unmapped, as the end of a sentence.
     pub(crate) fn explain(&self, address: u64) -> String {
         if let Some((s, l, how)) = self.gone.iter().rev().find(|(s, l, _)| (*s..s + l).contains(&address)) {
             return format!(" (inside the {l} bytes at {s:#x} that {how} took away)");
@@ -289,7 +290,7 @@ impl Space {
         }
     }
 
-    /// Takes away everything that `context` allocated.
+    /// Removes everything that `context` allocated.
     pub(crate) fn remove_context(&mut self, gone: u64) -> Cover {
         let bases: Vec<u64> = self
             .mapped
@@ -369,7 +370,7 @@ impl Space {
     }
 }
 
-/// Why [`Space::cover`] found no way.
+/// Why [`Space::cover`] failed.
 #[derive(Debug)]
 pub(crate) enum Refused {
     Unmapped { at: u64 },

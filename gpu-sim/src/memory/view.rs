@@ -1,4 +1,4 @@
-//! The checked way from an address to bytes.
+//! Checked access from an address to bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,20 @@ use crate::fault::Fault;
 use crate::sched::{self, Signal, WaitError};
 use crate::world::{self, Machine};
 
-/// Bytes of device or pinned memory, checked when the view was made and alive as long as it.
+/// Bytes of device or pinned memory. The access was checked when the view was made, and the view keeps the bytes
+/// alive.
 ///
-/// Other executors, ranks and processes may change them at any time, as on a device: so the safe methods copy, and
-/// slices are for who knows that nobody else writes.
+/// Other executors, ranks and processes may change the bytes at any time, as on a device. The safe methods therefore
+/// copy; slices need the caller's promise that nothing else writes.
 pub struct View {
     pointer: *mut u8,
     len: usize,
     access: Access,
-    /// What keeps the bytes alive.
+    /// References that keep the bytes alive.
     pins: Vec<Pin>,
 }
 
-/// What keeps a part of a view alive.
+/// A reference that keeps a part of a view alive.
 #[derive(Clone)]
 enum Pin {
     Mapped(Arc<Mapped>),
@@ -60,30 +61,29 @@ impl View {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// True if it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its first byte.
+    /// Pointer to the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.pointer
     }
 
-    /// Its first byte. Writing is allowed if the view was made with [`Access::WRITE`].
+    /// Pointer to the first byte. Writing is allowed if the view was made with [`Access::WRITE`].
     #[must_use]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.pointer
     }
 
-    /// Blocks until `condition`, which looks at these bytes, holds. Woken by writes through views, of other
-    /// processes too, and by nothing else: plain stores by the host into pinned memory are seen within a
-    /// millisecond.
+    /// Blocks until `condition`, which reads these bytes, holds. Only writes through views wake it, those of other
+    /// processes included; plain stores by the host into pinned memory are seen within a millisecond.
     ///
     /// # Errors
-    /// As [`sched::wait`].
+    /// The errors of [`sched::wait`].
     pub fn wait(
         &self,
         reason: impl FnOnce() -> String,
@@ -92,11 +92,11 @@ impl View {
         Ok(self.wait_until(None, reason, condition)?)
     }
 
-    /// As [`wait`](Self::wait), until `deadline` on the clock of [`sched::now`]: for kernels that give up by
-    /// themselves.
+    /// Like [`wait`](Self::wait), but only until `deadline` on the clock of [`sched::now`], for kernels that give up
+    /// by themselves.
     ///
     /// # Errors
-    /// As [`sched::wait`].
+    /// The errors of [`sched::wait`].
     pub fn wait_until(
         &self,
         deadline: Option<Duration>,
@@ -120,8 +120,8 @@ impl View {
         }
     }
 
-    /// The word of 32 bits at `offset`, for kernels that race for it on purpose. Changing it needs a view made with
-    /// [`Access::WRITE`], whose end wakes who waits for writes.
+    /// Returns the word of 32 bits at `offset`, for kernels that race for it on purpose. Changing it needs a view
+    /// made with [`Access::WRITE`]; dropping that view wakes the threads that wait for writes.
     ///
     /// # Errors
     /// [`Fault::Misaligned`].
@@ -188,7 +188,8 @@ impl View {
     /// Its bytes as elements to write. The view must have been made with [`Access::WRITE`].
     ///
     /// # Safety
-    /// As [`View::as_slice`], and nobody else reads or writes, through another slice of this view neither.
+    /// As [`View::as_slice`]; in addition nothing else reads or writes the bytes, not even through another slice of
+    /// this view.
     #[must_use]
     #[expect(
         clippy::mut_from_ref,
@@ -201,7 +202,7 @@ impl View {
 }
 
 impl Drop for View {
-    /// Tells who waits for writes; who drops a view has written what it wanted to.
+    /// Wakes threads that wait for writes: dropping the view ends the write.
     fn drop(&mut self) {
         if self.access.contains(Access::WRITE) {
             self.pins.iter().for_each(|pin| pin.written().notify());
@@ -209,16 +210,17 @@ impl Drop for View {
     }
 }
 
-/// Who looks.
+/// The engine that accesses memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accessor {
-    /// A kernel on this device: mapping rights and enabled peers count.
+    /// A kernel on this device, limited by mapping rights and enabled peers.
     Kernel(usize),
-    /// A copy engine of this device: reaches any device's plain allocations, but virtual mappings by their rights.
+    /// A copy engine of this device: it accesses any device's plain allocations, but virtual mappings only by their
+    /// rights.
     Copy(usize),
 }
 
-/// What an address is.
+/// Kind of memory at an address.
 #[derive(Debug, Clone)]
 pub(crate) enum Place {
     /// A device address, whether or not something is mapped there.
@@ -229,7 +231,7 @@ pub(crate) enum Place {
     Pageable,
 }
 
-/// What kind of memory `address` names.
+/// Returns the kind of memory that `address` names.
 pub(crate) fn classify(memory: &Memory, address: u64) -> Place {
     if memory.region().contains(address) {
         Place::Device
@@ -240,8 +242,8 @@ pub(crate) fn classify(memory: &Memory, address: u64) -> Place {
     }
 }
 
-/// The bytes at `[address, address + len)` as a kernel of `device` may reach them, for `access`. Device addresses
-/// and pinned host memory; a range may span neighbouring mappings.
+/// Returns the bytes at `[address, address + len)` with the rights of a kernel of `device`, for `access`. It accepts
+/// device addresses and pinned host memory; a range may span neighbouring mappings.
 ///
 /// # Errors
 /// [`Fault::Unmapped`] where nothing is mapped (use after free, out of range, pageable host memory),
@@ -306,9 +308,9 @@ fn grants(
         }
         (_, Accessor::Copy(_)) => Access::all(),
         (_, Accessor::Kernel(device)) if device == home => Access::all(),
-        // A mapping of another process's memory brings its peer access along.
+        // A mapping of another process's memory includes peer access.
         (Kind::Ipc { .. }, Accessor::Kernel(_)) => Access::all(),
-        // Enabled peers reach plain allocations; pools have rights of their own.
+        // Enabled peers may access plain allocations; pools have rights of their own.
         (Kind::Pooled { pool, .. }, Accessor::Kernel(device)) => {
             machine.part::<Pools>().access(*pool, device)
         }

@@ -1,4 +1,4 @@
-//! Communicators made of a communicator: split and shrink.
+//! Communicators made from a communicator: split and shrink.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::Ordering;
@@ -17,9 +17,9 @@ use crate::world::Machine;
 /// The colour of a rank that joins no child.
 pub(crate) const NO_COLOR: i32 = -1;
 
-/// Splits the parent, with all its ranks, for the ranks of each colour. `made` is told of the child's handle as soon as
-/// there is one, so that an abort can end the meeting of its ranks. Where a child fails, its handle is given all the
-/// same, as real NCCL does: it is there until it is aborted.
+/// Splits the parent, with all its ranks, by colour. `made` gets the child's handle as soon as it exists, so that an
+/// abort can end the child's bootstrap. If a child fails, its handle is returned anyway, as in real NCCL: it exists
+/// until it is aborted.
 pub(crate) fn split(
     machine: &Machine,
     library: &Library,
@@ -32,7 +32,7 @@ pub(crate) fn split(
     if color == NO_COLOR {
         return part.map(drop);
     }
-    // Of a child that failed nobody asks where this rank would have been.
+    // The rank in a failed child is never used.
     let (rank, size) = part.as_ref().map_or((0, 1), |part| (part.rank, part.size));
     let child = init::create(machine, library, rank, size, parent.device, config);
     parent.adopt(&child);
@@ -48,12 +48,12 @@ pub(crate) fn split(
 struct Part<'a> {
     rank: usize,
     size: usize,
-    /// Of the child's meeting; of no meaning without a colour.
+    /// Id of the child's bootstrap; unused without a colour.
     id: UniqueId,
     opened: Option<Opened<'a>>,
 }
 
-/// The ranks of the parent tell each other their colours.
+/// The ranks of the parent exchange their colours.
 fn divide<'a>(
     machine: &Machine,
     library: &'a Library,
@@ -89,8 +89,8 @@ fn divide<'a>(
     Ok(Part { rank, size: members.len(), id: UniqueId::from_words(words), opened })
 }
 
-/// Makes a communicator of the parent's ranks but the excluded ones, which do not call. `made` is told of the child as
-/// for [`split`].
+/// Makes a communicator of the parent's ranks without the excluded ones, which do not call. `made` gets the child as
+/// in [`split`].
 pub(crate) fn shrink(
     machine: &Machine,
     library: &Library,
@@ -106,7 +106,7 @@ pub(crate) fn shrink(
     let child = init::create(machine, library, rank, survivors.len(), parent.device, config);
     parent.adopt(&child);
     made(child.handle);
-    // The survivors alone have counted this shrink; its name tells it from those with other survivors.
+    // Only the survivors have counted this shrink; the list of excluded ranks tells it from other shrinks.
     let name = {
         let mut shrinks = parent.shrinks.lock().unwrap_or_else(PoisonError::into_inner);
         let count = shrinks.entry(excluded.to_vec()).or_insert(0);
@@ -137,7 +137,7 @@ pub(crate) fn shrink(
     Ok(())
 }
 
-/// A child's meeting. Who opened it closes it, unless its ranks have met.
+/// A child's bootstrap. The rank that opened it closes it, unless the ranks have met.
 struct Opened<'a> {
     library: &'a Library,
     id: UniqueId,
@@ -148,7 +148,7 @@ impl<'a> Opened<'a> {
         Ok(Self { library, id: library.open_meeting(machine)? })
     }
 
-    /// It is over, and ends by itself.
+    /// Leaves a completed bootstrap, which ends by itself.
     fn met(opened: Option<Self>) {
         std::mem::forget(opened);
     }

@@ -1,10 +1,10 @@
-//! Collectives: what a call says, and how its data moves through the staging chunks.
+//! Collectives: the parameters of a call, and the data movement through the staging chunks.
 //!
-//! The data goes in rounds of a chunk. In each, the ranks that have something to give stage it, all wait for all,
-//! and those that take something read it. Staging has a place for two rounds, so one wait a round is enough: who
-//! stages round k + 2 has seen everybody arrive for round k + 1, which they do after reading round k. Reductions
-//! fold in rank order, so all ranks and all cuts give the same bits; [`Kind::AllReduce`] and [`Kind::Reduce`] let
-//! each rank reduce its slice of the chunk and share the results in a third place.
+//! The data moves in rounds of one chunk. In each round, the ranks that provide data stage it, all ranks wait for
+//! all, and the ranks that receive data read it. Staging has room for two rounds, so one wait per round is enough: a
+//! rank that stages round k + 2 has seen all ranks arrive for round k + 1, which they do after reading round k.
+//! Reductions fold in rank order, so all ranks and all chunkings give the same bits. [`Kind::AllReduce`] and
+//! [`Kind::Reduce`] let each rank reduce its slice of the chunk and publish the result in a third buffer.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::reduce::{Element, Op, reduce, scale};
 use super::shm::{CHUNK, Plane};
 use crate::memory::View;
 
-/// Which collective.
+/// The kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
@@ -44,7 +44,7 @@ impl Kind {
         Self::NAMES[self as usize]
     }
 
-    /// Whether one rank gives or takes more than the others.
+    /// True if the collective has a root.
     fn rooted(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// What elements are multiplied by.
+/// The factor of [`Op::PreMulSum`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Factor {
     /// One element, in the first bytes.
@@ -63,28 +63,28 @@ pub(crate) enum Factor {
     At(u64),
 }
 
-/// What a call says, but for its buffers: the same on all ranks, or the program is wrong, but for the factor.
+/// The parameters of a call without its buffers. All must be equal on all ranks, except the factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) element: Element,
     pub(crate) op: Op,
-    /// Of [`Op::PreMulSum`]: what this rank's elements are multiplied by. Each rank has its own.
+    /// For [`Op::PreMulSum`]: the factor of this rank's elements. Each rank has its own.
     pub(crate) factor: Option<Factor>,
     pub(crate) root: usize,
-    /// Elements, as the call counts them: a rank's share where shares are gathered or scattered.
+    /// Elements, as the call counts them: one rank's share in gathers and scatters.
     pub(crate) count: usize,
 }
 
 impl Shape {
-    /// The shape as words of a card; what does not matter to the kind is zero.
+    /// The parameters as words to compare between ranks; parameters that the kind does not use are zero.
     pub(crate) fn words(&self) -> [u64; 5] {
         let op = if self.kind.reduces() { self.op as u64 } else { 0 };
         let root = if self.kind.rooted() { self.root as u64 } else { 0 };
         [self.kind as u64, self.element as u64, op, root, self.count as u64]
     }
 
-    /// Refuses a count whose bytes cannot exist.
+    /// Refuses a count whose size in bytes overflows.
     pub(crate) fn check(&self, comm: &Comm) -> Result<(), Failure> {
         let bytes =
             self.count.checked_mul(self.element.size()).and_then(|share| share.checked_mul(comm.size));
@@ -94,7 +94,7 @@ impl Shape {
         }
     }
 
-    /// What a card of another rank says, for a person.
+    /// Formats the words of another rank as text.
     pub(crate) fn describe(words: &[u64; 5]) -> String {
         let kind = Kind::NAMES.get(words[0] as usize).copied().unwrap_or("an unknown collective");
         let element =
@@ -128,7 +128,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Moves the data of a collective on which all ranks agree; `factor` is what this rank's has become.
+/// Moves the data of a collective on which all ranks agree; `factor` is this rank's resolved factor.
 pub(crate) fn run(
     comm: &Comm,
     shape: &Shape,
@@ -156,7 +156,7 @@ struct Mover<'a> {
 }
 
 impl Mover<'_> {
-    /// A communicator of one rank copies; sums and averages of one are the value itself.
+    /// A communicator of one rank copies; a sum or average of one value is that value.
     fn alone(&self) {
         if let Some(factor) = self.factor {
             let mut products = vec![0; self.share()];
@@ -187,7 +187,7 @@ impl Mover<'_> {
         self.comm.barrier(Plane::Stream, self.shape.kind.name())
     }
 
-    /// Copies `range` of the send buffer to `at` of our staging chunk.
+    /// Copies `range` of the send buffer to `at` in this rank's staging chunk.
     fn stage(&self, round: usize, range: Range<usize>, at: usize) {
         let shared = self.comm.shared();
         let place = shared.layout().staging(self.comm.rank, round) + at;
@@ -200,7 +200,7 @@ impl Mover<'_> {
         }
     }
 
-    /// `len` bytes at `at` of the chunk that `rank` staged.
+    /// Returns `len` bytes at `at` of the chunk that `rank` staged.
     fn staged(&self, rank: usize, round: usize, at: usize, len: usize) -> &[u8] {
         let shared = self.comm.shared();
         // SAFETY: everybody has arrived for this round, so the chunk is written; its rank writes it again only when
@@ -208,8 +208,8 @@ impl Mover<'_> {
         unsafe { shared.bytes(shared.layout().staging(rank, round) + at, len) }
     }
 
-    /// All-reduce, and reduce: each rank reduces its slice of every chunk, then those who want it take the whole.
-    /// Staging round k + 1 beside reducing round k makes one wait a round enough.
+    /// All-reduce and reduce: each rank reduces its slice of every chunk, then the receiving ranks take the whole.
+    /// Round k + 1 is staged while round k is reduced, so one wait per round is enough.
     fn reduce_and_share(&self) -> Result<(), Interrupted> {
         let Shape { element, op, .. } = *self.shape;
         let shared = self.comm.shared();
@@ -243,14 +243,14 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Everything else: some stage one piece, or a piece for every rank, and some take pieces.
+    /// All other collectives: some ranks stage one piece, or one piece for every rank, and some ranks take pieces.
     fn pass(&self) -> Result<(), Interrupted> {
         let kind = self.shape.kind;
         let (size, own, root) = (self.size(), self.comm.rank, self.shape.root);
         let slotted = matches!(kind, Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter);
         let gives = !matches!(kind, Kind::Broadcast | Kind::Scatter) || self.is_root();
         let slots = if slotted { size } else { 1 };
-        // Whole elements of the widest type, whatever the rank count.
+        // Whole elements of the widest type, for any number of ranks.
         let piece = CHUNK / slots / 8 * 8;
         let share = self.share();
         let mut result = Vec::new();
@@ -281,7 +281,7 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Takes a piece from every rank, to that rank's share of the receive buffer.
+    /// Copies a piece from every rank into that rank's share of the receive buffer.
     fn take_all(&self, round: usize, at: usize, range: &Range<usize>) {
         for rank in 0..self.size() {
             self.recv.write(rank * self.share() + range.start, self.staged(rank, round, at, range.len()));

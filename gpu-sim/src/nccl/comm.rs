@@ -20,10 +20,10 @@ use super::window::Windows;
 use crate::memory::Physical;
 use crate::sched::{self, Signal};
 
-/// One rank's end of a communicator; what an `ncclComm_t` names.
+/// One rank's end of a communicator; an `ncclComm_t` names it.
 ///
-/// Callers on the host's side hold an `Arc` while they are inside, so a handle that is destroyed under them is an
-/// error here and not a use after free.
+/// Host calls hold an `Arc` while they are inside, so a handle that is destroyed during a call is an error here and
+/// not a use after free.
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(crate) handle: usize,
@@ -31,63 +31,62 @@ pub(crate) struct Comm {
     pub(crate) size: usize,
     /// Ordinal of the rank's device.
     pub(crate) device: usize,
-    /// The release that it behaves as.
+    /// The modelled release.
     pub(crate) release: u32,
-    /// Whether differences between ranks are errors.
+    /// True if differences between ranks are errors.
     pub(crate) strict: bool,
     pub(crate) config: Config,
     pub(crate) queue: Queue,
     pub(crate) counters: Mutex<Counters>,
     pub(crate) registrations: Mutex<Registrations>,
     pub(crate) windows: Mutex<Windows>,
-    /// Device memory of its own.
+    /// Device memory that the communicator uses itself.
     pub(crate) scratch: Mutex<Option<Scratch>>,
-    /// The reductions that the program made: their element and factor, by number.
+    /// Reductions that the program created: their element and factor, by number.
     pub(crate) reductions: Mutex<BTreeMap<u32, (Element, Factor)>>,
     /// Set once the ranks have met.
     topology: OnceLock<Topology>,
     shared: OnceLock<Arc<Shared>>,
     joining: Mutex<Option<Arc<Joining>>>,
-    /// Waited at before there is shared memory.
+    /// The signal used before shared memory exists.
     early: Signal,
     aborted: AtomicBool,
     revoked: AtomicBool,
     finalized: AtomicBool,
     async_error: AtomicU32,
-    /// Communicators made from this one, to get their init out too.
+    /// Communicators made from this one. An abort of this one also ends their init.
     children: Mutex<Vec<Weak<Comm>>>,
-    /// The child whose abort flag real NCCL raises together with this one's, by handle: of the last, until it is made.
-    /// 0 for none.
+    /// Handle of the last child until it is made; 0 for none. In real NCCL this child shares the parent's abort flag.
     linked: AtomicUsize,
-    /// Calls of the host that are inside the communicator.
+    /// Host calls that are inside the communicator.
     pub(crate) calls: AtomicUsize,
-    /// Work that is recorded in live graphs.
+    /// Work recorded in live graphs.
     pub(crate) graphs: AtomicUsize,
-    /// Whether a one-sided operation was called.
+    /// True if a one-sided operation was called.
     pub(crate) one_sided: AtomicBool,
-    /// Collectives that were begun.
+    /// Collectives that were started.
     pub(crate) collectives: AtomicU64,
-    /// How often the communicator was shrunk, by the ranks that were excluded.
+    /// Number of shrinks, by the excluded ranks.
     pub(crate) shrinks: Mutex<BTreeMap<Vec<usize>, u64>>,
 }
 
-/// What the ranks told each other when they met.
+/// The facts that the ranks exchanged when they met.
 #[derive(Clone, Debug)]
 pub(crate) struct Topology {
-    /// Whether windows can be had.
+    /// True if windows are supported.
     pub(crate) symmetric: bool,
     /// Bytes of symmetric address space.
     pub(crate) stride: u64,
 }
 
-/// Device memory that a communicator takes for itself: what it always needs, and buffers for its peers.
+/// Device memory of the communicator itself: a base amount, and buffers for its peers.
 #[derive(Clone, Debug)]
 pub(crate) struct Scratch {
     pub(crate) persistent: Arc<Physical>,
     pub(crate) buffers: Arc<Physical>,
 }
 
-/// What a communicator is made of.
+/// Arguments of a communicator's construction.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) handle: usize,
@@ -134,7 +133,7 @@ impl Comm {
         })
     }
 
-    /// The memory that all ranks share. Nobody gets hold of a communicator that has none, but init.
+    /// The memory that all ranks share. Only init handles a communicator before this memory exists.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         self.shared.get().unwrap_or_else(|| unreachable!("a communicator is used before its ranks have met"))
     }
@@ -151,21 +150,21 @@ impl Comm {
     }
 
     pub(crate) fn set_topology(&self, topology: Topology) {
-        // As for `set_shared`.
+        // Like `set_shared`.
         let _ = self.topology.set(topology);
     }
 
-    /// Whether init has ended well.
+    /// True if init has succeeded.
     pub(crate) fn is_ready(&self) -> bool {
         self.topology.get().is_some()
     }
 
-    /// Where everything that blocks in this communicator waits.
+    /// The signal on which all blocking calls of this communicator wait.
     pub(crate) fn signal(&self) -> &Signal {
         self.shared.get().map_or(&self.early, |shared| shared.signal())
     }
 
-    /// Waits for a condition, an abort or the end of the world; work of streams also for a revocation.
+    /// Waits for a condition, an abort or the end of the world; stream work also waits for a revocation.
     pub(crate) fn wait(
         &self,
         plane: Plane,
@@ -184,7 +183,7 @@ impl Comm {
         }
     }
 
-    /// What ends every wait of this rank, if something does.
+    /// Returns the reason that ends every wait of this rank, if there is one.
     pub(crate) fn interruption(&self, plane: Plane) -> Option<Interrupted> {
         if self.aborted.load(Ordering::SeqCst) {
             Some(Interrupted::Aborted)
@@ -198,7 +197,7 @@ impl Comm {
         }
     }
 
-    /// Strict mode: tells the other ranks that our device died, so that they do not wait for us.
+    /// Strict mode: tells the other ranks that this rank's device faulted, so that they do not wait for it.
     pub(crate) fn report_fault(&self) {
         if self.strict {
             self.shared().word(Layout::CASUALTY).store(self.rank as u64 + 1, Ordering::SeqCst);
@@ -206,7 +205,7 @@ impl Comm {
         }
     }
 
-    /// This rank leaves for good.
+    /// Marks this rank as gone for good.
     pub(crate) fn depart(&self) {
         if let Some(shared) = self.shared.get() {
             shared.word(shared.layout().departed(self.rank)).store(1, Ordering::SeqCst);
@@ -214,13 +213,13 @@ impl Comm {
         }
     }
 
-    /// Whether a rank has left for good, where that is an error.
+    /// True if a rank is gone for good, in strict mode; faithful worlds ignore it.
     pub(crate) fn has_departed(&self, rank: usize) -> bool {
         let shared = self.shared();
         self.strict && shared.word(shared.layout().departed(rank)).load(Ordering::SeqCst) != 0
     }
 
-    /// As real NCCL's hang: nothing but an abort gets out.
+    /// Hangs as real NCCL does: only an abort ends the wait.
     pub(crate) fn hang(&self, plane: Plane, why: &str) -> Interrupted {
         match self.wait(plane, || format!("an abort of {self}: {why}"), || false) {
             Err(interrupted) => interrupted,
@@ -228,7 +227,7 @@ impl Comm {
         }
     }
 
-    /// The connection on which init waits, so that an abort can end the wait.
+    /// Stores the connection on which init waits, so that an abort can end the wait.
     pub(crate) fn set_joining(&self, joining: Option<Arc<Joining>>) {
         *self.joining.lock().unwrap_or_else(PoisonError::into_inner) = joining;
         if self.aborted.load(Ordering::SeqCst) {
@@ -242,7 +241,7 @@ impl Comm {
         }
     }
 
-    /// Gets every blocked call and all work of this rank out, from any thread.
+    /// Ends every blocked call and all work of this rank, from any thread.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::SeqCst);
         self.cancel_joining();
@@ -254,7 +253,7 @@ impl Comm {
         }
     }
 
-    /// Makes an abort of this communicator reach the init of a child.
+    /// Links a child, so that an abort of this communicator reaches the child's init.
     pub(crate) fn adopt(&self, child: &Arc<Comm>) {
         let mut children = self.children.lock().unwrap_or_else(PoisonError::into_inner);
         children.retain(|child| child.strong_count() > 0);
@@ -266,12 +265,12 @@ impl Comm {
         }
     }
 
-    /// The child is made: what becomes of it is no longer this communicator's.
+    /// Unlinks the child once it is made: an abort of this communicator no longer affects it.
     pub(crate) fn let_live(&self) {
         self.linked.store(0, Ordering::SeqCst);
     }
 
-    /// The child that is not made, or failed: its handle, 0 for none.
+    /// Handle of the child that is not made, or has failed; 0 for none.
     pub(crate) fn linked(&self) -> usize {
         self.linked.load(Ordering::SeqCst)
     }
@@ -280,7 +279,7 @@ impl Comm {
         self.aborted.load(Ordering::SeqCst)
     }
 
-    /// Stops the work of this rank; the communicator can be split, shrunk and destroyed afterwards.
+    /// Stops the work of this rank. The communicator can be split, shrunk and destroyed afterwards.
     pub(crate) fn revoke(&self) {
         self.revoked.store(true, Ordering::SeqCst);
         self.signal().notify();
@@ -290,7 +289,7 @@ impl Comm {
         self.revoked.load(Ordering::SeqCst)
     }
 
-    /// No more work from now on.
+    /// Refuses new work from now on.
     pub(crate) fn finalize(&self) {
         self.finalized.store(true, Ordering::SeqCst);
     }
@@ -299,7 +298,7 @@ impl Comm {
         self.finalized.load(Ordering::SeqCst)
     }
 
-    /// Refuses calls on a communicator that cannot serve any more.
+    /// Refuses calls on a communicator that is not usable any more.
     pub(crate) fn usable(&self) -> Result {
         if !self.is_ready() {
             return Err(Failure::argument(format!("{self} is not initialised yet")));

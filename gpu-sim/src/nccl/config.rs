@@ -1,4 +1,4 @@
-//! `ncclConfig_t` as a release reads it: a size-prefixed structure of any age.
+//! `ncclConfig_t` as a release reads it: a size-prefixed structure of any version.
 
 use std::ffi::CStr;
 
@@ -6,15 +6,15 @@ use nccl_sys::{NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, Version, ncclConfig_t};
 
 use super::error::{Failure, Result};
 
-/// What this device takes notice of in a configuration.
+/// The settings of a configuration that this device uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// For messages.
+    /// Used in messages.
     pub(crate) name: Option<String>,
 }
 
-/// Reads a configuration as the release does: what lies beyond either structure's size is the default, and fields
-/// newer than the declared version are ignored.
+/// Reads a configuration as the release does. Fields beyond the size of either structure have the default value, and
+/// fields newer than the declared version are ignored.
 ///
 /// # Safety
 /// `config` is null or points to a structure that is as long as its size field says.
@@ -54,7 +54,7 @@ pub(crate) unsafe fn parse(
         0 => return Err(Failure::argument("non-blocking communicators are not modelled")),
         other => return Err(Failure::argument(format!("blocking is {other}, neither 0 nor 1"))),
     }
-    // An unset bound is compared as it stands, so one bound alone can be refused; as the real library does.
+    // An unset bound is compared as it is, so one bound alone can be refused, as in the real library.
     let bounds = (own.minCTAs, own.maxCTAs);
     let broken = (bounds.0 != NCCL_CONFIG_UNDEF_INT && bounds.0 <= 0)
         || (bounds.1 != NCCL_CONFIG_UNDEF_INT && bounds.1 <= 0)

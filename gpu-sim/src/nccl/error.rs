@@ -1,4 +1,4 @@
-//! What a call answers when it fails: a code, and a text for `ncclGetLastError`.
+//! Errors of NCCL calls: a code, and a text for `ncclGetLastError`.
 
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -54,18 +54,18 @@ impl From<JoinError> for Failure {
     }
 }
 
-/// A wait of a communicator that ended before its time.
+/// A wait of a communicator that ended early.
 #[derive(Clone, Debug)]
 pub(crate) enum Interrupted {
     /// `ncclCommAbort`.
     Aborted,
     /// `ncclCommRevoke`.
     Revoked,
-    /// Strict mode: this rank's device died of a fault, so it will never come.
+    /// Strict mode: this rank's device faulted, so it will never arrive.
     Faulted(usize),
-    /// Strict mode: this rank has destroyed its communicator, so it will never come.
+    /// Strict mode: this rank has destroyed its communicator, so it will never arrive.
     Departed(usize),
-    /// The world ended, or found that nobody can go on.
+    /// The world ended, or detected a deadlock.
     World(WaitError),
 }
 
@@ -85,7 +85,7 @@ impl From<Interrupted> for Failure {
     }
 }
 
-/// The one buffer of `ncclGetLastError`, as real NCCL has it: of the process, not of a communicator.
+/// The only buffer of `ncclGetLastError`, as in real NCCL: one per process, not per communicator.
 static LAST: [AtomicU8; 1024] = [const { AtomicU8::new(0) }; 1024];
 
 /// Makes `text` the last error.

@@ -1,9 +1,9 @@
-//! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` are queued, per rank, and carried out at the end.
+//! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` are queued, per rank, and run at the end.
 //!
-//! At the end the host's calls (init, split, windows) come first: those of one communicator in their order, those
-//! of different communicators beside each other, since one thread may drive several ranks. Then the stream work,
-//! one plan a communicator, in the order of the communicators' identities, which is the same on all ranks. An error
-//! sticks until the end, and nothing is carried out then.
+//! At the end the host calls (init, split, windows) run first. Those of one communicator run in their order; those of
+//! different communicators run concurrently, since one thread may drive several ranks. Then the stream work is
+//! launched as one plan per communicator, in the order of the communicators' identities, which is the same on all
+//! ranks. An error is kept until the end, and then nothing runs.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,10 +24,10 @@ use crate::sched::{self, Signal, panic_text, with_local};
 use crate::stream::Stream;
 use crate::world::Machine;
 
-/// A host's call that was queued.
+/// A queued host call.
 pub(crate) type Job = Box<dyn FnOnce() -> Result + Send>;
 
-/// What goes into a communicator's plan.
+/// One stream operation of a communicator's plan.
 #[derive(Debug)]
 pub(crate) enum Operation {
     /// A collective, its send and its receive buffer.
@@ -50,12 +50,12 @@ fn with_group<R>(machine: &Machine, f: impl FnOnce(&mut Group) -> R) -> R {
     with_local(machine.id, f)
 }
 
-/// Opens a group, or a group within the group.
+/// Opens a group, or a nested group.
 pub(crate) fn start(machine: &Machine) {
     with_group(machine, |group| group.depth += 1);
 }
 
-/// Closes a group; the outermost one is carried out.
+/// Closes a group; closing the outermost one runs it.
 pub(crate) fn end(machine: &Arc<Machine>, library: &Library) -> Result {
     let group = with_group(machine, |group| match group.depth {
         0 => Err(Failure::usage("ncclGroupEnd without ncclGroupStart")),
@@ -76,7 +76,7 @@ pub(crate) fn end(machine: &Arc<Machine>, library: &Library) -> Result {
     launch(machine, group.operations)
 }
 
-/// Makes an error of a queued call stick to the open group.
+/// Records an error of a queued call in the open group.
 pub(crate) fn remember(machine: &Machine, failure: &Failure) {
     with_group(machine, |group| {
         if group.depth > 0 {
@@ -85,7 +85,7 @@ pub(crate) fn remember(machine: &Machine, failure: &Failure) {
     });
 }
 
-/// Queues a host's call of a communicator; a group of its own if none is open.
+/// Queues a host call of a communicator, in a group of its own if none is open.
 pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm>, job: Job) -> Result {
     let inside = comm.clone();
     let job: Job = Box::new(move || {
@@ -97,7 +97,7 @@ pub(crate) fn add_job(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm
     end(machine, library)
 }
 
-/// A call of the host that is inside a communicator.
+/// Counts a host call as inside a communicator.
 struct Inside(Arc<Comm>);
 
 impl Inside {
@@ -113,7 +113,7 @@ impl Drop for Inside {
     }
 }
 
-/// Queues stream work of a communicator; a group of its own if none is open.
+/// Queues stream work of a communicator, in a group of its own if none is open.
 pub(crate) fn add_operation(
     machine: &Arc<Machine>,
     library: &Library,
@@ -126,7 +126,7 @@ pub(crate) fn add_operation(
     end(machine, library)
 }
 
-/// Forgets a communicator when the open group ends; false if none is open.
+/// Removes a communicator when the open group ends; returns false if none is open.
 pub(crate) fn forget_at_end(machine: &Machine, comm: &Arc<Comm>) -> bool {
     with_group(machine, |group| {
         if group.depth > 0 {
@@ -136,7 +136,7 @@ pub(crate) fn forget_at_end(machine: &Machine, comm: &Arc<Comm>) -> bool {
     })
 }
 
-/// The ends of the queues that run beside each other.
+/// Results of the queues that run concurrently.
 #[derive(Default)]
 struct Ends {
     results: Mutex<BTreeMap<usize, Result>>,
@@ -149,7 +149,7 @@ impl Ends {
     }
 }
 
-/// One of those queues. It has an end even if it never runs, and then its calls are gone before.
+/// One of those queues. It reports an end even if it never runs, after its calls are dropped.
 struct Lane {
     queue: Vec<Job>,
     ends: Arc<Ends>,
@@ -176,8 +176,8 @@ impl Drop for Lane {
     }
 }
 
-/// Runs the queues of several communicators beside each other; the first error, in their order. Returns when all
-/// have ended, whatever happens: they write the caller's out parameters.
+/// Runs the queues of several communicators concurrently and returns the first error, in their order. It always waits
+/// until all have ended, because they write the caller's out parameters.
 fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
     if queues.len() <= 1 {
         return queues.into_iter().flatten().try_for_each(|job| job());
@@ -197,14 +197,14 @@ fn run_jobs(machine: &Arc<Machine>, queues: Vec<Vec<Job>>) -> Result {
     results.into_values().collect()
 }
 
-/// What will be a communicator's plan.
+/// A plan under construction.
 struct Draft {
     comm: Arc<Comm>,
     operations: Vec<Operation>,
     streams: Vec<Arc<Stream>>,
 }
 
-/// Launches stream work: one plan a communicator.
+/// Launches stream work: one plan per communicator.
 fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>) -> Result {
     let mut drafts: Vec<Draft> = Vec::new();
     for (comm, operation, handle) in operations {
@@ -255,7 +255,7 @@ fn launch(machine: &Arc<Machine>, operations: Vec<(Arc<Comm>, Operation, usize)>
     Ok(())
 }
 
-/// One-sided operations, then collectives in their order, then all messages together.
+/// Orders a plan: one-sided operations, then collectives in their order, then all messages together.
 fn steps(comm: &Comm, operations: Vec<Operation>) -> Vec<Step> {
     let mut steps = Vec::new();
     let (mut messages, mut one_sided) = (Vec::new(), Vec::new());
@@ -277,7 +277,7 @@ fn steps(comm: &Comm, operations: Vec<Operation>) -> Vec<Step> {
     steps
 }
 
-/// A driver's refusal as NCCL passes it on.
+/// Converts a driver error to the error that NCCL returns.
 pub(crate) fn cuda(refusal: Refusal) -> Failure {
     let why = refusal.why.as_deref().unwrap_or("the context was poisoned by an earlier fault, or is gone");
     Failure::cuda(format!("{:?}: {why}", refusal.code))

@@ -4,7 +4,7 @@ use super::comm::Comm;
 use super::error::{Failure, Result};
 use super::shm::{CARD_WORDS, Card, Plane};
 
-/// Which call; the first word of its cards.
+/// The kind of call; the first word of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Split = 1,
@@ -44,7 +44,7 @@ pub(crate) fn card(call: Call) -> Card {
     card
 }
 
-/// Tells all ranks a card, and refuses (strict) or hangs (faithful) when another rank makes another call.
+/// Exchanges a card with all ranks. Fails (strict) or hangs (faithful) if another rank makes a different call.
 pub(crate) fn exchange(comm: &Comm, card: &Card) -> Result<Vec<Card>> {
     let name = Call::name(card[0]);
     let cards = comm.exchange(Plane::Host, name, card)?;

@@ -1,4 +1,4 @@
-//! How a communicator comes to be: its ranks meet, get their shared memory, and tell each other what they are.
+//! Init of a communicator: its ranks meet, get their shared memory, and exchange facts about their devices.
 
 use std::sync::{Arc, PoisonError};
 
@@ -17,8 +17,8 @@ use crate::world::{Machine, Mode};
 /// Unit of the symmetric address space in bytes.
 const STRIDE_UNIT: u64 = 4 << 30;
 
-/// Makes a rank's end of a communicator that nobody has met yet. Its handle is known from now on, so that an abort
-/// can end the meeting.
+/// Creates a rank's end of a communicator before the ranks meet. Its handle is known from now on, so that an abort
+/// can end the bootstrap.
 pub(crate) fn create(
     machine: &Machine,
     library: &Library,
@@ -40,7 +40,7 @@ pub(crate) fn create(
     comm
 }
 
-/// Meets the other ranks under `id`. What becomes of a communicator that fails here is the caller's to say.
+/// Meets the other ranks under `id`. The caller decides what happens to a communicator that fails here.
 pub(crate) fn meet(machine: &Machine, library: &Library, comm: &Comm, id: UniqueId) -> Result {
     let met = join(machine, library, comm, id).map_err(|error| match error {
         JoinError::Lost { .. } if comm.is_aborted() => Failure::internal("the communicator was aborted"),
@@ -77,8 +77,7 @@ fn join(
     shared.map(Arc::new)
 }
 
-/// Takes the device memory that the communicator needs for itself. A real one takes far more, and most of it at its
-/// first use.
+/// Takes the device memory of the communicator itself. Real NCCL takes far more, and most of it at first use.
 fn furnish(machine: &Machine, comm: &Comm) -> Result {
     let arena = &machine.devices[comm.device].arena;
     let take = |bytes: u64| arena.allocate(bytes, 0).map_err(|error| cuda(Refusal::from(error)));
@@ -90,7 +89,7 @@ fn furnish(machine: &Machine, comm: &Comm) -> Result {
     Ok(())
 }
 
-/// The ranks tell each other their devices.
+/// The ranks exchange facts about their devices.
 fn introduce(machine: &Machine, comm: &Comm) -> Result {
     let mut card: Card = [0; CARD_WORDS];
     card[0] = comm.device as u64;

@@ -1,4 +1,4 @@
-//! The library's state in a world: what handles mean.
+//! The library's state in a world: the objects behind its handles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,18 +13,18 @@ use super::window::Windows;
 use crate::sched::Scheduler;
 use crate::world::{Leak, Machine, Part};
 
-/// Handles are numbers that look like addresses; none is used twice and none can be followed.
+/// Handles are numbers that look like addresses. None is reused, and none can be dereferenced.
 const FIRST_HANDLE: usize = 0x6ecc_1000;
 const HANDLE_STEP: usize = 0x40;
 
-/// Everything that NCCL keeps in a world.
+/// All state of NCCL in a world.
 #[derive(Debug)]
 pub(crate) struct Library {
     next: AtomicUsize,
     comms: Mutex<BTreeMap<usize, Arc<Comm>>>,
     roots: Mutex<Vec<Root>>,
     pub(crate) meetings: Meetings,
-    /// What `ncclMemAlloc` gave out.
+    /// Addresses that `ncclMemAlloc` returned and that are not freed.
     pub(crate) allocations: Mutex<BTreeSet<u64>>,
 }
 
@@ -45,12 +45,12 @@ impl Library {
         self.comms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A handle that nothing else has.
+    /// Returns a new handle.
     pub(crate) fn handle(&self) -> usize {
         self.next.fetch_add(HANDLE_STEP, Ordering::SeqCst)
     }
 
-    /// The communicator of a handle.
+    /// Returns the communicator of a handle.
     pub(crate) fn comm(&self, handle: ncclComm_t) -> Result<Arc<Comm>> {
         if handle.is_null() {
             return Err(Failure::argument("the communicator is NULL"));
@@ -61,7 +61,7 @@ impl Library {
         })
     }
 
-    /// The communicator that a window is of: some calls name the window alone.
+    /// Returns the communicator of a window: some calls name only the window.
     pub(crate) fn comm_of_window(&self, window: usize) -> Result<Arc<Comm>> {
         let has = |comm: &&Arc<Comm>| {
             comm.windows.lock().unwrap_or_else(PoisonError::into_inner).base(window).is_some()
@@ -74,16 +74,16 @@ impl Library {
         self.comms().insert(comm.handle, comm.clone());
     }
 
-    /// Forgets a communicator. It lets go of its memory and of its windows', whoever still holds it.
+    /// Removes a communicator and releases its memory and its windows' memory, even if references to it remain.
     pub(crate) fn remove(&self, comm: &Comm) {
         self.comms().remove(&comm.handle);
         drop(comm.scratch.lock().unwrap_or_else(PoisonError::into_inner).take());
-        // Meetings that are over hold their thread's stack until somebody looks.
+        // A finished root holds its thread's stack until it is dropped.
         self.roots.lock().unwrap_or_else(PoisonError::into_inner).retain(|root| !root.is_over());
         *comm.windows.lock().unwrap_or_else(PoisonError::into_inner) = Windows::default();
     }
 
-    /// Opens a meeting and returns its name.
+    /// Opens a bootstrap and returns its id.
     pub(crate) fn open_meeting(&self, machine: &Machine) -> Result<UniqueId> {
         if let Scheduler::Seeded(_) = machine.sched {
             return Ok(self.meetings.open());
@@ -97,8 +97,8 @@ impl Library {
         Ok(id)
     }
 
-    /// Closes a meeting that failed, of the ranks of a communicator that was made of another: those use no unique id,
-    /// so nothing listens for the missing ones.
+    /// Closes a failed bootstrap of a communicator that was made from another. Such bootstraps use no unique id, so
+    /// no root listens for the missing ranks.
     pub(crate) fn close_meeting(&self, id: UniqueId) {
         let mut roots = self.roots.lock().unwrap_or_else(PoisonError::into_inner);
         let closed: Vec<_> = roots.extract_if(.., |root| root.id == id).collect();

@@ -3,28 +3,28 @@
 //! | module | subject |
 //! |---|---|
 //! | `abi` | the C functions: arguments in, codes out |
-//! | `library` | what handles mean in a world |
+//! | `library` | the objects behind a world's handles |
 //! | `error` | codes, texts, `ncclGetLastError` |
-//! | `bootstrap` | how ranks meet: unique ids, the root, who comes and whether they agree |
+//! | `bootstrap` | unique ids, the root, the ranks' meeting and its checks |
 //! | `shm` | the memory that the ranks of a communicator share |
 //! | `comm` | one rank's end of a communicator: state, waiting, abort |
 //! | `init`, `children` | making communicators: from an id, by split, by shrink |
-//! | `config` | `ncclConfig_t` of any age |
-//! | `group` | queued calls, and what the end of a group does with them |
-//! | `plan`, `ticket` | a launch on a stream: comparing with the other ranks, turns |
+//! | `config` | `ncclConfig_t` of any version |
+//! | `group` | queued calls, and running them at the end of a group |
+//! | `plan`, `ticket` | a launch on a stream: comparison with the other ranks, launch order |
 //! | `transport` | cards and barriers between ranks |
 //! | `collective`, `p2p`, `reduce` | moving and reducing data |
 //! | `rma` | one-sided operations |
 //! | `host` | collective calls of the host |
 //! | `register`, `window` | local registration; windows, by release |
 //!
-//! Invariants: what blocks waits at the communicator's one signal, for its condition or an abort; no lock lies in
-//! shared memory, so a killed process leaves ranks that wait, as with the real library, and nothing else; results
-//! do not depend on timing, thread count or rank. A strict world turns every difference between ranks into an error
-//! on all of them; a faithful one hangs where the real library hangs.
+//! Invariants: every blocking call waits on the communicator's one signal, for its condition or an abort. No lock
+//! lies in shared memory, so a killed process leaves ranks that wait, as with the real library, and nothing else.
+//! Results do not depend on timing, thread count or rank. A strict world turns every difference between ranks into an
+//! error on all of them; a faithful one hangs where the real library hangs.
 //!
-//! Every device reaches every other, so communicators have window support; `NCCL_WIN_ENABLE=0` in the environment of
-//! a rank takes it away, as with the real library.
+//! Every device has peer access to every other, so communicators have window support. `NCCL_WIN_ENABLE=0` in the
+//! environment of a rank disables it, as with the real library.
 
 mod abi;
 mod bootstrap;

@@ -1,7 +1,7 @@
 //! Sends and receives: all of a group's messages progress together, so no order of them can deadlock.
 //!
-//! Every ordered pair of ranks has a pipe with words of the sender and of the receiver. Both post what they are
-//! about to do, look whether the other side says the same, and then move bytes. Messages of a pair go one after
+//! Every ordered pair of ranks has a pipe with words of the sender and of the receiver. Both post their next message,
+//! check that the other side has posted the same, and then move bytes. Messages of a pair are transferred one after
 //! the other, in launch order.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::reduce::Element;
 use super::shm::{PIPE, Plane};
 use crate::memory::View;
 
-/// Which way a message goes.
+/// Direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Send,
@@ -37,7 +37,7 @@ impl Message {
     }
 }
 
-/// How many messages went each way, and how many signals are awaited, by peer.
+/// Numbers of messages in each direction, and of awaited signals, by peer.
 #[derive(Debug)]
 pub(crate) struct Counters {
     sent: Vec<u64>,
@@ -51,7 +51,7 @@ impl Counters {
         Self { sent: vec![0; size], received: vec![0; size], awaited: vec![0; size] }
     }
 
-    /// How many signals there must have been for a wait for so many more.
+    /// Adds `signals` to the awaited ones and returns the new total, which the wait must reach.
     pub(crate) fn await_signals(&mut self, peer: usize, signals: u64) -> u64 {
         self.awaited[peer] += signals;
         self.awaited[peer]
@@ -74,8 +74,8 @@ const CARDS: usize = 16;
 
 /// Moves a group's messages; `views` are their buffers, in the same order.
 ///
-/// What differs between the two sides of a message is the communicator's error as soon as it is seen, while other
-/// messages of the group may still wait for their peers (strict mode; a faithful one hangs).
+/// A difference between the two sides of a message becomes the communicator's error as soon as it is seen, while
+/// other messages of the group may still wait for their peers (strict mode; a faithful world hangs).
 pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<(), Interrupted> {
     let mut lanes: Vec<Lane<'_>> = Vec::new();
     for (message, view) in messages.iter().zip(views) {
@@ -127,7 +127,7 @@ pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<(
                 if ready() {
                     return true;
                 }
-                // Who has left may have done its part before that, and after we looked.
+                // A rank may finish its part and leave after the check above, so check again.
                 gone = lanes.iter().map(|lane| lane.peer).find(|&peer| comm.has_departed(peer) && !ready());
                 gone.is_some()
             },
@@ -138,7 +138,7 @@ pub(crate) fn run(comm: &Comm, messages: &[Message], views: &[View]) -> Result<(
     }
 }
 
-/// The messages of one pair, one way.
+/// The messages of one pair in one direction.
 struct Lane<'a> {
     comm: &'a Comm,
     direction: Direction,
@@ -160,7 +160,7 @@ impl<'a> Lane<'a> {
         self.current.is_none() && self.waiting.is_empty()
     }
 
-    /// Sender and receiver of the pair.
+    /// Returns the sender and the receiver of the pair.
     fn ends(&self) -> (usize, usize) {
         match self.direction {
             Direction::Send => (self.comm.rank, self.peer),
@@ -168,7 +168,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Where our words and the other side's lie.
+    /// Returns the offsets of this side's words and of the other side's.
     fn sides(&self) -> (usize, usize) {
         let (from, to) = self.ends();
         let layout = self.comm.shared().layout();
@@ -183,7 +183,7 @@ impl<'a> Lane<'a> {
         self.comm.shared().word(offset).load(Ordering::SeqCst)
     }
 
-    /// Bytes that can be moved now.
+    /// Returns the bytes that can be moved now.
     fn room(&self) -> usize {
         let (ours, theirs) = self.sides();
         let (ours, theirs) = (self.load(ours + MOVED), self.load(theirs + MOVED));
@@ -201,7 +201,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Does what can be done now; whether that was anything, or how the two sides differ.
+    /// Makes all possible progress. Returns true if there was any, or the difference between the two sides.
     fn advance(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         loop {
@@ -221,13 +221,13 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Gives up the current message: both sides have seen the difference.
+    /// Drops the current message: both sides have seen the difference.
     fn skip(&mut self) {
         self.current = None;
     }
 
-    /// Says what we are about to do. The cards of two messages lie side by side: the other side has read the last
-    /// but one, since it has finished the last.
+    /// Posts the next message. There are two slots for descriptors. The one reused here is free: the other side has
+    /// finished the previous message, so it has read the one before that.
     fn post(&mut self, message: Message, view: &'a View) {
         let mut counters = self.comm.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let number = counters.next(self.direction, self.peer);
@@ -241,7 +241,7 @@ impl<'a> Lane<'a> {
         self.current = Some(Current { message, view, number, agreed: false, done: 0 });
     }
 
-    /// Whether the other side has posted the same message. A different one is an error.
+    /// Returns true if the other side has posted the same message; a different one is an error.
     fn agree(&mut self) -> Result<bool, Failure> {
         let theirs = self.sides().1;
         let posted = self.load(theirs + POSTED);

@@ -1,4 +1,4 @@
-//! What one launch does: the operations that a group queued on one communicator, as one piece of stream work.
+//! The work of one launch: the operations that a group queued on one communicator, as one piece of stream work.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ pub(crate) struct Collective {
     binding: Binding,
 }
 
-/// How the call's buffers are registered, looked up when it is enqueued. All ranks must agree.
+/// Registration of the call's buffers, looked up when it is enqueued. It must be equal on all ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Binding {
     /// Bit 0: the send buffer; bit 1: the receive buffer.
@@ -36,10 +36,10 @@ struct Binding {
 }
 
 impl Collective {
-    /// Binds a call to what its buffers lie in now: windows that its group registers are there already.
+    /// Looks up the current registrations of the buffers. Windows registered in the same group exist already.
     pub(crate) fn bind(comm: &Comm, shape: Shape, send: u64, recv: u64) -> Self {
         let lengths = shape.lengths(comm.rank, comm.size);
-        // The side that decides the path, by kind.
+        // The buffers whose registration decides the path, by kind.
         let (sends, receives) = match shape.kind {
             Kind::AllReduce => (true, true),
             Kind::ReduceScatter => (true, false),
@@ -60,7 +60,7 @@ impl Collective {
         Self { shape, send, recv, binding }
     }
 
-    /// Whether a window that the call was bound to is gone: a graph that outlived it.
+    /// True if a window that the call was bound to is gone, because a graph outlived it.
     fn is_stale(&self, comm: &Comm) -> bool {
         let windows = comm.windows.lock().unwrap_or_else(PoisonError::into_inner);
         [self.binding.windows[0], self.binding.windows[2]]
@@ -75,7 +75,7 @@ pub(crate) enum Step {
     Collective(Collective),
     /// Messages that progress together.
     Messages(Vec<Message>),
-    /// One after the other.
+    /// Operations that run one after the other.
     OneSided(Vec<OneSided>),
 }
 
@@ -150,7 +150,8 @@ impl From<Interrupted> for Stop {
     }
 }
 
-/// What the stream makes of it: only a fault of our own, or the end of the world, stops the stream.
+/// Maps a plan's result to the stream's: only a fault of this rank's device, or the end of the world, stops the
+/// stream.
 fn end(comm: &Comm, result: Result<(), Stop>) -> Result<(), Fault> {
     match result {
         Ok(()) | Err(Stop::Interrupted(Interrupted::Aborted | Interrupted::Revoked)) => Ok(()),
@@ -223,7 +224,7 @@ const REGISTERED: usize = 6;
 const WINDOWS: Range<usize> = 7..11;
 const STALE: usize = 11;
 
-/// Compares what the ranks are about to do, then does it.
+/// Compares the ranks' calls, then runs the collective.
 fn collective(
     comm: &Comm,
     one: &Collective,
@@ -252,7 +253,7 @@ fn collective(
     collective::run(comm, &one.shape, factor, send, recv)
 }
 
-/// How the ranks' calls differ, if they do.
+/// Describes the first difference between the ranks' calls, if there is one.
 fn divergence(cards: &[Card]) -> Option<String> {
     if let Some(rank) = cards.iter().position(|card| card[STALE] != 0) {
         return Some(format!(
@@ -293,7 +294,7 @@ fn divergence(cards: &[Card]) -> Option<String> {
     both(format!("is at its collective {}", a[0]), format!("is at {}", b[0]))
 }
 
-/// Several streams of one group: the plan begins when all have come to it, and they go on when it is done.
+/// Joins several streams of one group: the plan begins when all have reached it, and they continue when it is done.
 #[derive(Debug)]
 pub(crate) struct Join {
     comm: Arc<Comm>,
@@ -303,7 +304,7 @@ pub(crate) struct Join {
 }
 
 impl Join {
-    /// A meeting of the plan's stream with `streams` others.
+    /// Joins the plan's stream with `streams` others.
     pub(crate) fn new(comm: &Arc<Comm>, streams: usize) -> Arc<Self> {
         let (arrived, done) = (AtomicUsize::new(0), AtomicBool::new(false));
         Arc::new(Self { comm: comm.clone(), streams, arrived, done })
@@ -318,7 +319,7 @@ impl Join {
     }
 }
 
-/// The plan's hold on the meeting: the streams go on when it ends, however it does.
+/// The plan's guard on the join: dropping it lets the other streams continue, however the plan ends.
 struct Lead(Arc<Join>);
 
 impl Drop for Lead {
@@ -328,7 +329,7 @@ impl Drop for Lead {
     }
 }
 
-/// What another stream of the group does: come, and wait.
+/// Work of another stream of the group: arrive, and wait for the plan.
 #[derive(Debug)]
 pub(crate) struct Side(pub(crate) Arc<Join>);
 
@@ -348,7 +349,7 @@ impl Work for Side {
     }
 }
 
-/// A stream that comes to the meeting, or is thrown away on its way.
+/// Guard that counts a stream as arrived, also when its work is dropped unrun.
 struct Arrival(Arc<Join>);
 
 impl Drop for Arrival {

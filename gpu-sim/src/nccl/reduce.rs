@@ -1,20 +1,20 @@
-//! Reduction kernels over byte slices: what the communicators compute.
+//! Reduction kernels over byte slices, for all reducing collectives.
 //!
-//! Inputs are folded in the order given, which callers make rank order: the result is a function of the inputs
-//! alone, so every rank, and every way of cutting a buffer into slices, gets the same bits. Half types accumulate in
-//! `f32` and are rounded once; integers wrap; [`Op::Avg`] sums, then divides (integers towards zero).
+//! Inputs are folded in the order given, which is rank order in all callers. The result is a function of the inputs
+//! alone, so every rank, and every way of splitting a buffer into slices, gets the same bits. Half types accumulate
+//! in `f32` and are rounded once; integers wrap; [`Op::Avg`] sums, then divides (integers towards zero).
 //!
 //! Public as [`crate::kernel::reduce`], for kernels of other crates.
 //!
-//! Not here: where the bytes come from (`transport`) and which slice a rank reduces (`collective`).
+//! `transport` provides the bytes; `collective` chooses the slice that a rank reduces.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// Elements that are folded at a time: accumulator and operand stay in the first-level cache.
+/// Elements folded at a time: accumulator and operand stay in the L1 cache.
 const BLOCK: usize = 1024;
 
-/// Calls a function of a lane with that of an element.
+/// Calls a function of `Lane` for the type of the element.
 macro_rules! by_lane {
     ($element:expr, $function:ident $arguments:tt) => {
         match $element {
@@ -55,11 +55,11 @@ pub enum Element {
     F32,
     /// IEEE double precision.
     F64,
-    /// The upper half of a single.
+    /// bfloat16: the upper half of a single.
     Bf16,
-    /// 8-bit float, from 2.24.
+    /// 8-bit float with 4 bits of exponent, from 2.24.
     F8e4m3,
-    /// 8-bit float, from 2.24.
+    /// 8-bit float with 5 bits of exponent, from 2.24.
     F8e5m2,
 }
 
@@ -79,7 +79,7 @@ impl Element {
         Self::F8e5m2,
     ];
 
-    /// The element of an `ncclDataType_t`; `None` for a value that this release does not have.
+    /// Returns the element of an `ncclDataType_t`; `None` for a value that this release does not have.
     pub(crate) fn from_raw(raw: u32, release: u32) -> Option<Self> {
         let element = *Self::ALL.get(raw as usize)?;
         let new = matches!(element, Self::F8e4m3 | Self::F8e5m2);
@@ -97,7 +97,7 @@ impl Element {
     }
 }
 
-/// How elements are combined.
+/// Reduction operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// The sum.
@@ -110,15 +110,15 @@ pub enum Op {
     Min,
     /// The sum, then divided by the number of inputs; integers towards zero.
     Avg,
-    /// A sum whose terms were multiplied before: an operation that a program made.
+    /// A sum of elements that are multiplied by a factor first (`ncclRedOpCreatePreMulSum`).
     PreMulSum,
 }
 
 impl Op {
-    /// Those that the library has.
+    /// The built-in operators.
     pub(crate) const ALL: [Self; 5] = [Self::Sum, Self::Prod, Self::Max, Self::Min, Self::Avg];
 
-    /// The operation of an `ncclRedOp_t`; `None` for what a program made and for unknown values.
+    /// Returns the operator of an `ncclRedOp_t`; `None` for one that a program created, and for unknown values.
     pub(crate) fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.get(raw as usize).copied()
     }
@@ -129,7 +129,7 @@ impl Op {
 /// All slices have the same length, a multiple of the element's size; there is at least one input.
 ///
 /// # Panics
-/// Otherwise.
+/// If one of these conditions does not hold.
 pub fn reduce(output: &mut [u8], inputs: &[&[u8]], element: Element, op: Op) {
     assert!(
         !inputs.is_empty() && output.len().is_multiple_of(element.size()),
@@ -194,7 +194,7 @@ fn combine<A: Arithmetic>(sum: &mut [A], term: &[A], op: Op) {
     }
 }
 
-/// What an accumulator can do.
+/// Arithmetic of an accumulator.
 trait Arithmetic: Copy + Default {
     fn plus(self, other: Self) -> Self;
     fn times(self, other: Self) -> Self;
@@ -244,28 +244,28 @@ macro_rules! floats {
     )*};
 }
 
-/// A type that accumulates in itself: loading and storing are copies.
+/// A type that is its own accumulator: loading and storing are copies.
 macro_rules! native {
     ($type:ty) => {
         impl Lane for $type {
             type Acc = Self;
 
             fn load(acc: &mut [Self], bytes: &[u8]) {
-                for (value, chunk) in acc.iter_mut().zip(bytes.chunks_exact(size_of::<Self>())) {
-                    *value = Self::from_ne_bytes(std::array::from_fn(|i| chunk[i]));
+                for (value, element) in acc.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = Self::from_ne_bytes(*element);
                 }
             }
 
             fn store(bytes: &mut [u8], acc: &[Self]) {
-                for (chunk, value) in bytes.chunks_exact_mut(size_of::<Self>()).zip(acc) {
-                    chunk.copy_from_slice(&value.to_ne_bytes());
+                for (element, value) in bytes.as_chunks_mut().0.iter_mut().zip(acc) {
+                    *element = value.to_ne_bytes();
                 }
             }
         }
     };
 }
 
-/// How an element lies in memory and what it accumulates in.
+/// Memory representation of an element, and its accumulator type.
 trait Lane {
     type Acc: Arithmetic;
     fn load(acc: &mut [Self::Acc], bytes: &[u8]);
@@ -281,8 +281,8 @@ impl Lane for f16 {
     fn load(acc: &mut [f32], bytes: &[u8]) {
         let mut halves = [f16::ZERO; BLOCK];
         let halves = &mut halves[..acc.len()];
-        for (half, chunk) in halves.iter_mut().zip(bytes.chunks_exact(2)) {
-            *half = f16::from_bits(u16::from_ne_bytes([chunk[0], chunk[1]]));
+        for (half, element) in halves.iter_mut().zip(bytes.as_chunks().0) {
+            *half = f16::from_ne_bytes(*element);
         }
         halves.convert_to_f32_slice(acc);
     }
@@ -291,8 +291,8 @@ impl Lane for f16 {
         let mut halves = [f16::ZERO; BLOCK];
         let halves = &mut halves[..acc.len()];
         halves.convert_from_f32_slice(acc);
-        for (chunk, half) in bytes.chunks_exact_mut(2).zip(halves) {
-            chunk.copy_from_slice(&half.to_bits().to_ne_bytes());
+        for (element, half) in bytes.as_chunks_mut().0.iter_mut().zip(halves) {
+            *element = half.to_ne_bytes();
         }
     }
 }
@@ -302,19 +302,19 @@ impl Lane for bf16 {
 
     // The upper half of an `f32`.
     fn load(acc: &mut [f32], bytes: &[u8]) {
-        for (value, chunk) in acc.iter_mut().zip(bytes.chunks_exact(2)) {
-            *value = f32::from_bits(u32::from(u16::from_ne_bytes([chunk[0], chunk[1]])) << 16);
+        for (value, element) in acc.iter_mut().zip(bytes.as_chunks().0) {
+            *value = f32::from_bits(u32::from(u16::from_ne_bytes(*element)) << 16);
         }
     }
 
     fn store(bytes: &mut [u8], acc: &[f32]) {
-        for (chunk, value) in bytes.chunks_exact_mut(2).zip(acc) {
-            chunk.copy_from_slice(&bf16::from_f32(*value).to_bits().to_ne_bytes());
+        for (element, value) in bytes.as_chunks_mut().0.iter_mut().zip(acc) {
+            *element = bf16::from_f32(*value).to_ne_bytes();
         }
     }
 }
 
-/// An 8-bit float. What is too large for it becomes its largest, as in NCCL's kernels.
+/// An 8-bit float. Values beyond its range become its largest value, as in NCCL's kernels.
 struct Float8<const EXPONENT: u32>(#[allow(dead_code, reason = "its size counts")] u8);
 type E4m3 = Float8<4>;
 type E5m2 = Float8<5>;
@@ -322,7 +322,7 @@ type E5m2 = Float8<5>;
 impl<const EXPONENT: u32> Float8<EXPONENT> {
     const FRACTION: u32 = 7 - EXPONENT;
     const BIAS: i32 = (1 << (EXPONENT - 1)) - 1;
-    /// Four bits of exponent leave no infinity, and one code that is no number; five are as in IEEE.
+    /// E4M3 has no infinity and one NaN code; E5M2 is as in IEEE.
     const LARGEST: u8 = if EXPONENT == 4 { 0x7e } else { 0x7b };
     const NAN: u8 = 0x7f;
 
@@ -332,7 +332,7 @@ impl<const EXPONENT: u32> Float8<EXPONENT> {
             return if EXPONENT == 5 && magnitude == 0x7c { sign * f32::INFINITY } else { f32::NAN };
         }
         let (exponent, fraction) = (magnitude >> Self::FRACTION, magnitude & ((1 << Self::FRACTION) - 1));
-        // Of a subnormal number the leading bit is 0, and the exponent that of the smallest normal one.
+        // A subnormal number has the leading bit 0 and the exponent of the smallest normal number.
         let leading = if exponent == 0 { 0 } else { 1 << Self::FRACTION };
         let power = i32::from(exponent.max(1)) - Self::BIAS - Self::FRACTION as i32;
         sign * f32::from(leading + fraction) * 2f32.powi(power)

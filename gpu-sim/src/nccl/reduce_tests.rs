@@ -78,7 +78,7 @@ fn encode(element: Element, seeds: &[u64]) -> Vec<u8> {
         .collect()
 }
 
-/// The code of the number nearest to a value; of two the one whose last bit is 0.
+/// Returns the code of the number nearest to a value; of two, the one whose last bit is 0.
 fn nearest<const EXPONENT: u32>(value: f64) -> u8 {
     let distance = |code: u8| (f64::from(Float8::<EXPONENT>::decode(code)) - value).abs();
     let better = |a: &u8, b: &u8| distance(*a).total_cmp(&distance(*b)).then((a & 1).cmp(&(b & 1)));

@@ -1,5 +1,5 @@
-//! `ncclCommRegister`: local and lazy. It blocks nowhere and tells the other ranks nothing; they notice when a
-//! collective meets registered memory on some ranks only (`plan`).
+//! `ncclCommRegister`: local and lazy. It never blocks and does not notify the other ranks. They detect a difference
+//! when a collective finds its memory registered on only some ranks (`plan`).
 
 use std::collections::BTreeMap;
 
@@ -22,8 +22,8 @@ struct Registered {
 }
 
 impl Registrations {
-    /// Registers a range, under `fresh` as its handle unless a registration contains it already: that one gets one
-    /// more reference, so handles are not one a call.
+    /// Registers a range under the handle `fresh`. If an existing registration contains the range, that one gets one
+    /// more reference and its handle is returned.
     pub(crate) fn add(&mut self, address: u64, bytes: u64, fresh: usize) -> Result<usize> {
         let start = address / PAGE * PAGE;
         let end = address
@@ -52,7 +52,7 @@ impl Registrations {
         Ok(())
     }
 
-    /// Whether a registration contains the range.
+    /// True if a registration contains the range.
     pub(crate) fn contains(&self, address: u64, bytes: u64) -> bool {
         self.live.values().any(|known| known.start <= address && address.saturating_add(bytes) <= known.end)
     }

@@ -1,16 +1,17 @@
-//! One-sided operations: a rank writes into a window of another, which counts the signals that it is sent.
+//! One-sided operations: a rank writes into another rank's window, and the target counts the signals it receives.
 //!
-//! A put opens the file of the peer's memory, wherever that process is, by the place that it told when the window was
-//! registered; what is written there, every mapping of it shows. Signals of a pair are a word that its sender raises:
-//! a wait is enqueued for so many more than all waits before it. Captured ones have words of their own, which the
-//! receiver takes back one by one, since a graph cannot know how often it was launched.
+//! A put opens the file of the peer's memory, also in another process; the peer sent the file's location when it
+//! registered the window. Every mapping of the file sees the written bytes. The signals of a pair are a word that the
+//! sender increments. A wait is satisfied at the sum of its count and the counts of all earlier waits. Signals in
+//! captured streams have words of their own. The receiver resets them one by one, since a graph cannot know how often
+//! it was launched.
 //!
 //! | | 2.29 | 2.30.3 |
 //! |---|---|---|
-//! | in a captured stream | refused | puts there meet waits there |
+//! | in a captured stream | refused | captured puts match captured waits |
 //!
 //! As in the library, the first call of a rank waits until every rank has made one; a group's one-sided operations
-//! come before its others; a put may go past the end of the peer's window, unless the world is strict.
+//! run before its others; a put may write past the end of the peer's window, unless the world is strict.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -27,19 +28,19 @@ use super::shm::Plane;
 use crate::memory::{Physical, View};
 use crate::world::Machine;
 
-/// The first release that has them in graphs.
+/// The first release that supports them in graphs.
 pub(crate) const CAPTURED_SINCE: u32 = 23003;
 
-/// Where a window lies for another rank: its memory's file, and its first byte there.
+/// Location of a window for another rank: the file of its memory, and the window's first byte there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) process: u64,
     pub(crate) file: u64,
-    /// Of the memory in the file.
+    /// Offset of the memory in the file.
     pub(crate) offset: u64,
     /// Bytes of the memory.
     pub(crate) size: u64,
-    /// Of the window in the memory.
+    /// Offset of the window in the memory.
     pub(crate) start: u64,
 }
 
@@ -52,7 +53,7 @@ pub(crate) enum OneSided {
 }
 
 impl OneSided {
-    /// What it reads of its own rank.
+    /// Address and length of the local source, in bytes.
     pub(crate) fn local(&self) -> (u64, usize) {
         match *self {
             Self::Put { local, bytes, .. } => (local, bytes),
@@ -61,7 +62,7 @@ impl OneSided {
     }
 }
 
-/// Queues the call that hides in the first one of a rank, in the group that is open.
+/// Queues the meeting that a rank's first call implies, in the open group.
 pub(crate) fn begin(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm>) -> Result {
     if !comm.topology().symmetric {
         return Err(Failure::argument(format!("{comm} has no windows, and so no one-sided operations")));
@@ -74,7 +75,7 @@ pub(crate) fn begin(machine: &Arc<Machine>, library: &Library, comm: &Arc<Comm>)
     group::add_job(machine, library, comm, job)
 }
 
-/// How many signals of a pair there must have been for each operation that waits: counted in the order of launches.
+/// Returns the total of signals that each wait must reach. Totals are counted in launch order.
 pub(crate) fn targets(comm: &Comm, operations: &[OneSided], captured: bool) -> Vec<u64> {
     let mut counters = comm.counters.lock().unwrap_or_else(PoisonError::into_inner);
     let target = |operation: &OneSided| match *operation {
@@ -84,7 +85,7 @@ pub(crate) fn targets(comm: &Comm, operations: &[OneSided], captured: bool) -> V
     operations.iter().map(target).collect()
 }
 
-/// Runs operations that follow each other; `views` are what they read.
+/// Runs operations one after the other; `views` are their local sources.
 pub(crate) fn run(
     comm: &Comm,
     operations: &[OneSided],
@@ -145,7 +146,7 @@ fn write(view: &View, place: Place, offset: u64) -> std::result::Result<(), Stri
     Ok(())
 }
 
-/// What is captured waits until the peer has taken back the signal before, and whatever came with it.
+/// Waits, for a captured operation, until the peer has consumed the previous signal and the data that came with it.
 fn await_room(comm: &Comm, peer: usize, captured: bool) -> std::result::Result<(), Interrupted> {
     if !captured {
         return Ok(());
@@ -154,7 +155,7 @@ fn await_room(comm: &Comm, peer: usize, captured: bool) -> std::result::Result<(
     wait_for(comm, peer, word, |found| found == 0)
 }
 
-/// Raises a peer's count of our signals.
+/// Increments the peer's count of this rank's signals.
 fn raise(comm: &Comm, peer: usize, captured: bool) {
     let shared = comm.shared();
     let layout = shared.layout();
@@ -164,7 +165,7 @@ fn raise(comm: &Comm, peer: usize, captured: bool) {
     comm.signal().notify();
 }
 
-/// Waits for a captured signal of a peer, and lets it raise the next.
+/// Waits for a captured signal of a peer, then resets it so that the peer can send the next.
 fn take_back(comm: &Comm, peer: usize) -> std::result::Result<(), Interrupted> {
     let shared = comm.shared();
     let word = shared.layout().graph_signals(peer, comm.rank);
@@ -174,7 +175,7 @@ fn take_back(comm: &Comm, peer: usize) -> std::result::Result<(), Interrupted> {
     Ok(())
 }
 
-/// Waits until the word at `offset`, which the peer changes, is as wanted.
+/// Waits until the word at `offset`, which the peer changes, has the wanted value.
 fn wait_for(
     comm: &Comm,
     peer: usize,
@@ -187,7 +188,7 @@ fn wait_for(
         Plane::Stream,
         || format!("a signal of rank {peer} on {comm}"),
         || {
-            // Who has left may have signalled before that, and after we looked.
+            // A rank may signal and leave after the check above, so check again.
             gone = !ready() && comm.has_departed(peer) && !ready();
             gone || ready()
         },

@@ -1,4 +1,4 @@
-//! The order of a communicator's work on one rank: the order in which the host launched it, whatever the streams.
+//! The order of a communicator's work on one rank: the host's launch order, whatever the streams.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use super::comm::Comm;
 use super::error::Interrupted;
 use super::shm::Plane;
 
-/// Whose turn it is.
+/// The order of launches on one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
@@ -17,7 +17,7 @@ pub(crate) struct Queue {
 struct State {
     next: u64,
     turn: u64,
-    /// Finished before their turn: work that was thrown away unrun.
+    /// Finished out of order: work that was dropped unrun.
     early: BTreeSet<u64>,
 }
 
@@ -26,14 +26,14 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nothing that was launched is unfinished.
+    /// True if no launched work is unfinished.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
         state.turn == state.next
     }
 }
 
-/// A place in a communicator's queue, kept until the work is done or thrown away.
+/// A position in a communicator's queue, held until the work is done or dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     comm: Arc<Comm>,
@@ -42,7 +42,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Takes the next place. Called in launch order, on the launching thread.
+    /// Takes the next position. Must be called in launch order, on the launching thread.
     pub(crate) fn take(comm: &Arc<Comm>) -> Self {
         let mut state = comm.queue.state();
         let number = state.next;
@@ -71,7 +71,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.used {
-            // Thrown away unrun, as a poisoned context does: the others would wait for us in vain.
+            // Dropped unrun, as by a poisoned context: tell the other ranks not to wait for this one.
             self.comm.report_fault();
         }
         let mut state = self.comm.queue.state();

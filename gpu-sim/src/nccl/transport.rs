@@ -1,4 +1,4 @@
-//! How the ranks of a communicator talk: everybody tells everybody a card, or everybody waits for everybody.
+//! Communication between the ranks of a communicator: exchange of cards, and barriers.
 
 use std::sync::atomic::Ordering;
 
@@ -7,10 +7,10 @@ use super::error::Interrupted;
 use super::shm::{CARD_WORDS, Card, Plane};
 
 impl Comm {
-    /// Tells all ranks `card` and returns all ranks' cards, by rank.
+    /// Sends `card` to all ranks and returns all ranks' cards, by rank.
     ///
-    /// The cards of one phase survive until every rank has entered the next but one, and each waits in between for
-    /// all to have come, so nobody overwrites what is still read.
+    /// There are two slots for cards. The cards of a phase stay until a rank enters the phase after the next; by then
+    /// every rank has arrived at the next phase and so has read them. No card is overwritten while it is read.
     pub(crate) fn exchange(&self, plane: Plane, what: &str, card: &Card) -> Result<Vec<Card>, Interrupted> {
         let shared = self.shared();
         let layout = shared.layout();
@@ -33,7 +33,7 @@ impl Comm {
             .collect())
     }
 
-    /// Waits until every rank has come here.
+    /// Waits until every rank has arrived.
     pub(crate) fn barrier(&self, plane: Plane, what: &str) -> Result<(), Interrupted> {
         let phase = self.phase(plane) + 1;
         self.arrive(plane, phase);
@@ -45,8 +45,8 @@ impl Comm {
         shared.word(shared.layout().phase(plane, self.rank)).load(Ordering::Relaxed)
     }
 
-    /// Only the last to arrive wakes the others. Stores and loads are sequentially consistent, so of those who
-    /// arrive at the same time at least one sees all.
+    /// Only the last to arrive wakes the others. Stores and loads are sequentially consistent, so among ranks that
+    /// arrive at the same time at least one sees that all have arrived.
     fn arrive(&self, plane: Plane, phase: u64) {
         let shared = self.shared();
         shared.word(shared.layout().phase(plane, self.rank)).store(phase, Ordering::SeqCst);
@@ -55,7 +55,7 @@ impl Comm {
         }
     }
 
-    /// The first rank that has not arrived at a phase.
+    /// Returns the first rank that has not arrived at a phase.
     fn missing(&self, plane: Plane, phase: u64) -> Option<usize> {
         let shared = self.shared();
         let layout = shared.layout();
@@ -75,7 +75,8 @@ impl Comm {
             },
             || {
                 let missing = self.missing(plane, phase);
-                // Who has left may have come before that, and after we looked: nobody who left comes any more.
+                // A rank may arrive and leave after the check above, so check again: a rank that has left never
+                // arrives later.
                 gone =
                     missing.filter(|&rank| self.has_departed(rank) && self.missing(plane, phase) == missing);
                 missing.is_none() || gone.is_some()
@@ -85,7 +86,7 @@ impl Comm {
     }
 }
 
-/// Finds a rank whose card differs from most others': that rank, and one of the others.
+/// Finds a rank whose card differs from the majority. Returns that rank, and one rank of the majority.
 pub(crate) fn odd_one(cards: &[Card]) -> Option<(usize, usize)> {
     let like = |card: &Card| cards.iter().filter(|other| *other == card).count();
     let (usual, card) =

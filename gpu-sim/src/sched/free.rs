@@ -13,7 +13,7 @@ pub(crate) struct Free {
     start: Instant,
     stopping: AtomicBool,
     next: AtomicU64,
-    /// Every wait that has parked. An entry goes before its wait returns, so its signal is alive.
+    /// Every wait that has parked. An entry is removed before its wait returns, so its signal is alive.
     parked: Mutex<BTreeMap<u64, Parked>>,
 }
 
@@ -27,7 +27,7 @@ struct Parked {
 // progress; `Signal` itself is `Sync`.
 unsafe impl Send for Parked {}
 
-/// Takes a wait out of [`Free::parked`] however it ends, by a condition that panics too.
+/// Removes a wait from [`Free::parked`] on drop, also if the condition panics.
 struct Entry<'a> {
     free: &'a Free,
     id: u64,

@@ -1,11 +1,11 @@
-//! What belongs to one rank alone: per thread in the free mode, per actor in the seeded mode.
+//! State of a single rank: per thread in the free mode, per actor in the seeded mode.
 
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a rank keeps, by (world, actor, type).
+/// State of the ranks, by (world, actor, type).
 type Locals = HashMap<(u64, u64, TypeId), Box<dyn Any>>;
 
 thread_local! {
@@ -19,7 +19,7 @@ pub(super) fn task() -> u64 {
     TASK.get()
 }
 
-/// Sets who runs on this thread and returns who ran before.
+/// Sets the task that runs on this thread and returns the previous one.
 pub(super) fn enter(task: u64, name: Option<Arc<str>>) -> (u64, Option<Arc<str>>) {
     (TASK.replace(task), NAME.replace(name))
 }
@@ -28,7 +28,8 @@ pub(super) fn name() -> Option<Arc<str>> {
     NAME.with_borrow(Clone::clone)
 }
 
-/// The caller's own `T` in world `world`, made on first use. `f` must not come back here for the same `T`.
+/// Passes the caller's own `T` in world `world` to `f`, creating it on first use. `f` must not call this for the same
+/// `T`.
 pub(crate) fn with_local<T: Default + 'static, R>(world: u64, f: impl FnOnce(&mut T) -> R) -> R {
     let key = (world, task(), TypeId::of::<T>());
     let mut value: Box<T> = LOCALS
@@ -40,7 +41,7 @@ pub(crate) fn with_local<T: Default + 'static, R>(world: u64, f: impl FnOnce(&mu
     result
 }
 
-/// Forgets what `task` of `world` kept; `None`: everybody on this thread, of every world.
+/// Drops the state of a (world, task). `None` drops all state on this thread, of every world.
 pub(crate) fn forget_locals(of: Option<(u64, u64)>) {
     let gone: Vec<_> = LOCALS.with_borrow_mut(|map| match of {
         None => map.drain().collect(),

@@ -1,14 +1,14 @@
-//! The one door of everything that blocks, and the two schedulers behind it.
+//! Every blocking operation goes through this module; it has two schedulers.
 //!
 //! * **Free**: ranks and stream executors are threads. [`wait`] parks on a futex; nothing spins.
-//! * **Seeded**: ranks ("actors") and executors are coroutines on one OS thread. One runs at a time, chosen by the
-//!   seed; the clock is virtual and jumps to the next deadline when nobody can run; nothing waits in the
-//!   operating system. The same seed gives the same run. When nobody can run and no deadline is left, every wait
-//!   ends with [`WaitError::Deadlock`], which names who waits for what.
+//! * **Seeded**: ranks ("actors") and executors are coroutines on one OS thread. The seed chooses the one that runs.
+//!   The clock is virtual and jumps to the next deadline when no task can run; nothing waits in the operating system.
+//!   The same seed gives the same run. When no task can run and no deadline is left, every wait ends with
+//!   [`WaitError::Deadlock`], which lists all waits.
 //!
-//! Invariants: no lock is held across [`wait`], [`sleep`] or [`point`]; a condition neither blocks nor panics; who
-//! changes what a condition reads notifies the condition's [`Signal`]. Code between two of these calls is atomic
-//! in the seeded mode.
+//! Invariants: no lock is held across [`wait`], [`sleep`] or [`point`]. A condition neither blocks nor panics. Code
+//! that changes the data of a condition notifies the condition's [`Signal`] afterwards. Code between two of these
+//! calls is atomic in the seeded mode.
 
 mod free;
 mod local;
@@ -35,35 +35,35 @@ pub enum WaitError {
     /// The deadline passed.
     #[error("waited until {deadline:?} on the world's clock for {reason}")]
     TimedOut {
-        /// What was waited for.
+        /// The reason of the wait.
         reason: String,
         /// The deadline, on the clock of [`now`].
         deadline: Duration,
     },
-    /// Nobody in the world can go on (seeded mode only).
+    /// No task in the world can continue (seeded mode only).
     #[error(transparent)]
     Deadlock(#[from] Arc<Deadlock>),
     /// The world is being torn down.
     #[error("the world ended during a wait for {reason}")]
     Stopped {
-        /// What was waited for.
+        /// The reason of the wait.
         reason: String,
     },
     /// The caller is unwinding from a panic, where a seeded actor must not be switched away from.
     #[error("wait for {reason} refused: the actor is unwinding from a panic")]
     Unwinding {
-        /// What was waited for.
+        /// The reason of the wait.
         reason: String,
     },
 }
 
-/// A state of the world in which nobody can go on.
+/// A state of the world in which no task can continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("deadlock at {at:?}: {}", .waiting.iter().map(|w| format!("{} waits for {}", w.who, w.what)).collect::<Vec<_>>().join("; "))]
 pub struct Deadlock {
-    /// When, on the virtual clock.
+    /// Time of the deadlock, on the virtual clock.
     pub at: Duration,
-    /// Who waits for what, in order of creation.
+    /// All waits, in the order in which the tasks were created.
     pub waiting: Vec<Waiting>,
 }
 
@@ -72,11 +72,11 @@ pub struct Deadlock {
 pub struct Waiting {
     /// The actor, thread or executor.
     pub who: String,
-    /// The reason it gave.
+    /// The reason of the wait.
     pub what: String,
 }
 
-/// How a world runs its actors and executors.
+/// The scheduler of a world.
 #[derive(Debug)]
 pub(crate) enum Scheduler {
     Free(Free),
@@ -85,11 +85,11 @@ pub(crate) enum Scheduler {
 
 /// Blocks until `condition` holds: the only way to wait in this crate.
 ///
-/// `reason` completes the sentence "… waits for" and is asked only when the wait blocks; `deadline` is a time on
-/// the clock of [`now`].
+/// `reason` completes the sentence "… waits for" and is called only when the wait blocks; `deadline` is a time on the
+/// clock of [`now`].
 ///
 /// # Errors
-/// See [`WaitError`]. The condition is looked at once more before any error.
+/// See [`WaitError`]. The condition is checked once more before any error.
 pub fn wait(
     signal: &Signal,
     reason: impl FnOnce() -> String,
@@ -107,8 +107,8 @@ pub fn wait(
     }
 }
 
-/// Blocks until `condition` holds, for what other jobs of the world bring about that end whenever their own waits
-/// do: a deadlock ends those, and so does the end of the world, so both are waited out. `Err`: the first of them.
+/// Blocks until `condition` holds, also after a deadlock or the end of the world. Use it for jobs of the world whose
+/// own waits end in these cases, so that the condition always becomes true. Returns the first such error.
 pub(crate) fn wait_out(
     signal: &Signal,
     reason: impl Fn() -> String,
@@ -135,21 +135,21 @@ pub(crate) fn wait_out(
     }
 }
 
-/// Time since the world began: real in the free mode, virtual in the seeded mode. Zero without a world.
+/// Returns the time since the world began: real in the free mode, virtual in the seeded mode. Zero without a world.
 #[must_use]
 pub fn now() -> Duration {
     world::machine().map_or(Duration::ZERO, |m| m.sched.now())
 }
 
-/// Whether time is virtual: in the seeded mode.
+/// True in the seeded mode, where time is virtual.
 pub(crate) fn is_virtual() -> bool {
     world::machine().is_some_and(|m| matches!(m.sched, Scheduler::Seeded(_)))
 }
 
-/// Lets `duration` pass on the world's clock.
+/// Blocks until `duration` has passed on the world's clock.
 ///
 /// # Errors
-/// As [`wait`], but for the deadline, which is the wish here.
+/// The errors of [`wait`], except for the deadline.
 pub fn sleep(duration: Duration) -> Result<(), WaitError> {
     let signal = Signal::new();
     let until = now().saturating_add(duration);
@@ -159,8 +159,7 @@ pub fn sleep(duration: Duration) -> Result<(), WaitError> {
     }
 }
 
-/// A place where the seeded scheduler may run somebody else first; `label` enters the recorded run. Does nothing in
-/// the free mode.
+/// A point where the seeded scheduler may run another task first; `label` is recorded. Does nothing in the free mode.
 pub fn point(label: &'static str) {
     if let Some(machine) = world::machine()
         && let Scheduler::Seeded(seeded) = &machine.sched
@@ -169,8 +168,8 @@ pub fn point(label: &'static str) {
     }
 }
 
-/// Runs code that may block in the operating system (a user's host function, socket I/O) without holding up the
-/// other executors of its worker pool.
+/// Runs code that may block in the operating system (a user's host function, socket I/O) without blocking the other
+/// executors of its worker pool.
 pub fn blocking<R>(f: impl FnOnce() -> R) -> R {
     let _left = pool::leave();
     f()
@@ -184,7 +183,7 @@ impl Scheduler {
         }
     }
 
-    /// Starts `job`, by the name that waits and reports give to it: on a worker of `pool`, or as a coroutine.
+    /// Starts `job` on a worker of `pool`, or as a coroutine. Waits and reports show `name`.
     pub(crate) fn spawn(&self, pool: &Arc<Pool>, name: Arc<str>, job: Box<dyn FnOnce() + Send>) {
         match self {
             Self::Free(_) => pool.spawn(name, job),
@@ -192,7 +191,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether the calling thread may enter this world at all.
+    /// True if the calling thread may enter this world.
     pub(crate) fn admits_this_thread(&self) -> bool {
         match self {
             Self::Free(_) => true,
@@ -200,7 +199,7 @@ impl Scheduler {
         }
     }
 
-    /// Runs the actors to their ends. `Err` carries the first deadlock beside what the actors returned.
+    /// Runs the actors to their ends. The result holds the actors' results and the first deadlock.
     pub(crate) fn run<T: Send + 'static>(&self, actors: Vec<Actor<T>>) -> Run<T> {
         match self {
             Self::Free(free) => free.run(actors),
@@ -208,7 +207,7 @@ impl Scheduler {
         }
     }
 
-    /// Who waits for what right now.
+    /// Returns all current waits.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
         match self {
             Self::Free(free) => free.waiting(),
@@ -230,17 +229,17 @@ impl Scheduler {
     }
 }
 
-/// One rank of [`crate::World::run_actors`]: its name and what it does.
+/// One rank of [`crate::World::run_actors`]: its name and its body.
 pub type Actor<T> = (String, Box<dyn FnOnce() -> T + Send>);
 
-/// What became of the actors: each one's result or the text of its panic, and the first deadlock.
+/// Results of the actors: the value or the panic's text of each, and the first deadlock.
 #[derive(Debug)]
 pub(crate) struct Run<T> {
     pub(crate) results: Vec<Result<T, String>>,
     pub(crate) deadlock: Option<Arc<Deadlock>>,
 }
 
-/// The name of the running actor or executor, else of the thread.
+/// The name of the running actor or executor, otherwise of the thread.
 pub(crate) fn whoami() -> String {
     let name = local::name();
     if let Some(name) = name {

@@ -1,4 +1,4 @@
-//! Worker threads of one device. The pool grows when its workers block, never otherwise beyond [`RUNNING`].
+//! Worker threads of one device. The pool grows beyond [`RUNNING`] threads only while workers are blocked.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ impl std::fmt::Debug for State {
 }
 
 thread_local! {
-    /// The pool that this thread works for.
+    /// The pool of this worker thread.
     static EMPLOYER: RefCell<Option<Arc<Pool>>> = const { RefCell::new(None) };
 }
 
@@ -59,7 +59,8 @@ impl Pool {
     pub(super) fn spawn(&self, name: Arc<str>, job: Box<dyn FnOnce() + Send>) {
         let mut state = self.lock();
         if state.stopping {
-            // Nobody would run it, and it may keep the world that keeps this pool. Its end may come back here.
+            // After the stop no worker would run it. Drop it without the lock: it may hold the last reference to the
+            // world, and its end may call this pool again.
             drop(state);
             drop(job);
             return;
@@ -69,14 +70,14 @@ impl Pool {
         self.work.notify_one();
     }
 
-    /// Starts a thread if there is a job, nobody idle to take it, and room.
+    /// Starts a thread if there is a job, no idle worker, and room.
     fn hire(&self, state: &mut State) {
         if state.jobs.len() <= state.idle || state.running + state.idle >= RUNNING || state.stopping {
             return;
         }
         let Some(me) = self.me.upgrade() else { return };
         let name = format!("{} worker {}", self.name, state.threads.len());
-        // A machine out of threads leaves the job to the workers that are there.
+        // If no thread can be created, the existing workers run the job.
         if let Ok(thread) = std::thread::Builder::new().name(name).spawn(move || me.work()) {
             state.threads.push(thread);
             state.idle += 1;
@@ -121,7 +122,7 @@ impl Pool {
     }
 }
 
-/// Marks this worker blocked until the guard goes; on other threads, nothing.
+/// Marks this worker as blocked until the guard is dropped. Does nothing on other threads.
 pub(super) fn leave() -> Left {
     let pool = EMPLOYER.with_borrow(Clone::clone);
     if let Some(pool) = &pool {

@@ -14,7 +14,8 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use super::{Actor, Deadlock, Run, WaitError, Waiting, forget_locals, local, panic_text, whoami};
 
-/// What every step costs on the virtual clock, so that time passes for who polls.
+/// Duration of every step on the virtual clock, in nanoseconds. It is not zero, so that time passes while a task
+/// polls.
 const STEP: u64 = 1_000;
 
 /// The part that other threads may read.
@@ -31,11 +32,11 @@ pub(crate) struct Seeded {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Step {
-    /// When, on the virtual clock.
+    /// Time of the decision, on the virtual clock.
     pub at: Duration,
     /// The actor or executor.
     pub who: Arc<str>,
-    /// The call or wait that it stood at.
+    /// The call or wait at which it had paused.
     pub at_what: Arc<str>,
 }
 
@@ -47,7 +48,7 @@ enum Pause {
     Wait { reason: Arc<str>, deadline: Option<Duration>, condition: Condition },
 }
 
-/// How it gets the thread back.
+/// The value that resumes a coroutine.
 enum Wake {
     Go,
     TimedOut,
@@ -83,7 +84,7 @@ struct Task {
     body: Option<Body>,
     yielder: *const Yielder<Wake, Pause>,
     paused: Pause,
-    /// A deadlock found while it waited: its wait ends with it.
+    /// A deadlock found while it waited; the wait returns it.
     doomed: Option<Arc<Deadlock>>,
 }
 
@@ -100,10 +101,10 @@ thread_local! {
     static TASKS: RefCell<Option<Tasks>> = const { RefCell::new(None) };
 }
 
-/// What one step of the scheduler found.
+/// Result of one step of the scheduler.
 enum Stepped {
     Ran,
-    /// The clock stands at the deadline of the wait outside of all actors.
+    /// The clock has reached the deadline of the wait outside of all actors.
     RootDue,
     Deadlock(Arc<Deadlock>),
     /// There is no task.
@@ -144,7 +145,7 @@ impl Seeded {
         self.with(|t| t.tasks.get(&me).map(|task| task.yielder)).flatten()
     }
 
-    /// Gives the thread to the scheduler and returns how it comes back.
+    /// Returns control to the scheduler, and returns the reason for being resumed.
     fn pause(yielder: *const Yielder<Wake, Pause>, pause: Pause) -> Wake {
         // SAFETY: the yielder lives on the stack of the running coroutine, which is ours: `yielder()` looked it up
         // under the running task's number.
@@ -163,7 +164,7 @@ impl Seeded {
         if std::thread::panicking() {
             return Err(WaitError::Unwinding { reason });
         }
-        // A deadline beyond the end of the clock never comes.
+        // A deadline beyond the end of the clock never passes.
         let deadline = deadline.filter(|deadline| deadline.as_nanos() < u128::from(u64::MAX / 2));
         let wake = match self.yielder() {
             Some(yielder) => {
@@ -182,7 +183,7 @@ impl Seeded {
         }
     }
 
-    /// A wait of the owner thread itself, outside of all actors: it drives the others.
+    /// A wait of the owner thread itself, outside of all actors: it runs the tasks.
     fn wait_outside(
         &self,
         reason: &str,
@@ -206,7 +207,7 @@ impl Seeded {
         }
         match self.yielder() {
             Some(yielder) => drop(Self::pause(yielder, Pause::Point(label))),
-            // Outside of all actors the executors get a chance, not the guarantee, to run first.
+            // Outside of all actors, executors may run first, but need not.
             None => {
                 while self.with(|t| t.draw(2)) == Some(1) {
                     let Some(chosen) = self.choose() else { break };
@@ -220,7 +221,7 @@ impl Seeded {
         self.with(|tasks| tasks.add(name, job));
     }
 
-    /// Every task that may run now, with what it would be told; the seed picks one.
+    /// Picks one of the tasks that may run now by the seed, and the value that resumes it.
     fn choose(&self) -> Option<(u64, Wake)> {
         enum Look {
             Ready(Wake),
@@ -259,7 +260,7 @@ impl Seeded {
         Some(able.swap_remove(pick))
     }
 
-    /// Runs one task up to its next pause.
+    /// Runs one task to its next pause.
     fn resume(&self, (id, wake): (u64, Wake)) {
         let taken = self.with(|t| {
             let task = t.tasks.get_mut(&id)?;
@@ -297,8 +298,8 @@ impl Seeded {
         }
     }
 
-    /// Runs somebody, or moves the clock to the next deadline, or finds the deadlock. `root` is the wait of the
-    /// owner thread itself.
+    /// Runs a task, or moves the clock to the next deadline, or detects a deadlock. `root` is the wait of the owner
+    /// thread itself.
     fn step(&self, root: Option<(&str, Option<Duration>)>) -> Stepped {
         if let Some(chosen) = self.choose() {
             self.resume(chosen);
@@ -374,7 +375,7 @@ impl Seeded {
         Run { results, deadlock }
     }
 
-    /// Every wait ends; then the tasks run to their ends, since a coroutine must not be dropped halfway.
+    /// Ends every wait, then runs the tasks to their ends, since a coroutine must not be dropped halfway.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Relaxed);
         while self.is_owner()
@@ -387,7 +388,7 @@ impl Seeded {
 }
 
 impl Tasks {
-    /// A number below `bound`, from the seed (SplitMix64).
+    /// Returns a number below `bound`, from the seed (SplitMix64).
     fn draw(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;

@@ -1,14 +1,14 @@
-//! An eventcount: what a wait parks on. Works between threads and, placed in shared memory, between processes.
+//! An eventcount that waits park on. It works between threads and, in shared memory, between processes.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// A place to wait at. Whoever changes what a condition reads calls [`Signal::notify`] afterwards.
+/// A place to wait at. Code that changes the data of a condition calls [`Signal::notify`] afterwards.
 ///
-/// `repr(C)`, two futex words, and valid when all zero, so it may lie in memory that several processes map.
-/// A process that dies while it waits leaves only a needless wake-up behind.
+/// `repr(C)`, two futex words, and valid when all zero, so it may lie in memory that several processes map. A process
+/// that dies during a wait causes at most needless wake-ups later.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Signal {
@@ -17,13 +17,13 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// A signal nobody waits at.
+    /// Creates a signal without waiters.
     #[must_use]
     pub const fn new() -> Self {
         Self { generation: AtomicU32::new(0), waiters: AtomicU32::new(0) }
     }
 
-    /// Makes every waiter look at its condition again. Costs no system call when nobody waits.
+    /// Makes every waiter check its condition again. Makes no system call if there are no waiters.
     pub fn notify(&self) {
         self.generation.fetch_add(1, SeqCst);
         if self.waiters.load(SeqCst) > 0 {
@@ -32,8 +32,8 @@ impl Signal {
         }
     }
 
-    /// Parks the thread until `done` holds; `left` says how much time remains (`None`: no limit). Returns false
-    /// when that time is over and `done` still does not hold.
+    /// Parks the thread until `done` holds; `left` returns the remaining time (`None`: no limit). Returns false if
+    /// the time is over and `done` still does not hold.
     pub(crate) fn park(
         &self,
         mut left: impl FnMut() -> Option<Duration>,
@@ -53,7 +53,7 @@ impl Signal {
                 tv_sec: d.as_secs().min(i64::MAX as u64) as i64,
                 tv_nsec: d.subsec_nanos().into(),
             });
-            // A changed word, a signal and a timeout all mean the same: look again.
+            // A changed word, a signal and a timeout all mean the same: check again.
             let _ = futex::wait(&self.generation, futex::Flags::empty(), seen, timeout.as_ref());
         };
         self.waiters.fetch_sub(1, SeqCst);

@@ -1,7 +1,7 @@
 //! Capture: streams that record a graph instead of running.
 //!
-//! A session begins on one stream; another joins it by waiting for an event that was recorded in it, and must be
-//! joined back before the end. A call that cannot be recorded invalidates the session; its end then says so.
+//! A session begins on one stream. Another stream joins it by waiting for an event recorded in it, and must be joined
+//! back before the end. A call that cannot be recorded invalidates the session; its end returns that error.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -34,15 +34,15 @@ struct Building {
     ended: bool,
 }
 
-/// One stream's place in a session.
+/// One stream's state in a session.
 #[derive(Debug, Clone)]
 pub(crate) struct Capturing {
     pub(crate) session: Arc<Session>,
-    /// The nodes that the stream's next one comes after.
+    /// Predecessors of the stream's next node.
     pub(crate) after: Vec<usize>,
 }
 
-/// What a rank may do while captures are in progress (`cuThreadExchangeStreamCaptureMode`), and its number.
+/// A rank's capture interaction mode (`cuThreadExchangeStreamCaptureMode`), and the rank's number.
 #[derive(Debug)]
 struct Interaction {
     mode: CUstreamCaptureMode,
@@ -61,12 +61,12 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session can only be ended from now on, in vain.
+    /// Invalidates the session: only its end is possible from now on, and returns an error.
     pub(crate) fn invalidate(&self, why: String) {
         self.state().invalid.get_or_insert(why);
     }
 
-    /// The streams in it are no longer its own.
+    /// Drops the session's references to its streams.
     pub(super) fn let_go(&self) {
         self.state().streams.clear();
     }
@@ -98,13 +98,13 @@ impl Stream {
         self.capture.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream's place in a capture, if it captures.
+    /// Returns the stream's state in a capture, if it captures.
     pub(crate) fn capturing(&self) -> Option<Capturing> {
         self.slot().clone()
     }
 
-    /// As [`Stream::capturing`]; refuses when the capture is invalid, and for the legacy stream while a stream that
-    /// it would have to wait for captures.
+    /// Like [`Stream::capturing`]. Fails if the capture is invalid, and on the legacy stream while a stream that it
+    /// would wait for captures.
     pub(super) fn capturing_or_refuse(&self, machine: &Machine) -> Answer<Option<Capturing>> {
         if let Some(capturing) = self.capturing() {
             capturing.session.check()?;
@@ -117,8 +117,8 @@ impl Stream {
         Ok(None)
     }
 
-    /// As [`Stream::capturing`], for who only asks: refused as well for the legacy stream while a stream that it would have
-    /// to wait for captures, and nothing becomes invalid by it (documented, not measured).
+    /// Like [`Stream::capturing`], for queries. It also fails on the legacy stream while a stream that it would wait
+    /// for captures, but invalidates nothing (documented, not measured).
     pub(crate) fn asked_for_capture(&self, machine: &Machine) -> Answer<Option<Capturing>> {
         match self.implicit(machine) {
             Some((_, why)) => Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, why)),
@@ -126,7 +126,7 @@ impl Stream {
         }
     }
 
-    /// For the legacy stream: a capture of a stream that it would have to wait for, and what is said of it.
+    /// For the legacy stream: the capture of a stream that it would wait for, and the error text.
     fn implicit(&self, machine: &Machine) -> Option<(Arc<Session>, String)> {
         if self.flavour != Flavour::Legacy {
             return None;
@@ -138,7 +138,7 @@ impl Stream {
         })
     }
 
-    /// Records `work` if the stream captures. Returns whether it does.
+    /// Records `work` if the stream captures. Returns true if it does.
     pub(super) fn record(
         &self,
         machine: &Machine,
@@ -152,7 +152,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Makes the stream's next node come after `nodes`, taking the stream into the session if it does not capture.
+    /// Makes the stream's next node depend on `nodes`. A stream that does not capture joins the session.
     pub(super) fn join(
         self: &Arc<Self>,
         machine: &Machine,
@@ -190,7 +190,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Begins a capture on this stream.
+    /// Starts a capture on this stream.
     pub(crate) fn begin_capture(self: &Arc<Self>, machine: &Machine, mode: CUstreamCaptureMode) -> Answer {
         if self.flavour == Flavour::Legacy {
             let why = "the legacy stream cannot capture";
@@ -212,7 +212,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the capture that began on this stream, and returns its graph.
+    /// Ends the capture that began on this stream and returns its graph.
     pub(crate) fn end_capture(&self, machine: &Machine) -> Answer<Arc<Graph>> {
         let Some(capturing) = self.capturing() else {
             let why = format!("{} does not capture", self.name);
@@ -255,7 +255,7 @@ impl Stream {
     }
 }
 
-/// `of` and all nodes before them.
+/// Returns `of` and all their predecessors.
 fn ancestors(nodes: &[Node], of: &[usize]) -> BTreeSet<usize> {
     let mut all = BTreeSet::new();
     let mut left = of.to_vec();
@@ -268,8 +268,8 @@ fn ancestors(nodes: &[Node], of: &[usize]) -> BTreeSet<usize> {
 }
 
 impl Streams {
-    /// Refuses a call that could disturb a capture (allocating, asking events, synchronising) where the capture's
-    /// mode and the rank's own forbid it, and invalidates what it would have disturbed.
+    /// Refuses a call that could disturb a capture (allocation, event query, synchronisation) if the modes of the
+    /// capture and of the rank forbid it, and invalidates the affected captures.
     pub(crate) fn forbid_during_capture(&self, machine: &Machine, call: &str) -> Answer {
         let sessions = self.table().sessions.clone();
         if sessions.is_empty() {
@@ -294,7 +294,7 @@ impl Streams {
         Err(Refusal::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why))
     }
 
-    /// Sets the rank's mode and returns the one before.
+    /// Sets the rank's mode and returns the previous one.
     pub(crate) fn exchange_mode(&self, machine: &Machine, mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
         with_local(machine.id, |i: &mut Interaction| std::mem::replace(&mut i.mode, mode))
     }

@@ -1,4 +1,4 @@
-//! Events: marks in streams, that streams and the host wait for.
+//! Events: marks in streams that other streams and the host wait for.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::abi::{Answer, Refusal};
 use crate::sched::{self, Signal, WaitError};
 use crate::world::Machine;
 
-/// An event: it stands at its last record.
+/// An event. It refers to its last record.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) id: u64,
@@ -31,10 +31,10 @@ enum Last {
     Captured(Arc<Session>, Vec<usize>),
 }
 
-/// One record in a stream. Records are reached independently of each other: the streams differ.
+/// One record in a stream. Records of one event may complete in any order, since their streams differ.
 #[derive(Debug, Default)]
 struct Mark {
-    /// When it was reached.
+    /// Time at which it completed.
     reached: OnceLock<Duration>,
     signal: Signal,
 }
@@ -45,7 +45,7 @@ impl Mark {
     }
 
     fn reach(&self) {
-        // A mark is in one queue, so reached once.
+        // A mark is in one queue, so it completes once.
         let _ = self.reached.set(sched::now());
         self.signal.notify();
     }
@@ -60,7 +60,7 @@ impl Event {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the end of what is in `stream` now.
+    /// Records the event after all work that is in `stream` now.
     pub(crate) fn record(self: &Arc<Self>, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
         if self.context != stream.context.id {
             let why = format!("event {:#x} and {} belong to different contexts", self.id, stream.name);
@@ -83,9 +83,9 @@ impl Event {
         Ok(())
     }
 
-    /// Makes later work of `stream` wait for the last record, or join the capture it was made in.
+    /// Makes later work of `stream` wait for the last record, or join the capture in which it was made.
     pub(crate) fn hold_back(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
-        // Nothing is pushed for an event without a mark.
+        // An event that was never recorded delays nothing.
         let has_mark = matches!(*self.last(), Last::Mark(_));
         if has_mark {
             stream.make_room();
@@ -109,7 +109,7 @@ impl Event {
         Ok(())
     }
 
-    /// The last record in a stream; `None` if there never was one.
+    /// Returns the last record in a stream; `None` if there never was one.
     fn mark(&self) -> Answer<Option<Arc<Mark>>> {
         match &*self.last() {
             Last::Never => Ok(None),
@@ -125,12 +125,12 @@ impl Event {
         }
     }
 
-    /// Whether the last record is reached.
+    /// True if the last record has completed.
     pub(crate) fn is_done(&self) -> Answer<bool> {
         Ok(self.mark()?.is_none_or(|mark| mark.is_reached()))
     }
 
-    /// Blocks until the record that is the last one now is reached.
+    /// Blocks until the record that is the last one at the call has completed.
     pub(crate) fn synchronize(&self) -> Answer {
         match self.mark()? {
             Some(mark) => Ok(mark.wait(self.id)?),
@@ -138,7 +138,7 @@ impl Event {
         }
     }
 
-    /// Time from `start` to this event.
+    /// Returns the time from `start` to this event.
     pub(crate) fn elapsed_since(&self, start: &Self) -> Answer<f64> {
         let mut times = [0.0; 2];
         for (time, event) in times.iter_mut().zip([start, self]) {

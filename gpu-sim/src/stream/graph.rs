@@ -1,4 +1,4 @@
-//! Graphs: recorded work, and running it.
+//! Graphs: recorded work, and its execution.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -16,9 +16,9 @@ use crate::world::Machine;
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) kind: CUgraphNodeType,
-    /// Nothing for an empty node.
+    /// `None` for an empty node.
     pub(crate) work: Option<Arc<dyn Work>>,
-    /// What comes before it: smaller numbers, so that node order is a topological order.
+    /// Indices of its predecessors. They are smaller than its own, so node order is a topological order.
     pub(crate) after: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     /// Node handles: `first_node + index`.
     pub(crate) first_node: u64,
-    /// User objects that live as long as the graph, by their handles, and how many references the graph has.
+    /// User objects that live as long as the graph, by their handles, with the graph's number of references.
     objects: Mutex<BTreeMap<u64, (Arc<UserObject>, u32)>>,
 }
 
@@ -48,15 +48,15 @@ pub(crate) struct Graph {
 #[derive(Debug)]
 pub(crate) struct GraphExec {
     pub(crate) id: u64,
-    /// Replaced by updates; launches in flight keep theirs.
+    /// Replaced by updates. Launches in flight keep the nodes they began with.
     nodes: Mutex<Arc<Vec<Node>>>,
-    /// Its last launch: launches of one executable graph run one after the other. Locked inside a stream's queue, never
-    /// around it.
+    /// Its last launch: launches of one executable graph run one after the other. This lock is taken inside a
+    /// stream's queue lock, never around it.
     last: Mutex<Option<(Arc<Stream>, u64)>>,
     _objects: Vec<Arc<UserObject>>,
 }
 
-/// A program's object that graphs keep alive; its destructor runs when the last reference goes.
+/// A program's object that graphs keep alive; its destructor runs when the last reference is dropped.
 #[derive(Debug)]
 pub(crate) struct UserObject {
     id: u64,
@@ -76,15 +76,15 @@ impl Graph {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The graph has so many references more.
+    /// Adds `count` references of the graph.
     pub(crate) fn retain(&self, object: Arc<UserObject>, count: u32) {
         let mut objects = self.objects();
         let (_, references) = objects.entry(object.id).or_insert((object, 0));
         *references = references.saturating_add(count);
     }
 
-    /// The graph has so many references less, or as many as before if it does not have them. The object, if these were the
-    /// graph's last: to be dropped where its destructor may run.
+    /// Removes `count` references of the graph; fails and changes nothing if it has fewer. Returns the object if
+    /// these were the graph's last, so that the caller can drop it where its destructor may run.
     pub(crate) fn release(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
         let mut objects = self.objects();
         let references = objects.get(&id).map_or(0, |(_, references)| *references);
@@ -102,7 +102,7 @@ impl Graph {
 }
 
 impl GraphExec {
-    /// Puts one run of the graph into `stream`.
+    /// Enqueues one run of the graph on `stream`.
     pub(crate) fn launch(&self, machine: &Arc<Machine>, stream: &Arc<Stream>) -> Answer {
         stream.make_room();
         if stream.capturing_or_refuse(machine)?.is_some() {
@@ -127,7 +127,8 @@ impl GraphExec {
 }
 
 impl GraphExec {
-    /// Does from now on what `graph` does, if that differs in parameters alone; else says in what, and which node.
+    /// Replaces the nodes by those of `graph` if they differ in parameters alone. Otherwise returns the kind of
+    /// difference and the node.
     pub(crate) fn update(&self, graph: &Graph) -> Result<(), (CUgraphExecUpdateResult, usize)> {
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         let topology = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
@@ -149,7 +150,7 @@ impl GraphExec {
 }
 
 impl Graph {
-    /// A drawing of the graph in the DOT language.
+    /// Returns the graph in the DOT language.
     pub(crate) fn dot(&self) -> String {
         let node = |i: usize| format!("\"{:#x}\"", self.first_node + i as u64);
         let mut dot = format!("digraph graph_{:x} {{\n", self.id);
@@ -164,7 +165,7 @@ impl Graph {
     }
 }
 
-/// Runs the nodes in an order that their dependencies allow; what does not depend on each other runs side by side.
+/// Runs the nodes in dependency order; independent nodes run concurrently.
 fn run(exec: &Exec, nodes: &Arc<Vec<Node>>, work: Vec<Option<Launched>>) -> Result<(), Fault> {
     let chain = nodes.iter().enumerate().all(|(i, n)| match i {
         0 => n.after.is_empty(),
@@ -202,9 +203,9 @@ struct Running {
 
 struct Progress {
     work: Vec<Option<Launched>>,
-    /// Per node, how many before it are not done.
+    /// Number of unfinished predecessors, by node.
     missing: Vec<usize>,
-    /// Nodes that may run; the last one next.
+    /// Nodes that may run; the last one is next.
     ready: Vec<usize>,
     left: usize,
     result: Result<(), Fault>,
@@ -273,7 +274,7 @@ impl Streams {
         self.table().graphs.get(&(handle as u64)).cloned().ok_or_else(|| gone("graph", handle as u64))
     }
 
-    /// The graph that has this node, and the node's place in it.
+    /// Returns the graph that has this node, and the node's index in it.
     pub(crate) fn node(&self, handle: u64) -> Answer<(Arc<Graph>, usize)> {
         let table = self.table();
         let found = table.graphs.values().find_map(|g| {
@@ -312,7 +313,8 @@ impl Streams {
     }
 }
 
-/// The program's own references to user objects. A handle is good as long as the program or a graph has one.
+/// The program's own references to user objects. A handle is valid as long as the program or a graph holds a
+/// reference.
 impl Streams {
     pub(crate) fn add_object(
         &self,
@@ -340,7 +342,8 @@ impl Streams {
         Ok(())
     }
 
-    /// The object, if these were the program's last references: to be dropped where its destructor may run.
+    /// Returns the object if these were the program's last references, so that the caller can drop it where its
+    /// destructor may run.
     pub(crate) fn release_object(&self, id: u64, count: u32) -> Answer<Option<Arc<UserObject>>> {
         let mut table = self.table();
         let (_, references) = table.objects.get_mut(&id).ok_or_else(|| gone("user object", id))?;

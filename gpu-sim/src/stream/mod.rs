@@ -1,16 +1,19 @@
-//! Streams: ordered queues of work that executors run while the host goes on; events; capture and graphs.
+//! Streams: ordered queues of work that executors run asynchronously to the host; events; capture and graphs.
 //!
-//! * `work`: what may be enqueued ([`Work`]) and what it runs in ([`Exec`]).
-//! * `queue`: one stream: its queue, its executor, how to wait for it.
+//! * `work`: work items ([`Work`]) and their execution environment ([`Exec`]).
+//! * `queue`: one stream: its queue, its executor, waiting for it.
 //! * `event`: marks in streams.
 //! * `capture`: streams that record instead of running.
-//! * `graph`: what was recorded, and running it.
+//! * `graph`: recorded work, and its execution.
 //!
-//! Invariants: work of a stream runs in order, one at a time; [`Work::launch`] is called in the host's launch order,
-//! by the thread that launches; a stream holds a bounded number of operations that have not run, and who enqueues one
-//! more waits on the host for room, before it looks at whether the stream captures; on a poisoned context nothing runs
-//! any more but queues still drain and events still complete, so nobody waits for what cannot come; the legacy default
-//! stream waits for the blocking streams of its context and they for it.
+//! Invariants:
+//! * Work of a stream runs in order, one at a time.
+//! * [`Work::launch`] is called in the host's launch order, by the thread that launches.
+//! * A stream holds a bounded number of operations that have not run. A thread that enqueues one more waits for room,
+//!   before it checks whether the stream captures.
+//! * On a poisoned context nothing runs any more, but queues still drain and events still complete, so every wait
+//!   ends.
+//! * The legacy default stream waits for the blocking streams of its context, and they wait for it.
 
 pub(crate) mod capture;
 pub(crate) mod event;
@@ -40,7 +43,7 @@ pub use work::{Exec, Launched, Work};
 const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
-/// Every stream, event and graph of the world, by handle. Handles are not used twice.
+/// Every stream, event and graph of the world, by handle. Handles are never reused.
 #[derive(Debug)]
 pub(crate) struct Streams {
     next: AtomicU64,
@@ -53,7 +56,7 @@ struct Table {
     events: BTreeMap<u64, Arc<Event>>,
     graphs: BTreeMap<u64, Arc<Graph>>,
     execs: BTreeMap<u64, Arc<GraphExec>>,
-    /// With how many references the program itself holds.
+    /// User objects, with the program's own number of references.
     objects: BTreeMap<u64, (Arc<UserObject>, u32)>,
     /// The legacy stream of each context.
     legacy: BTreeMap<u64, Arc<Stream>>,
@@ -63,14 +66,14 @@ struct Table {
 }
 
 impl Table {
-    /// Every stream whose work a synchronisation of more than one stream waits for.
+    /// All streams that a synchronisation of a context or a device waits for.
     fn all(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.streams.values().chain(self.legacy.values()).chain(&self.retiring)
     }
 }
 
 impl Drop for Table {
-    /// A capture that was not ended and the streams in it hold each other.
+    /// Breaks the reference cycle between an unfinished capture and its streams.
     fn drop(&mut self) {
         self.sessions.iter().for_each(|session| session.let_go());
     }
@@ -87,7 +90,7 @@ impl Default for Streams {
 struct PerThread(BTreeMap<u64, Arc<Stream>>);
 
 impl Machine {
-    /// The stream of a handle, whose context must be unharmed.
+    /// Returns the stream of a handle. Its context must not be poisoned.
     pub(crate) fn stream(&self, handle: CUstream) -> Answer<Arc<Stream>> {
         let stream = self.stream_even_poisoned(handle)?;
         stream.context.check()?;
@@ -135,14 +138,14 @@ impl Streams {
         stream
     }
 
-    /// The legacy default stream of a context.
+    /// Returns the legacy default stream of a context, creating it on first use.
     pub(crate) fn legacy(&self, context: &Arc<Context>) -> Arc<Stream> {
         let mut table = self.table();
         let make = || Stream::new(self.number(), context.clone(), Flavour::Legacy, 0);
         table.legacy.entry(context.id).or_insert_with(make).clone()
     }
 
-    /// The legacy stream of a context, if it was ever used.
+    /// Returns the legacy stream of a context, if it was ever used.
     pub(crate) fn legacy_in_use(&self, context: u64) -> Option<Arc<Stream>> {
         self.table().legacy.get(&context).cloned()
     }
@@ -157,12 +160,12 @@ impl Streams {
         Ok(stream)
     }
 
-    /// All streams of a context, the default ones included.
+    /// Returns all streams of a context, the default ones included.
     pub(crate) fn of_context(&self, context: u64) -> Vec<Arc<Stream>> {
         self.table().all().filter(|s| s.context.id == context).cloned().collect()
     }
 
-    /// Waits until everything that was enqueued on a context before is done.
+    /// Waits until all work that was enqueued on a context before is done.
     pub(crate) fn synchronize_context(&self, context: &Context) -> Answer {
         for stream in self.of_context(context.id) {
             stream.wait_all()?;
@@ -170,7 +173,7 @@ impl Streams {
         context.check()
     }
 
-    /// Waits until everything that was enqueued on a device before is done.
+    /// Waits until all work that was enqueued on a device before is done.
     pub(crate) fn synchronize_device(&self, device: usize) -> Answer {
         let streams: Vec<Arc<Stream>> =
             self.table().all().filter(|s| s.context.device == device).cloned().collect();
@@ -180,7 +183,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Forgets what belongs to a context; its work is done or will never be.
+    /// Removes the objects of a context; its work is done or will never run.
     pub(crate) fn remove_context(&self, context: u64) {
         let mut table = self.table();
         table.streams.retain(|_, s| s.context.id != context);

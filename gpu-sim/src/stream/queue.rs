@@ -15,12 +15,12 @@ use crate::fault::Fault;
 use crate::sched::{self, Signal, WaitError, panic_text};
 use crate::world::Machine;
 
-/// What kind of stream it is.
+/// Kind of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flavour {
-    /// Made by the program; ordered with the legacy stream.
+    /// Created by the program; ordered with the legacy stream.
     Blocking,
-    /// Made by the program with `CU_STREAM_NON_BLOCKING`.
+    /// Created by the program with `CU_STREAM_NON_BLOCKING`.
     NonBlocking,
     /// The legacy default stream of a context.
     Legacy,
@@ -29,25 +29,25 @@ pub(crate) enum Flavour {
 }
 
 impl Flavour {
-    /// Whether it is ordered with the legacy stream.
+    /// True if it is ordered with the legacy stream.
     pub(crate) fn is_blocking(self) -> bool {
         matches!(self, Self::Blocking | Self::PerThread)
     }
 
-    /// Whether the program made it and must destroy it.
+    /// True if the program created it and must destroy it.
     pub(crate) fn is_created(self) -> bool {
         matches!(self, Self::Blocking | Self::NonBlocking)
     }
 }
 
-/// A stream. Dropped handles let the queue run to its end.
+/// A stream. Its queue runs to its end even if all handles are dropped.
 pub(crate) struct Stream {
     pub(crate) id: u64,
     pub(crate) name: Arc<str>,
     pub(crate) context: Arc<Context>,
     pub(crate) flavour: Flavour,
     pub(crate) priority: i32,
-    /// What it records into while it captures.
+    /// The capture that it records into.
     pub(super) capture: Mutex<Option<Capturing>>,
     queue: Mutex<Queue>,
     done: AtomicU64,
@@ -58,21 +58,21 @@ pub(crate) struct Stream {
 struct Queue {
     ops: VecDeque<Op>,
     submitted: u64,
-    /// An executor has the queue.
+    /// True while an executor drains the queue.
     running: bool,
 }
 
-/// How many operations a stream holds that have not run: who enqueues one more waits on the host. So many does a hardware
-/// queue of an H200 hold (driver 580, measured); that streams share queues is not modelled.
+/// Operations that a stream holds before an enqueuing thread waits for room. This is the depth of a hardware queue of
+/// an H200 (driver 580, measured); streams that share a queue are not modelled.
 const DEPTH: u64 = 1022;
 
-/// Work in a queue.
+/// An operation in a queue.
 pub(crate) struct Op {
     pub(crate) what: String,
     pub(crate) run: Launched,
-    /// Runs on a poisoned context too: marks of events.
+    /// True if it runs on a poisoned context too, as event records do.
     pub(crate) always: bool,
-    /// What else must be done before: (stream, its work up to).
+    /// Dependencies: (stream, ticket of its last operation that must be done before).
     pub(crate) after: Vec<(Arc<Stream>, u64)>,
 }
 
@@ -119,7 +119,7 @@ impl Stream {
         self.launch_or_record(machine, kind, work).map(drop)
     }
 
-    /// As [`Stream::enqueue`]; whether it was launched.
+    /// Like [`Stream::enqueue`]. Returns true if the work was launched, false if it was recorded.
     pub(crate) fn launch_or_record(
         self: &Arc<Self>,
         machine: &Arc<Machine>,
@@ -139,25 +139,25 @@ impl Stream {
         Ok(true)
     }
 
-    /// Blocks while the queue is full. Comes before the look at what decides whether, and what, to push: that may change
-    /// during the wait. Threads that come at once may all find the last place free, and all take it.
+    /// Blocks while the queue is full. Call it before any check that decides what to push, because the state may
+    /// change during the wait. Concurrent threads may all find the last place free, and all take it.
     pub(crate) fn make_room(&self) {
         if self.capturing().is_some() {
-            // What is recorded takes no place.
+            // Recorded work takes no place in the queue.
             return;
         }
         let has_room = || self.submitted() < self.done.load(SeqCst) + DEPTH;
-        // What ends the wait early ends the waits of the stream's work too.
+        // An error ends the waits of the stream's work too, so it is ignored here.
         let _ = sched::wait(&self.signal, || format!("room in {}", self.name), None, has_room);
     }
 
-    /// Puts an operation at the queue's end, without a wait: [`Stream::make_room`] comes before.
+    /// Appends an operation to the queue without waiting. Call [`Stream::make_room`] before.
     pub(crate) fn push(self: &Arc<Self>, machine: &Arc<Machine>, op: Op) {
         self.push_with(machine, |_| op);
     }
 
-    /// As [`Stream::push`]; `op` is made of its ticket (see [`Stream::wait_for`]) while nobody else can enqueue here, so
-    /// launch order is queue order.
+    /// Like [`Stream::push`]. `op` gets the operation's ticket (see [`Stream::wait_for`]) while the queue is locked,
+    /// so launch order is queue order.
     pub(crate) fn push_with(self: &Arc<Self>, machine: &Arc<Machine>, op: impl FnOnce(u64) -> Op) {
         let barrier = self.ordered_after(machine);
         let start = {
@@ -175,7 +175,7 @@ impl Stream {
         }
     }
 
-    /// What the rules of the legacy default stream put before the next operation here.
+    /// Dependencies of the next operation on this stream by the rules of the legacy default stream.
     fn ordered_after(&self, machine: &Machine) -> Vec<(Arc<Stream>, u64)> {
         let others = match self.flavour {
             Flavour::NonBlocking => return Vec::new(),
@@ -196,12 +196,12 @@ impl Stream {
             .collect()
     }
 
-    /// The ticket of the last operation.
+    /// Returns the ticket of the last operation.
     pub(crate) fn submitted(&self) -> u64 {
         self.queue().submitted
     }
 
-    /// Whether everything is done.
+    /// True if all work is done.
     pub(crate) fn is_idle(&self) -> bool {
         self.done.load(SeqCst) >= self.submitted()
     }
@@ -212,12 +212,12 @@ impl Stream {
         sched::wait(&self.signal, reason, None, || self.done.load(SeqCst) >= ticket)
     }
 
-    /// Blocks until everything that is in the queue now is done.
+    /// Blocks until all work that is in the queue now is done.
     pub(crate) fn wait_all(&self) -> Result<(), WaitError> {
         self.wait_for(self.submitted())
     }
 
-    /// The executor: runs what is queued, in order, until nothing is left.
+    /// The executor: runs the queued operations, in order, until none is left.
     fn drain(self: Arc<Self>, machine: Arc<Machine>) {
         let exec = Exec { machine, stream: self.clone() };
         loop {
@@ -249,7 +249,7 @@ impl Stream {
             .unwrap_or_else(|payload| Err(Fault::Panic(panic_text(&*payload))))
     }
 
-    /// The handle that the program knows it by.
+    /// The handle that the program uses for it.
     pub(crate) fn handle(&self) -> cuda_driver_sys::CUstream {
         match self.flavour {
             Flavour::Legacy => std::ptr::null_mut(),
@@ -257,7 +257,7 @@ impl Stream {
         }
     }
 
-    /// Refuses while the stream captures: such a call would need an answer now.
+    /// Fails while the stream captures: such a call needs a result now.
     pub(crate) fn refuse_while_capturing(&self, what: &str) -> Answer {
         let session = self.capturing().map(|c| c.session);
         let Some(session) = session else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What streams run.
+//! Work items of streams.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use crate::world::Machine;
 
 use super::Stream;
 
-/// One launch's share of the work, run by the stream's executor.
+/// The work of one launch, run by the stream's executor.
 ///
 /// It blocks only through [`crate::sched::wait`] and [`crate::sched::blocking`].
 pub type Launched = Box<dyn FnOnce(&Exec) -> Result<(), Fault> + Send>;
 
-/// Something that can be put into a stream, at once or again and again as the node of a graph.
+/// Work that can be enqueued on a stream, once or repeatedly as the node of a graph.
 pub trait Work: Send + Sync {
-    /// What it is, for reports: "memset of 64 bytes at 0x…".
+    /// Returns a description for reports: "memset of 64 bytes at 0x…".
     fn describe(&self) -> String;
 
-    /// Called on the launching thread, in the order of launches: when the call is made, or once for every launch of
-    /// a graph it is captured in. It must not block.
+    /// Called on the launching thread, in launch order: when the call is made, or once for every launch of a graph
+    /// that captured it. It must not block.
     fn launch(&self) -> Launched;
 }
 
-/// Where work runs: a device, a stream.
+/// Environment of running work: its device and its stream.
 #[derive(Debug)]
 pub struct Exec {
     pub(super) machine: Arc<Machine>,
@@ -43,15 +43,15 @@ impl Exec {
         &self.stream.name
     }
 
-    /// The bytes at `[address, address + len)`, as a kernel on this device may reach them.
+    /// Returns the bytes at `[address, address + len)` with the rights of a kernel on this device.
     ///
     /// # Errors
-    /// As [`crate::memory::view()`].
+    /// The errors of [`crate::memory::view()`].
     pub fn view(&self, address: u64, len: u64, access: Access) -> Result<View, Fault> {
         view_as(&self.machine, Accessor::Kernel(self.device()), address, len, access)
     }
 
-    /// The bytes as this device's copy engine may reach them.
+    /// Returns the bytes with the rights of this device's copy engine.
     pub(crate) fn copy_view(&self, address: u64, len: u64, access: Access) -> Result<View, Fault> {
         view_as(&self.machine, Accessor::Copy(self.device()), address, len, access)
     }
@@ -61,7 +61,7 @@ impl Exec {
     }
 }
 
-/// [`Work`] whose every launch does the same.
+/// [`Work`] that does the same in every launch.
 pub(crate) struct Repeat<F> {
     pub(crate) what: String,
     pub(crate) body: Arc<F>,

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{Machine, World, WorldError, machine};
 
-/// Whether the world forgives what hardware forgives.
+/// Treatment of errors that hardware ignores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Leaks and misuse are errors, with an explanation.
     Strict,
-    /// As hardware: silence, hangs.
+    /// Like hardware: no report, or a hang.
     Faithful,
 }
 
@@ -39,37 +39,37 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How many devices, 1 to 64.
+    /// Sets the number of devices, 1 to 64.
     pub fn devices(mut self, devices: usize) -> Self {
         self.devices = devices;
         self
     }
 
-    /// Memory of each device in bytes, a multiple of 2 MiB.
+    /// Sets the memory of each device in bytes, a multiple of 2 MiB.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
         self
     }
 
-    /// The NCCL release to behave as, as `ncclGetVersion` codes it (2.28.9 is 22809).
+    /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809).
     pub fn nccl_release(mut self, code: i32) -> Self {
         self.nccl_release = code;
         self
     }
 
-    /// Grant fabric handles, as a host does whose fabric is set up.
+    /// Supports fabric handles, as a host with a configured fabric does.
     pub fn fabric(mut self) -> Self {
         self.fabric = true;
         self
     }
 
-    /// Run everything on the calling thread, in an order that `seed` decides.
+    /// Runs everything on the calling thread, in an order that `seed` decides.
     pub fn seeded(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Be silent where hardware is silent, and hang where it hangs.
+    /// Behaves like hardware: no report where hardware gives none, and a hang where it hangs.
     pub fn faithful(mut self) -> Self {
         self.mode = Mode::Faithful;
         self

@@ -1,4 +1,4 @@
-//! The inside of a world: everything that outlives one call.
+//! The inside of a world: all state that outlives one call.
 
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,7 +17,7 @@ use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
 use crate::{driver, nccl};
 
-/// How long what is left at the end of a strict world may take to go.
+/// Time that a strict world waits at its end for remaining objects to be released.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The world's shared state; reached through [`machine()`].
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Machine {
     pub(crate) id: u64,
     pub(crate) mode: Mode,
-    /// Whether fabric handles are granted.
+    /// True if fabric handles are supported.
     pub(crate) fabric: bool,
     pub(crate) nccl_release: i32,
     pub(crate) sched: Scheduler,
@@ -47,7 +47,7 @@ struct Notes {
     misuse: Vec<String>,
 }
 
-/// [`Part`] that can be found again by its type.
+/// A [`Part`] that can be found by its type.
 trait PartOf: Part + std::fmt::Debug {
     fn any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
@@ -78,7 +78,7 @@ pub(super) fn install(
     Ok(machine)
 }
 
-/// The symbols of both ABIs that a world with this NCCL release has.
+/// The symbols of both ABIs in a world with this NCCL release.
 fn functions(nccl_release: i32) -> BTreeSet<&'static str> {
     let (cuda, nccl) = (driver::table(), nccl::table(nccl_release));
     let cuda = cuda_driver_sys::FUNCTIONS.iter().filter(|known| cuda.address(known.name).is_some());
@@ -111,14 +111,14 @@ impl Machine {
         })
     }
 
-    /// The world's `T`, made on first use.
+    /// Returns the world's `T`, created on first use.
     pub(crate) fn part<T: Part + std::fmt::Debug + Default>(&self) -> Arc<T> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let part = parts.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(T::default())).clone();
         part.any().downcast().unwrap_or_else(|_| unreachable!("parts are kept by their own type"))
     }
 
-    /// `cuInit` was called.
+    /// Marks the driver as initialised (`cuInit`).
     pub(crate) fn initialise(&self) {
         self.initialised.store(true, SeqCst);
     }
@@ -131,12 +131,12 @@ impl Machine {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an explanation for [`crate::World::notes`].
+    /// Stores an explanation for [`crate::World::notes`].
     pub(crate) fn note(&self, text: impl Into<String>) {
         self.noted().notes.push(text.into());
     }
 
-    /// Keeps something wrong that hardware would pass over; an error at the end of a strict world.
+    /// Records a misuse that hardware ignores; an error at the end of a strict world.
     pub(crate) fn misuse(&self, text: impl Into<String>) {
         self.noted().misuse.push(text.into());
     }
@@ -150,7 +150,7 @@ impl Machine {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// What was made and not unmade so far.
+    /// Returns the objects that were created and not destroyed so far.
     fn leaks(&self) -> Vec<Leak> {
         let mut leaks: Vec<Leak> = self.parts().iter().flat_map(|p| p.leaks()).collect();
         leaks.extend(self.contexts.leaks());
@@ -160,8 +160,8 @@ impl Machine {
         leaks
     }
 
-    /// Gives threads for which the program does not wait the time to let go of what they still hold. A seeded world has
-    /// none.
+    /// Gives threads that the program does not wait for the time to release their last references. A seeded world has
+    /// no such threads.
     pub(super) fn settle(&self) {
         let late = Instant::now() + PATIENCE;
         let is_free = matches!(self.sched, Scheduler::Free(_));
@@ -170,7 +170,7 @@ impl Machine {
         }
     }
 
-    /// Ends the world: counts what is left, ends every wait, joins every thread.
+    /// Ends the world: counts the remaining objects, ends every wait, joins every thread.
     pub(super) fn end(self: &Arc<Self>) -> Report {
         if self.ended.swap(true, SeqCst) {
             return Report::default();

@@ -1,4 +1,4 @@
-//! The world: the machine that the ABIs drive, made by a builder, one alive in a process at a time.
+//! The world: the machine behind the ABIs, made by a builder. One is alive in a process at a time.
 
 mod builder;
 mod machine;
@@ -16,17 +16,17 @@ use crate::sched::{Actor, Deadlock, Scheduler, Step, Waiting};
 
 /// State that another part of the crate keeps in the world ([`Machine::part`]).
 pub(crate) trait Part: std::any::Any + Send + Sync {
-    /// What was made and not unmade.
+    /// Returns the objects that were created and not destroyed.
     fn leaks(&self) -> Vec<Leak>;
-    /// The world ends: stop threads and let go of what waits outside of `sched`.
+    /// Called at the world's end: stops threads, and ends waits outside of `sched`.
     fn stop(&self);
 }
 
-/// Why [`World::run_actors`] did not end well.
+/// Why [`World::run_actors`] failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// At some time nobody could go on. The calls that waited returned errors, then the actors ran to their ends.
+    /// No task could continue. The waiting calls returned errors, then the actors ran to their ends.
     #[error(transparent)]
     Deadlock(#[from] Arc<Deadlock>),
     /// An actor panicked.
@@ -39,7 +39,7 @@ pub enum RunError {
     },
 }
 
-/// An embedded machine with GPUs. Dropping it tears it down without looking for leaks; [`World::finish`] looks.
+/// An embedded machine with GPUs. Dropping it ends it without a check for leaks; [`World::finish`] checks.
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start()?;
@@ -56,30 +56,31 @@ pub struct World {
 }
 
 impl World {
-    /// How a world is made.
+    /// Returns the default settings of a world.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
     fn alive(&self) -> &Arc<Machine> {
-        // `machine` is taken by `finish` and `drop` alone, and both have the world by value or as their last use.
+        // Only `finish` and `drop` take `machine`; both own the world or use it last.
         self.machine.as_ref().unwrap_or_else(|| unreachable!("the world is used after its end"))
     }
 
-    /// The CUDA driver's functions, for `cuda_driver_sys::Api::from_parts`. They drive the process's living world.
+    /// Returns the CUDA driver's functions, for `cuda_driver_sys::Api::from_parts`. They use the process's current
+    /// world.
     #[must_use]
     pub fn cuda(&self) -> cuda_driver_sys::Table {
         crate::driver::table()
     }
 
-    /// NCCL's functions, for `nccl_sys::Api::from_parts`.
+    /// Returns NCCL's functions, for `nccl_sys::Api::from_parts`.
     #[must_use]
     pub fn nccl(&self) -> nccl_sys::Table {
         crate::nccl::table(self.alive().nccl_release)
     }
 
-    /// Runs `body` in the place of every kernel called `name` (as the PTX spells it), whose parameters have these
-    /// sizes in bytes. A later registration replaces an earlier one for launches that come after it.
+    /// Runs `body` in place of every kernel called `name` (as the PTX spells it), whose parameters have these sizes
+    /// in bytes. A later registration replaces an earlier one for later launches.
     pub fn register_kernel(
         &self,
         name: &str,
@@ -95,26 +96,26 @@ impl World {
         &self.alive().faults
     }
 
-    /// How often the ABI function `name` was called.
+    /// Returns the number of calls of the ABI function `name`.
     #[must_use]
     pub fn calls(&self, name: &str) -> u64 {
         self.faults().calls(name)
     }
 
-    /// What the world noticed so far and the ABI has no words for: the explanations of faults, misuse that hardware
-    /// would pass over, panics.
+    /// Returns the notes so far, which the ABI cannot return: explanations of faults, misuse that hardware would
+    /// ignore, and panics.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         self.alive().notes()
     }
 
-    /// Who waits for what right now: ranks, stream executors.
+    /// Returns the current waits of ranks and stream executors.
     #[must_use]
     pub fn waiting(&self) -> Vec<Waiting> {
         self.alive().sched.waiting()
     }
 
-    /// Every scheduling decision so far in the seeded mode; empty in the free mode.
+    /// Returns every scheduling decision so far in the seeded mode; empty in the free mode.
     #[must_use]
     pub fn history(&self) -> Vec<Step> {
         match &self.alive().sched {
@@ -123,11 +124,11 @@ impl World {
         }
     }
 
-    /// Runs ranks to their ends, in the order of results: threads in the free mode, interleaved by the seed on the
-    /// calling thread (which must be the one that started the world) in the seeded mode.
+    /// Runs ranks to their ends and returns their results in order. In the free mode each is a thread. In the seeded
+    /// mode the seed interleaves them on the calling thread, which must be the one that started the world.
     ///
     /// # Errors
-    /// The first deadlock, else the first panic.
+    /// The first deadlock, otherwise the first panic.
     pub fn run_actors<T: Send + 'static>(&self, actors: Vec<Actor<T>>) -> Result<Vec<T>, RunError> {
         let names: Vec<String> = actors.iter().map(|a| a.0.clone()).collect();
         let run = self.alive().sched.run(actors);
@@ -141,11 +142,11 @@ impl World {
             .collect()
     }
 
-    /// Ends the world and says what was left in it. In strict mode, what is left has two seconds to go: a thread that
-    /// the program does not wait for may hold the last of something for a moment.
+    /// Ends the world and reports the remaining objects. In strict mode it waits up to two seconds for them: a thread
+    /// that the program does not wait for may hold the last reference for a moment.
     ///
     /// # Errors
-    /// In strict mode, [`WorldError::Unclean`] when something leaked or was misused.
+    /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused.
     pub fn finish(mut self) -> Result<Report, WorldError> {
         let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
         let is_strict = machine.mode == Mode::Strict;

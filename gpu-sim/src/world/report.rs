@@ -1,33 +1,33 @@
-//! What a world says at its end.
+//! The report of a world at its end.
 
 use std::collections::BTreeMap;
 
-/// Something that was made and never unmade.
+/// An object that was created and never destroyed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// What kind of thing: "allocation", "mapping", "stream", "communicator"….
+    /// Kind of object: "allocation", "mapping", "stream", "communicator"….
     pub kind: &'static str,
-    /// Which one, for a person.
+    /// Description of the object.
     pub what: String,
 }
 
-/// The account of a world that has ended.
+/// The report of a world that has ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// What was left behind.
+    /// Objects that were not destroyed.
     pub leaks: Vec<Leak>,
-    /// What hardware would have passed over in silence.
+    /// Misuse that hardware would ignore.
     pub misuse: Vec<String>,
-    /// Explanations of faults, of refused calls, of panics: not an error by themselves, the calls said so.
+    /// Explanations of faults, refused calls and panics. They are no errors by themselves: the calls returned those.
     pub notes: Vec<String>,
-    /// How often each function was called.
+    /// Number of calls of each function.
     pub calls: BTreeMap<String, u64>,
 }
 
 impl Report {
-    /// Whether nothing leaked and nothing was misused.
+    /// True if nothing leaked and nothing was misused.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty() && self.misuse.is_empty()
@@ -47,35 +47,35 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Why a world did not start or did not end well.
+/// Why a world did not start, or ended with errors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// There can be one in a process.
+    /// Only one world can exist in a process.
     #[error("a world is alive in this process; finish it before starting another")]
     AlreadyAlive,
-    /// It is gone already.
+    /// The world has ended already.
     #[error("the world has ended")]
     NoWorld,
-    /// A setting makes no sense.
+    /// A setting is out of range.
     #[error("{setting} cannot be {value}: {rule}")]
     BadSetting {
         /// The builder's method.
         setting: &'static str,
-        /// What it was given.
+        /// The value given.
         value: String,
-        /// What it must be.
+        /// The rule for the setting.
         rule: &'static str,
     },
-    /// The operating system refused something.
+    /// The operating system refused a request.
     #[error("starting the world: {what}: {source}")]
     Host {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// The system's error.
         source: rustix::io::Errno,
     },
-    /// Strict mode: the world did not end as it began.
+    /// Strict mode: something leaked or was misused.
     #[error("the world ended with {0}")]
     Unclean(Box<Report>),
 }

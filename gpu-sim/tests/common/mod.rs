@@ -1,30 +1,8 @@
-//! What the tests of the driver's ABI share: calls that check their codes.
+//! Shared helpers of the tests of the driver's ABI: calls that check their codes.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
-
-use std::collections::BTreeSet;
-use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use cuda_driver_sys::*;
 use gpu_sim::World;
-
-/// The command that runs the test `role` of this binary, by its path with the crate, in a process of its own. Such a test
-/// is ignored unless it is started so. That it is there is checked once: a harness that finds no test reports success.
-pub(crate) fn role_command(role: &str) -> Command {
-    static FOUND: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    // The harness names tests without the crate.
-    let (_, role) = role.split_once("::").unwrap();
-    let this = std::env::current_exe().unwrap();
-    if !FOUND.lock().unwrap_or_else(PoisonError::into_inner).contains(role) {
-        let list = Command::new(&this).args(["--list", "--ignored", "--exact", role]).output().unwrap();
-        let list = String::from_utf8_lossy(&list.stdout);
-        assert!(list.lines().any(|line| line == format!("{role}: test")), "no ignored test {role}:\n{list}");
-        FOUND.lock().unwrap_or_else(PoisonError::into_inner).insert(role.to_owned());
-    }
-    let mut command = Command::new(this);
-    command.args(["--ignored", "--exact", role, "--nocapture"]);
-    command
-}
 
 /// A world's table, and shorthands over it.
 pub struct Cuda(pub Table);
@@ -38,7 +16,7 @@ macro_rules! cu {
     }};
 }
 
-/// As `cu!`, and success it must be.
+/// Like `cu!`, and asserts success.
 macro_rules! ok {
     ($cuda:expr, $name:ident($($argument:expr),* $(,)?)) => {
         assert_eq!($crate::end_to_end::common::cu!($cuda, $name($($argument),*)), CUresult::CUDA_SUCCESS, stringify!($name))

@@ -1,4 +1,4 @@
-//! Rows about capture, contexts and what else a call is made within.
+//! Rows about capture, contexts and the state in which a call is made.
 
 use std::ffi::c_void;
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_void};
 
 use super::*;
 
-/// Takes every driver from CUDA 11.0 on.
+/// Accepted by every driver from CUDA 11.0 on.
 const PTX: &CStr = c".version 7.0
 .target sm_70
 .address_size 64
@@ -13,7 +13,7 @@ const PTX: &CStr = c".version 7.0
 .visible .entry nothing() { ret; }
 ";
 
-/// What runs in the kernels' place on the embedded device.
+/// Registers the host functions that replace the kernels on the embedded device.
 pub(super) fn register(world: &World) {
     world.register_kernel("three", &[8, 4, 1], |_| Ok(()));
     world.register_kernel("nothing", &[], |_| Ok(()));
@@ -31,7 +31,7 @@ fn function(cuda: &Cuda, name: &CStr) -> CUfunction {
     function
 }
 
-/// What loading [`PTX`] answers with `what` in the place of `instead_of`.
+/// Returns the code of loading [`PTX`] with `instead_of` replaced by `what`.
 fn changed(cuda: &Cuda, what: &str, instead_of: &str) -> CUresult {
     let text = CString::new(PTX.to_str().unwrap().replace(what, instead_of)).unwrap();
     let mut module = null();
@@ -44,7 +44,7 @@ fn property(cuda: &Cuda, function: CUfunction, attribute: CUfunction_attribute) 
     value
 }
 
-/// What a launch of a kernel without parameters answers.
+/// Returns the code of a launch of a kernel without parameters.
 fn launch(cuda: &Cuda, grid: [u32; 3], block: [u32; 3], shared: u32) -> CUresult {
     let (f, none) = (function(cuda, c"nothing"), null());
     let ([x, y, z], [bx, by, bz]) = (grid, block);
@@ -56,7 +56,7 @@ fn cooperative(cuda: &Cuda, blocks: u32) -> CUresult {
     cu!(cuda, cuLaunchCooperativeKernel(f, blocks, 1, 1, 1024, 1, 1, 0, null(), null()))
 }
 
-/// A launch of 32 blocks in clusters of so many.
+/// Returns the code of a launch of 32 blocks in clusters of `blocks`.
 fn clustered(cuda: &Cuda, blocks: u32) -> CUresult {
     let mut value = CUlaunchAttributeValue { pad: [0; 64] };
     value.clusterDim = CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
@@ -77,7 +77,7 @@ fn clustered(cuda: &Cuda, blocks: u32) -> CUresult {
     cu!(cuda, cuLaunchKernelEx(&config, function(cuda, c"nothing"), null(), null()))
 }
 
-/// What loading with one option answers.
+/// Returns the code of loading with one option.
 fn option(cuda: &Cuda, option: CUjit_option, value: usize) -> CUresult {
     let (mut module, mut option) = (null(), option);
     let mut value: *mut c_void = std::ptr::without_provenance_mut(value);

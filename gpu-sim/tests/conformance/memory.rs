@@ -128,7 +128,7 @@ pub(super) const ROWS: &[Row] = &[
     (
         "several mappings by one call",
         |cuda| {
-            // One handle at both ends, and one of two granules between.
+            // One handle mapped at both ends, and one of two granules between them.
             let (one, two, start) =
                 (cuda.create(0, GRANULE), cuda.create(0, 2 * GRANULE), cuda.reserve(4 * GRANULE));
             let mapped = [(0, 1, one), (1, 2, two), (3, 1, one)].map(|(at, granules, handle)| {
@@ -234,7 +234,7 @@ pub(super) const ROWS: &[Row] = &[
             let number = std::os::fd::AsRawFd::as_raw_fd(&file);
             let import =
                 cu!(cuda, cuMemImportFromShareableHandle(&mut handle, number as isize as *mut _, POSIX_FD));
-            // A descriptor's number, in a pointer's place: 0 is NULL.
+            // The number of a descriptor, passed as a pointer: 0 is NULL.
             let null_memory = cu!(cuda, cuMemImportFromShareableHandle(&mut handle, null(), POSIX_FD));
             let null_pool = cu!(cuda, cuMemPoolImportFromShareableHandle(&mut null(), null(), POSIX_FD, 0));
             codes([export, import, null_memory, null_pool])

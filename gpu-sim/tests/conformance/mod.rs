@@ -1,7 +1,7 @@
-//! What the driver answers, as measured on an H200 (driver 580, CUDA 13.0): the embedded device answers the same.
+//! Results of driver calls, as measured on an H200 (driver 580, CUDA 13.0). The embedded device must return the same.
 //!
-//! Where the driver lets pass what no program can mean (mapping or unmapping past the end of a reservation), the
-//! embedded device refuses; such calls are no rows.
+//! The driver accepts some calls that have no useful meaning (mapping or unmapping past the end of a reservation).
+//! The embedded device refuses these, so they are not in the rows.
 //!
 //! On a machine with a GPU the rows are checked against the driver itself, each in a process of its own.
 
@@ -9,9 +9,9 @@ mod capture;
 mod kernels;
 mod memory;
 
-use super::common::{Cuda, GRANULE, cu, ok, role_command};
+use super::common::{Cuda, GRANULE, cu, ok};
 use cuda_driver_sys::*;
-use gpu_sim::World;
+use gpu_sim::{World, process::test_command};
 use rusty_fork::rusty_fork_test;
 
 const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -21,17 +21,17 @@ const POSIX_FD: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 const G: u64 = GRANULE as u64;
 
-/// A question: its name, how it is asked, the answer.
+/// A row: its name, the calls, the expected result.
 type Row = (&'static str, fn(&Cuda) -> String, &'static str);
 
-/// Codes without their prefix, in a line.
+/// Formats codes without their prefix, in one line.
 fn codes(codes: impl IntoIterator<Item = CUresult>) -> String {
     let name =
         |c: CUresult| format!("{c:?}").trim_start_matches("CUDA_").trim_start_matches("ERROR_").to_owned();
     codes.into_iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// Two granules mapped by two handles, and one more that is only reserved.
+/// Maps two granules by two handles, and reserves one more.
 fn two_mappings(cuda: &Cuda) -> u64 {
     let start = cuda.reserve(3 * GRANULE);
     for i in 0..2 {
@@ -47,7 +47,7 @@ fn attribute(cuda: &Cuda, attribute: CUpointer_attribute, pointer: u64) -> (CUre
     (cu!(cuda, cuPointerGetAttribute((&raw mut value).cast(), attribute, pointer)), value)
 }
 
-/// What a call answers while a stream captures in global mode, and what the capture's end then says.
+/// Returns the codes of a call during a capture in global mode, and of the capture's end.
 fn during(cuda: &Cuda, call: impl FnOnce(CUstream) -> CUresult) -> String {
     let stream = cuda.stream();
     ok!(cuda, cuStreamBeginCapture_v2(stream, GLOBAL));
@@ -60,7 +60,7 @@ fn null<T>() -> *mut T {
     std::ptr::null_mut()
 }
 
-/// Every row.
+/// Returns every row.
 fn rows() -> impl Iterator<Item = &'static Row> {
     memory::ROWS.iter().chain(capture::ROWS).chain(kernels::ROWS)
 }
@@ -82,7 +82,7 @@ rusty_fork_test! {
     }
 }
 
-/// Asks the machine's own driver one row.
+/// Runs one row on the machine's own driver.
 #[test]
 #[ignore = "the body of a process that a test starts"]
 fn one_row_of_the_real_driver() {
@@ -108,7 +108,7 @@ fn the_real_driver_answers_as_measured() {
     }
     let mut wrong = Vec::new();
     for (i, (name, _, expected)) in rows().enumerate() {
-        let mut child = role_command(concat!(module_path!(), "::one_row_of_the_real_driver"));
+        let mut child = test_command(concat!(module_path!(), "::one_row_of_the_real_driver")).unwrap();
         child.env(ROW, i.to_string());
         let output = child.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

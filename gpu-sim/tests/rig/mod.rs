@@ -1,4 +1,4 @@
-//! What the tests of NCCL's ABI share: ranks with a device, a stream and memory, over the two C tables.
+//! Shared helpers of the tests of NCCL's ABI: ranks with a device, a stream and memory, over the two C tables.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -59,7 +59,7 @@ macro_rules! cuda {
     }};
 }
 
-/// Calls an NCCL function and gives its code.
+/// Calls an NCCL function and returns its code.
 macro_rules! nccl {
     ($rig:expr, $name:ident($($argument:expr),*)) => {{
         // SAFETY: test arguments are valid, or wrong on purpose in ways that the embedded device checks.
@@ -181,7 +181,7 @@ impl Rank {
         bytes
     }
 
-    /// Memory that windows can be made of.
+    /// Allocates memory for windows (`ncclMemAlloc`).
     pub(crate) fn symmetric(&self, bytes: usize) -> u64 {
         let mut pointer = std::ptr::null_mut();
         ok!(self.rig, ncclMemAlloc(&mut pointer, bytes));
@@ -221,7 +221,7 @@ impl Rank {
         self.rig.synchronize(self.stream);
     }
 
-    /// Gives the stream and the context back.
+    /// Releases the stream and the context.
     pub(crate) fn leave(self) {
         cuda!(self.rig, cuStreamDestroy_v2(self.stream.0));
         cuda!(self.rig, cuCtxSetCurrent(std::ptr::null_mut()));
@@ -229,7 +229,7 @@ impl Rank {
     }
 }
 
-/// Ends the process with a rank that fails: the others would wait for it.
+/// Ends the process if a rank fails, because the others would wait for it.
 pub(crate) struct Alive;
 
 impl Drop for Alive {
@@ -238,7 +238,7 @@ impl Drop for Alive {
     }
 }
 
-/// Runs ranks 0 to `size` to their ends, each on its own device; what they return, by rank.
+/// Runs ranks 0 to `size` to their ends, each on its own device. Returns their results, by rank.
 pub(crate) fn run<T: Send + 'static>(
     world: &World,
     size: usize,
@@ -262,7 +262,7 @@ pub(crate) fn run<T: Send + 'static>(
     world.run_actors(actors).unwrap_or_else(|error| panic!("{error}\n{:#?}", world.notes()))
 }
 
-/// As [`run`], in a communicator of all ranks, which is destroyed at the end.
+/// Like [`run`], in a communicator of all ranks, which is destroyed at the end.
 pub(crate) fn run_in_comm<T: Send + 'static>(
     world: &World,
     size: usize,
@@ -282,10 +282,10 @@ pub(crate) fn world(devices: usize) -> World {
     World::builder().devices(devices).capacity(1 << 30).start().unwrap()
 }
 
-/// A value that several threads fill in.
+/// A value that several threads fill.
 pub(crate) type Shared<T> = Arc<Mutex<T>>;
 
-/// Waits until `count` waits of the world say `what`.
+/// Waits until `count` waits of the world contain `what`.
 pub(crate) fn until_waiting(world: &World, what: &str, count: usize) {
     for _ in 0..12_000 {
         if world.waiting().iter().filter(|waiting| waiting.what.contains(what)).count() >= count {

@@ -64,7 +64,7 @@ fn add_init(
     group::add_job(machine, library, &comm, job)
 }
 
-/// A communicator whose init is queued. It is forgotten unless that ends well, or when the group never runs it.
+/// A communicator whose init is queued. Dropping this removes the communicator, unless its init succeeded.
 struct Pending {
     library: Arc<Library>,
     comm: Arc<Comm>,
@@ -227,7 +227,7 @@ pub(super) unsafe extern "C" fn ncclCommShrink(
         let config = unsafe { config::parse(config, machine.nccl_release as u32, Some(&parent.config)) }?;
         if flags == 1 {
             check_linked(machine, library, &parent);
-            // Stops what is under way on the parent.
+            // Stops the work in progress on the parent.
             parent.revoke();
         }
         let (machine_, library_, parent_) = (machine.clone(), library.clone(), parent.clone());
@@ -239,8 +239,8 @@ pub(super) unsafe extern "C" fn ncclCommShrink(
     })
 }
 
-/// The flags of a communicator are about to rise, and with them that of a child whose making failed: real NCCL writes
-/// there whether or not the child was freed meanwhile.
+/// Reports a failed child whose handle was freed. The communicator's abort flags are about to be set, and real NCCL
+/// also sets the flags of such a child, even after it was freed.
 fn check_linked(machine: &Machine, library: &Library, comm: &Comm) {
     let child = comm.linked();
     if child != 0 && library.comm(child as ncclComm_t).is_err() {
@@ -250,7 +250,7 @@ fn check_linked(machine: &Machine, library: &Library, comm: &Comm) {
     }
 }
 
-/// A communicator that children can be made of: a revoked one too.
+/// Returns a communicator from which children can be made; it may be revoked.
 fn ready_parent(library: &Library, handle: ncclComm_t) -> Result<Arc<Comm>> {
     let parent = library.comm(handle)?;
     if !parent.is_ready() {
@@ -276,7 +276,7 @@ pub(super) unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult
     })
 }
 
-/// Refuses to end a captured communicator before its graphs: a real one waits for them for ever.
+/// Refuses to destroy a captured communicator before its graphs: real NCCL would wait for them for ever.
 fn check_graphs(comm: &Comm) -> Result {
     match comm.graphs.load(Ordering::SeqCst) {
         0 => Ok(()),
@@ -287,7 +287,7 @@ fn check_graphs(comm: &Comm) -> Result {
     }
 }
 
-/// Waits for the rank's own work and graphs, and takes no more.
+/// Waits for the rank's own work and graphs, and refuses new work.
 fn finalize(comm: &Comm) -> Result {
     check_graphs(comm)?;
     comm.finalize();
@@ -331,7 +331,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
         }
         check_linked(machine, library, &comm);
         comm.abort();
-        // From 2.22 the flag rises at once and a group frees at its end.
+        // From 2.22 on, the flag is set at once, and the communicator is freed at the end of the group.
         if comm.release >= 22200 && group::forget_at_end(machine, &comm) {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use crate::nccl::group;
 use crate::nccl::window::rules::Era;
 use crate::nccl::window::{Outcome, Registration, deregister};
 
-/// Flags of `ncclCommWindowRegister` by the release that has them.
+/// Flags of `ncclCommWindowRegister`: the first release that has each, and its bit.
 const FLAGS: [(u32, c_int); 4] = [(22703, 1), (22907, 2), (23203, 4), (23203, 8)];
 
 fn memory(error: MemoryError) -> Failure {
@@ -175,7 +175,7 @@ pub(super) unsafe extern "C" fn ncclWinGetUserPtr(
     })
 }
 
-/// Where a rank's memory of a window lies for who asks.
+/// Returns the address of a rank's window memory for the requesting rank.
 fn peer_pointer(
     name: &'static str,
     window: ncclWindow_t,
@@ -204,7 +204,7 @@ pub(super) unsafe extern "C" fn ncclGetPeerDevicePointer(
     peer_pointer("ncclGetPeerDevicePointer", window, offset, peer, pointer)
 }
 
-/// All devices are of one host and reach each other: the team of who does is the whole communicator.
+/// All devices are on one host and have peer access, so the LSA team is the whole communicator.
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclGetLsaDevicePointer(
     window: ncclWindow_t,

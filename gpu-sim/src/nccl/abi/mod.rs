@@ -1,12 +1,13 @@
-//! NCCL's C functions: arguments are checked and turned into calls of the modules beside this one.
+//! NCCL's C functions: they check arguments and call the modules beside this one.
 //!
 //! * [`info`]: versions, errors, questions about a communicator.
 //! * [`lifecycle`]: unique ids, init, split, shrink, finalize, destroy, abort, revoke.
 //! * [`operations`]: collectives, sends and receives.
 //! * [`memory`]: allocation, local registration, windows.
+//! * [`one_sided`]: puts, signals, waits for signals.
 //!
-//! What is not modelled is not in the table, so that a program sees an older library: growing, suspending, one-sided
-//! operations, per-call configurations, parameters, simulation of groups, encryption.
+//! Functions that are not modelled are absent from the table, so a program sees an older library: growing,
+//! suspending, per-call configurations, parameters, simulation of groups, encryption.
 
 #![allow(non_snake_case, reason = "the C names")]
 
@@ -39,7 +40,8 @@ impl Status for ncclResult_t {
     }
 }
 
-/// The frame of every function: counted, injectable, with the text of an error kept for `ncclGetLastError`.
+/// The wrapper of every function: counts it, applies injected faults, and keeps the error text for
+/// `ncclGetLastError`.
 fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>, &Arc<Library>) -> Result) -> ncclResult_t {
     abi::call(name, |machine| match body(machine, &machine.part::<Library>()) {
         Ok(()) => ncclResult_t::ncclSuccess,
@@ -52,14 +54,14 @@ fn call(name: &'static str, body: impl FnOnce(&Arc<Machine>, &Arc<Library>) -> R
     })
 }
 
-/// As [`call`], for functions that a group queues: an error sticks to the open group.
+/// Like [`call`], for functions that a group queues: an error also marks the open group as failed.
 fn queued(name: &'static str, body: impl FnOnce(&Arc<Machine>, &Arc<Library>) -> Result) -> ncclResult_t {
     call(name, |machine, library| {
         body(machine, library).inspect_err(|failure| super::group::remember(machine, failure))
     })
 }
 
-/// A caller's out parameter, on its way to the thread that writes it.
+/// A caller's out parameter, to be written by another thread.
 #[derive(Debug)]
 struct Out<T>(*mut T);
 
@@ -76,7 +78,7 @@ impl<T> Copy for Out<T> {}
 unsafe impl<T> Send for Out<T> {}
 
 impl<T> Out<T> {
-    /// The parameter; NULL is an invalid argument.
+    /// Wraps the parameter; NULL is an invalid argument.
     fn new(pointer: *mut T, what: &str) -> Result<Self> {
         if pointer.is_null() {
             return Err(super::error::Failure::argument(format!("{what} is NULL")));
@@ -90,7 +92,7 @@ impl<T> Out<T> {
     }
 }
 
-/// The functions that a release has and that are modelled.
+/// The modelled functions of a release.
 pub(crate) fn table(release: i32) -> Table {
     let release = Version::from_code(release);
     let mut table = Table::default();

@@ -14,18 +14,19 @@ use crate::nccl::library::Library;
 use crate::nccl::rma::{self, OneSided};
 use crate::world::Machine;
 
-/// What is there of more than one in no release that is modelled.
+/// Refuses values other than 0 of a parameter that has only the value 0 in all modelled releases.
 fn only_zero(what: &str, value: i64) -> Result {
     if value == 0 { Ok(()) } else { Err(Failure::argument(format!("{what} {value}: it must be 0"))) }
 }
 
-/// The first context and its first signal are all that there are.
+/// Only context 0 and signal 0 exist.
 fn only_first(context: c_int, signal: c_int) -> Result {
     only_zero("context", context.into())?;
     only_zero("signal index", signal.into())
 }
 
-/// Enqueues operations of one call, with what hides in the first.
+/// Enqueues the operations of one call. A rank's first call also queues the hidden meeting of all ranks
+/// ([`rma::begin`]).
 fn enqueue(
     machine: &Arc<Machine>,
     library: &Library,
@@ -117,7 +118,7 @@ pub(super) unsafe extern "C" fn ncclWaitSignal(
             let signals = u64::try_from(description.opCnt).ok().filter(|signals| *signals > 0);
             let signals = signals
                 .ok_or_else(|| Failure::argument(format!("a wait for {} signals", description.opCnt)))?;
-            // The library looks past its memory where we refuse.
+            // The real library reads past its memory where this device refuses.
             Ok(OneSided::Wait { peer: rank(&comm, description.peer, "peer")?, signals })
         };
         let waits = descriptions.iter().map(wait).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Collectives, the reductions that programs make for them, sends and receives.
+//! Collectives, reduction operators that programs create, sends and receives.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -16,7 +16,7 @@ use crate::nccl::p2p::{Direction, Message};
 use crate::nccl::reduce::{Element, Op};
 use crate::world::Machine;
 
-/// The arguments of a collective, as C gives them.
+/// The arguments of a collective, as passed from C.
 struct Arguments {
     kind: Kind,
     send: *const c_void,
@@ -64,7 +64,7 @@ pub(super) fn element(comm: &Comm, raw: ncclDataType_t) -> Result<Element> {
         .ok_or_else(|| Failure::argument(format!("{raw:?} is no data type of release {}", comm.release)))
 }
 
-/// The reduction of a number, with its factor if the program made it.
+/// Returns the operator of a number, with its factor if a program created it.
 fn reduction(comm: &Comm, raw: ncclRedOp_t, element: Element) -> Result<(Op, Option<Factor>)> {
     if let Some(op) = Op::from_raw(raw.0) {
         return Ok((op, None));
@@ -82,7 +82,7 @@ fn reductions(comm: &Comm) -> MutexGuard<'_, BTreeMap<u32, (Element, Factor)>> {
     comm.reductions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A factor of the host's is copied at once, one on the device read when a call that uses it runs.
+/// A factor in host memory is copied at once; one in device memory is read when a call that uses it runs.
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
@@ -186,7 +186,7 @@ pub(super) unsafe extern "C" fn ncclReduceScatter(
         .enqueue("ncclReduceScatter")
 }
 
-/// Operations that only move data reduce nothing.
+/// Placeholder for operations that only move data.
 const NO_OP: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
 #[cfg_attr(feature = "exports", unsafe(no_mangle))]
@@ -271,7 +271,7 @@ pub(super) unsafe extern "C" fn ncclScatter(
         .enqueue("ncclScatter")
 }
 
-/// A send or a receive, as C gives it.
+/// The arguments of a send or a receive, as passed from C.
 struct MessageArguments {
     direction: Direction,
     buffer: u64,

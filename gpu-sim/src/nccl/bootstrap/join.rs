@@ -1,4 +1,4 @@
-//! A rank's side of a meeting over the socket, and the messages of both sides.
+//! A rank's side of a bootstrap over the socket, and the messages of both sides.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -28,7 +28,7 @@ impl Joining {
     /// Connects to the root of an id.
     ///
     /// # Errors
-    /// [`JoinError::NoRoot`] when nobody listens.
+    /// [`JoinError::NoRoot`] if no root listens.
     pub(crate) fn connect(id: UniqueId) -> Result<Self, JoinError> {
         let socket = seqpacket().map_err(|e| JoinError::System("socket", e))?;
         let address = address(id).map_err(|e| JoinError::System("socket address", e))?;
@@ -36,7 +36,7 @@ impl Joining {
         Ok(Self { socket })
     }
 
-    /// Says who we are and waits until everybody has come.
+    /// Sends this rank's hello and waits until all ranks have joined.
     ///
     /// # Errors
     /// [`JoinError::Refused`] when the members disagree, [`JoinError::Lost`] when the root dies or
@@ -87,7 +87,7 @@ fn encode(hello: &Hello) -> [u8; HELLO_BYTES] {
     bytes
 }
 
-/// Reads the hello of a connection; `None` if what comes is none.
+/// Reads the hello of a connection; `None` for any other message.
 pub(super) fn read_hello(socket: BorrowedFd<'_>) -> Option<Hello> {
     let mut bytes = [0; HELLO_BYTES + 1];
     let (len, _) = net::recv(socket, &mut bytes, RecvFlags::DONTWAIT).ok()?;
@@ -105,7 +105,7 @@ pub(super) fn read_hello(socket: BorrowedFd<'_>) -> Option<Hello> {
     })
 }
 
-/// Gives a member the communicator's memory. A member that is gone by now is the others' to miss.
+/// Sends a member the communicator's memory. If the member has ended already, the others will notice its absence.
 pub(super) fn welcome(socket: BorrowedFd<'_>, memory: BorrowedFd<'_>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -114,7 +114,7 @@ pub(super) fn welcome(socket: BorrowedFd<'_>, memory: BorrowedFd<'_>) {
     let _ = net::sendmsg(socket, &[IoSlice::new(&[WELCOME])], &mut control, SendFlags::NOSIGNAL);
 }
 
-/// Tells a member why there will be no communicator.
+/// Sends a member the reason why there is no communicator.
 pub(super) fn refuse(socket: BorrowedFd<'_>, text: &str) {
     let mut message = vec![REFUSAL];
     message.extend(text.as_bytes().iter().take(REPLY_BYTES - 1));

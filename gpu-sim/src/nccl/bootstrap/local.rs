@@ -1,4 +1,4 @@
-//! Meetings inside one thread: in a seeded world ranks are actors, and no wait may reach the operating system.
+//! Bootstraps inside one thread: in a seeded world ranks are actors, and no wait may block in the operating system.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use super::roster::{Joined, Roster};
 use super::{Hello, JoinError, UniqueId};
 use crate::nccl::shm::Shared;
 
-/// The meetings of a seeded world.
+/// The bootstraps of a seeded world.
 #[derive(Debug, Default)]
 pub(crate) struct Meetings {
     open: Mutex<HashMap<UniqueId, Arc<Mutex<Meeting>>>>,
@@ -22,7 +22,7 @@ struct Meeting {
 }
 
 impl Meetings {
-    /// Opens a meeting under the next id.
+    /// Opens a bootstrap under the next id.
     pub(crate) fn open(&self) -> UniqueId {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         *made += 1;
@@ -31,10 +31,10 @@ impl Meetings {
         id
     }
 
-    /// Comes to a meeting and waits, by `wait`, until everybody has.
+    /// Joins a bootstrap and waits, by `wait`, until all ranks have joined.
     ///
     /// # Errors
-    /// As over a socket; [`JoinError::Lost`] if `wait` gives up (it says so by returning false).
+    /// The same as over a socket; [`JoinError::Lost`] if `wait` returns false to give up.
     pub(crate) fn join(
         &self,
         id: UniqueId,

@@ -1,11 +1,11 @@
-//! How the ranks of a communicator meet: whoever makes the unique id runs a root, which waits for every rank, then
-//! gives each the communicator's memory.
+//! The bootstrap of a communicator: the process that makes the unique id runs a root. The root waits for every rank,
+//! then sends each rank the communicator's shared memory.
 //!
-//! The id names an abstract Unix socket, so ranks may be threads or processes, and nothing is left behind when any
-//! of them is killed. A rank that contradicts the others (rank count, a rank twice, another release, another mode)
-//! makes the meeting fail on all of them; one that never comes leaves them waiting, as with real NCCL.
+//! The id names an abstract Unix socket, so ranks may be threads or processes, and nothing is left behind when one of
+//! them is killed. If a rank contradicts the others (rank count, a rank twice, another release, another mode), the
+//! bootstrap fails on all of them. If a rank never joins, the others wait, as with real NCCL.
 //!
-//! The rules are [`roster`]'s, without I/O; [`root`] and [`join`] drive them over sockets, [`local`] inside the one
+//! [`roster`] holds the rules, without I/O. [`root`] and [`join`] apply them over sockets, [`local`] inside the one
 //! thread of a seeded world.
 
 mod join;
@@ -24,12 +24,12 @@ pub(crate) const ID_BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"gpusimid";
 
-/// The name of a meeting.
+/// Identity of one bootstrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct UniqueId([u8; 16]);
 
 impl UniqueId {
-    /// A name nobody else has.
+    /// Returns a unique random name.
     ///
     /// # Errors
     /// The operating system's, when it has no random bytes.
@@ -40,7 +40,7 @@ impl UniqueId {
         if got == 16 { Ok(Self(name)) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The n-th name of a seeded world.
+    /// Returns the n-th name of a seeded world.
     pub(crate) fn numbered(number: u64) -> Self {
         let mut name = [0; 16];
         name[..8].copy_from_slice(&number.to_le_bytes());
@@ -48,7 +48,7 @@ impl UniqueId {
         Self(name)
     }
 
-    /// The id as the C type's bytes.
+    /// Returns the id as the C type's bytes.
     pub(crate) fn to_bytes(self) -> [u8; ID_BYTES] {
         let mut bytes = [0; ID_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -56,19 +56,19 @@ impl UniqueId {
         bytes
     }
 
-    /// The id in the C type's bytes; `None` if this library did not make them.
+    /// Returns the id in the C type's bytes; `None` if this library did not make them.
     pub(crate) fn from_bytes(bytes: &[u8; ID_BYTES]) -> Option<Self> {
         let name: [u8; 16] = std::array::from_fn(|i| bytes[8 + i]);
         (bytes[..8] == MAGIC && bytes[24..].iter().all(|&b| b == 0)).then_some(Self(name))
     }
 
-    /// The name as two words.
+    /// Returns the name as two words.
     pub(crate) fn to_words(self) -> [u64; 2] {
         let half = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| self.0[i + k]));
         [half(0), half(8)]
     }
 
-    /// The name of two words.
+    /// Builds the name from two words.
     pub(crate) fn from_words(words: [u64; 2]) -> Self {
         let mut name = [0; 16];
         name[..8].copy_from_slice(&words[0].to_le_bytes());
@@ -89,18 +89,18 @@ impl UniqueId {
     }
 }
 
-/// Why a rank did not get into its communicator.
+/// Why a rank could not join its communicator.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
-    /// The members contradict each other; every one of them is told so.
+    /// The members contradict each other; every member gets this error.
     #[error("{0}")]
     Refused(String),
-    /// Nobody waits under the id.
+    /// No root listens under the id.
     #[error(
         "no root waits under this unique id ({0}): the id was used already, or the process that made it is gone"
     )]
     NoRoot(io::Error),
-    /// The root went away, or the call was aborted.
+    /// The root ended, or the call was aborted.
     #[error("the root of the bootstrap went away while rank {rank} of {size} waited for the other ranks")]
     Lost { rank: usize, size: usize },
     /// A system call failed.

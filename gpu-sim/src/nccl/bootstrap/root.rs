@@ -1,4 +1,4 @@
-//! The root of a meeting: a thread that collects the ranks and hands out the memory.
+//! The root of a bootstrap: a thread that collects the ranks and sends them the shared memory.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,11 @@ use crate::nccl::shm::Shared;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// A running root; it ends when its meeting does, or when this is dropped.
+/// A running root; it ends when its bootstrap ends, or when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Root {
     pub(crate) id: UniqueId,
-    /// The meeting's, so that nothing of one that is over is left with whoever keeps this.
+    /// Owned by the bootstrap; a weak reference, so this keeps nothing of a finished bootstrap.
     stop: Weak<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -29,7 +29,7 @@ impl Root {
     /// Listens under the id.
     ///
     /// # Errors
-    /// The operating system's, when it has no socket or thread.
+    /// The operating system's error if it cannot create the socket or the thread.
     pub(crate) fn start(id: UniqueId) -> io::Result<Self> {
         let listener = seqpacket()?;
         net::bind(&listener, &address(id)?)?;
@@ -41,7 +41,7 @@ impl Root {
         Ok(Self { id, stop: told, thread: Some(thread) })
     }
 
-    /// Whether the meeting is over.
+    /// True if the bootstrap has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -76,7 +76,7 @@ impl Meeting {
     fn run(mut self) {
         let mut refused = 0;
         let mut expected = usize::MAX;
-        // After a failure stay for those who have not come yet: they are told the same.
+        // After a failure, stay for ranks that have not joined yet: they get the same error.
         while self.roster.failure().is_none() || refused < expected {
             let Some(ready) = self.wait() else { return };
             for index in ready.into_iter().rev() {
@@ -100,7 +100,8 @@ impl Meeting {
         }
     }
 
-    /// Waits for callers and what they say; the indices of those who spoke, or `None` when told to stop.
+    /// Waits for connections and messages. Returns the indices of callers with a message, or `None` when told to
+    /// stop.
     fn wait(&mut self) -> Option<Vec<usize>> {
         let mut polled =
             vec![PollFd::new(&*self.stop, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -124,7 +125,7 @@ impl Meeting {
         Some((2..ready.len()).filter(|&i| ready[i]).map(|i| i - 2).collect())
     }
 
-    /// Hears a caller that has something to say: its hello, or that it has hung up.
+    /// Reads a caller's message: its hello, or the end of its connection.
     fn hear(&mut self, index: usize) -> Option<Hello> {
         let caller = &mut self.callers[index];
         let known = caller.hello;
@@ -140,8 +141,8 @@ impl Meeting {
         heard
     }
 
-    /// Frees the places of those that have hung up, which may not have been heard yet, for who comes in their stead.
-    /// Whether the caller at `newest`, which has no place yet, is still there.
+    /// Frees the ranks of callers that have hung up, so that others can join with these ranks. The hang-up may not
+    /// have been read yet. Returns true if the caller at `newest`, which has no rank yet, is still connected.
     fn forget_gone(&mut self, newest: usize) -> bool {
         for (index, caller) in self.callers.iter_mut().enumerate() {
             if caller.hello.is_some()
@@ -156,7 +157,7 @@ impl Meeting {
     }
 
     fn complete(self, size: usize) {
-        // An id serves once: before anybody goes on, nobody listens any more.
+        // An id serves once: stop listening before any rank continues.
         drop(self.listener);
         let members = self.callers.iter().filter(|caller| caller.hello.is_some());
         match Shared::create(size, self.id.hash()) {

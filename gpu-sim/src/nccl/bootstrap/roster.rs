@@ -1,33 +1,33 @@
-//! Who has come to a meeting, and whether they agree. No I/O.
+//! The members of a bootstrap, and the check that they agree. No I/O.
 
 /// Ranks of the largest communicator.
 pub(crate) const MAX_RANKS: usize = 1024;
 
-/// What a rank says when it comes.
+/// The first message of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    /// The process it lives in, for messages.
+    /// Its process, for messages.
     pub(crate) pid: u32,
-    /// The release that it models, as `ncclGetVersion` gives it.
+    /// The release that it models, as `ncclGetVersion` returns it.
     pub(crate) release: u32,
-    /// Whether its world is faithful rather than strict.
+    /// True if its world is faithful, false if it is strict.
     pub(crate) faithful: bool,
 }
 
-/// What a rank that came does next.
+/// Result of a rank's arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Joined {
     /// Wait for the others.
     Wait,
-    /// Everybody is here.
+    /// All ranks have joined.
     Complete,
-    /// The meeting has failed, for everybody.
+    /// The bootstrap has failed, for all ranks.
     Refused(String),
 }
 
-/// The members of one meeting.
+/// The members of one bootstrap.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     members: Vec<Option<Hello>>,
@@ -35,7 +35,7 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    /// A rank comes.
+    /// Adds a rank.
     pub(crate) fn join(&mut self, hello: Hello) -> Joined {
         if self.failure.is_none() {
             self.failure = self.objection(&hello);
@@ -48,14 +48,14 @@ impl Roster {
         if self.members.iter().all(Option::is_some) { Joined::Complete } else { Joined::Wait }
     }
 
-    /// A rank goes away before the meeting is complete: the others wait on, for another one.
+    /// Removes a rank before the bootstrap is complete. The others keep waiting, for another process with that rank.
     pub(crate) fn leave(&mut self, rank: usize) {
         if let Some(member) = self.members.get_mut(rank) {
             *member = None;
         }
     }
 
-    /// Whether the meeting has failed.
+    /// Returns the reason if the bootstrap has failed.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }

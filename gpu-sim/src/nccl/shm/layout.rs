@@ -1,17 +1,17 @@
-//! Where things lie in a communicator's memory.
+//! Memory layout of a communicator's shared memory.
 
 use super::CARD_WORDS;
 
-/// Bytes of one staging chunk: small enough that the chunks of a few ranks stay in the caches.
+/// Bytes of one staging chunk. It is small enough that the chunks of a few ranks stay in the caches.
 pub(crate) const CHUNK: usize = 512 << 10;
 
-/// Bytes under way between one ordered pair of ranks.
+/// Bytes in flight between one ordered pair of ranks.
 pub(crate) const PIPE: usize = 128 << 10;
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 
-/// Who meets where: calls of the host and work of the streams run beside each other.
+/// The two independent sets of barriers and cards: host calls and stream work run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plane {
     Host,
@@ -33,7 +33,7 @@ pub(crate) struct Layout {
     bytes: usize,
 }
 
-/// Bytes of one rank's place on a plane.
+/// Bytes of one rank's words on a plane.
 const SEAT: usize = LINE + (2 * CARD_WORDS * 8).next_multiple_of(LINE);
 /// Bytes of the words of one pipe: the sender's lines and the receiver's.
 const PAIR: usize = 4 * LINE;
@@ -42,7 +42,7 @@ impl Layout {
     pub(super) const MAGIC: usize = 0;
     pub(super) const SIZE: usize = 8;
     pub(super) const ID: usize = 16;
-    /// One more than the last rank whose device faulted.
+    /// One more than the last rank whose device faulted; 0 for none.
     pub(crate) const CASUALTY: usize = 24;
     pub(super) const SIGNAL: usize = LINE;
     const SEATS: usize = 2 * LINE;
@@ -60,7 +60,7 @@ impl Layout {
         self.bytes
     }
 
-    /// Where the words end and the bulk begins.
+    /// Offset of the bulk bytes, which follow all words.
     pub(super) fn bulk(&self) -> usize {
         self.staging
     }
@@ -71,17 +71,17 @@ impl Layout {
         Self::SEATS + (plane as usize * self.size + rank) * SEAT
     }
 
-    /// A rank's word that says whether it has left for good.
+    /// A rank's word that is not zero once the rank has left for good.
     pub(crate) fn departed(&self, rank: usize) -> usize {
         self.phase(Plane::Host, rank) + 8
     }
 
-    /// Where a rank invites others to a new communicator: what the invitation is for, and the id's two words.
+    /// Offset of a rank's invitation to a new communicator: its purpose, and the id's two words.
     pub(crate) fn invitation(&self, rank: usize) -> usize {
         self.phase(Plane::Host, rank) + 16
     }
 
-    /// A rank's card of a phase; cards of two phases lie side by side.
+    /// A rank's card of a phase. Cards of two successive phases have separate slots.
     pub(crate) fn card(&self, plane: Plane, rank: usize, phase: u64) -> usize {
         self.phase(plane, rank) + LINE + (phase % 2) as usize * CARD_WORDS * 8
     }
@@ -92,28 +92,28 @@ impl Layout {
         self.pairs + (from * self.size + to) * PAIR
     }
 
-    /// The receiver's words of a pair: as the sender's, with bytes consumed.
+    /// The receiver's words of a pair: like the sender's, with bytes consumed.
     pub(crate) fn receiver(&self, from: usize, to: usize) -> usize {
         self.sender(from, to) + 2 * LINE
     }
 
-    /// How many signals the one has sent to the other.
+    /// Number of signals sent from one rank to the other.
     pub(crate) fn signals(&self, from: usize, to: usize) -> usize {
         self.sender(from, to) + LINE
     }
 
-    /// Whether a captured signal of the one to the other has not been waited for: 1 or 0.
+    /// 1 if a captured signal between these ranks has not been waited for, otherwise 0.
     pub(crate) fn graph_signals(&self, from: usize, to: usize) -> usize {
         self.signals(from, to) + 8
     }
 
-    /// A rank's staging chunk for the rounds of a parity.
+    /// A rank's staging chunk for a round; even and odd rounds have separate chunks.
     pub(crate) fn staging(&self, rank: usize, round: usize) -> usize {
         debug_assert!(rank < self.size);
         self.staging + (rank * 2 + round % 2) * CHUNK
     }
 
-    /// The chunk of results for the rounds of a parity; every rank writes its slice.
+    /// The chunk of results for a round; even and odd rounds have separate chunks. Every rank writes its slice.
     pub(crate) fn results(&self, round: usize) -> usize {
         self.results + round % 2 * CHUNK
     }

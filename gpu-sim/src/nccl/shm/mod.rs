@@ -1,13 +1,13 @@
 //! The shared memory of one communicator: a memfd that every rank maps, in one process or in many.
 //!
 //! It holds a header, one [`Plane`] of cards for the host's collective calls and one for the streams', a pipe for
-//! every ordered pair of ranks, and staging for the bulk data. Everything but the bulk bytes is an atomic, and no
-//! lock lies here, so a process may die at any point: the others see a rank that does not arrive, and the kernel
-//! takes the memory back with the last mapping.
+//! every ordered pair of ranks, and staging for the bulk data. Everything but the bulk bytes is atomic, and there is
+//! no lock, so a process may die at any point: the others see a rank that does not arrive, and the kernel frees the
+//! memory with the last mapping.
 //!
-//! Whoever changes a word that others may wait for notifies the [`Signal`] afterwards.
+//! After changing a word that others may wait for, notify the [`Signal`].
 //!
-//! Not here: how the memfd reaches the ranks (`bootstrap`), and what is said over it (`transport`).
+//! `bootstrap` passes the memfd to the ranks; `transport` defines the messages.
 
 mod layout;
 
@@ -23,10 +23,10 @@ use crate::sched::Signal;
 
 pub(crate) use layout::{CHUNK, Layout, PIPE, Plane};
 
-/// Words of a card: what one rank tells all others in one exchange.
+/// Words of a card.
 pub(crate) const CARD_WORDS: usize = 24;
 
-/// What one rank tells all others in one exchange.
+/// The message that one rank sends to all others in one exchange.
 pub(crate) type Card = [u64; CARD_WORDS];
 
 const MAGIC: u64 = u64::from_le_bytes(*b"gpu-nccl");
@@ -45,10 +45,10 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// Makes the memory of a communicator of `size` ranks whose identity is `id`.
+    /// Creates the memory of a communicator of `size` ranks whose identity is `id`.
     ///
     /// # Errors
-    /// The operating system's, when it has no memory file or no room to map it.
+    /// The operating system's error if it cannot create or map the memory file.
     pub(crate) fn create(size: usize, id: u64) -> io::Result<(OwnedFd, Self)> {
         let layout = Layout::new(size);
         let fd = rustix::fs::memfd_create("gpu-sim-nccl", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -61,7 +61,7 @@ impl Shared {
         Ok((fd, shared))
     }
 
-    /// Maps the memory that another rank made.
+    /// Maps the memory that another rank created.
     ///
     /// # Errors
     /// The operating system's; `InvalidData` if the file is not such memory for `size` ranks.
@@ -108,12 +108,12 @@ impl Shared {
         self.word(Layout::ID).load(Ordering::Relaxed)
     }
 
-    /// Where things lie.
+    /// The memory layout.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Where everybody who waits for a change of these words waits.
+    /// The signal on which all waits for changes of these words block.
     pub(crate) fn signal(&self) -> &Signal {
         const { assert!(Layout::SIGNAL.is_multiple_of(align_of::<Signal>()) && size_of::<Signal>() <= 64) };
         // SAFETY: in range and aligned; a signal may lie in shared memory and all zero is a valid one; the mapping
@@ -132,7 +132,7 @@ impl Shared {
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
-    /// Bulk bytes that nobody writes while they are borrowed.
+    /// Bulk bytes that no rank writes while they are borrowed.
     ///
     /// # Safety
     /// The protocol gives the caller the right to read `[offset, offset + len)`, and no rank writes there, until
@@ -143,7 +143,7 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Bulk bytes that nobody else touches while they are borrowed.
+    /// Bulk bytes that nothing else accesses while they are borrowed.
     ///
     /// # Safety
     /// The protocol gives `[offset, offset + len)` to the caller alone until the slice is gone.

@@ -1,9 +1,9 @@
 //! Windows: the collective registration of memory that all ranks map.
 //!
-//! What a release answers when something is unusual is [`rules`]'s; where a window lies in the symmetric address
-//! space is [`space`]'s; the call itself is [`task`]'s; other ranks' windows as addresses here are [`peers`]'s. This file keeps a communicator's table of them.
+//! [`rules`] holds the differences between releases, [`space`] the placement in the symmetric address space, [`task`]
+//! the calls, and [`peers`] the mappings of other ranks' windows. This file holds a communicator's table of windows.
 //!
-//! Not here: [`super::register`], the local registration, whose handles are another kind.
+//! Local registration is in [`super::register`]; its handles are of another kind.
 
 mod peers;
 pub(crate) mod rules;
@@ -20,36 +20,36 @@ use super::error::{Failure, Result};
 use super::rma::Place;
 use crate::memory::Physical;
 
-/// Flag of `ncclCommWindowRegister` that collectives look for.
+/// Flag of `ncclCommWindowRegister` that collectives require.
 pub(crate) const COLL_SYMMETRIC: i32 = 1;
 
 /// One window of one rank.
 #[derive(Debug)]
 pub(crate) struct Window {
-    /// How many registrations of the communicator came before.
+    /// Number of earlier registrations of the communicator.
     pub(crate) number: u64,
     pub(crate) base: u64,
     pub(crate) size: u64,
     pub(crate) flags: i32,
-    /// Where the ranks have it: the physical segments, one after the other.
+    /// Location of the physical segments, in order, by rank.
     places: Vec<Vec<Place>>,
-    /// What was mapped of other ranks'.
+    /// Mappings of other ranks' windows.
     peers: BTreeMap<usize, peers::Peer>,
-    /// The memory, kept as real NCCL keeps it by its handle.
+    /// Keeps the memory alive, as real NCCL does by its handle.
     memory: Vec<Arc<Physical>>,
-    /// When the first of it was made, against the others of this rank.
+    /// Smallest handle of its segments. Handles ascend, so this orders the rank's memory by creation.
     age: u64,
-    /// Where its mapping lies.
+    /// Number of its slot in `Windows::slots`, which holds its mapping.
     slot: u64,
 }
 
-/// Memory that is mapped in the symmetric address space.
+/// Memory that is mapped into the symmetric address space.
 #[derive(Debug)]
 struct Slot {
     offset: u64,
     bytes: u64,
     windows: usize,
-    /// The physical segments, by address of their records.
+    /// Addresses of the physical segments' records, which identify them.
     memory: Vec<usize>,
 }
 
@@ -64,17 +64,17 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// The window that `[address, address + len)` begins in, as a number from 1 and an offset; (0, 0) for none.
-    /// Only windows for collectives count. As in NCCL, the end is not looked at.
+    /// Returns the window that contains `address`, as a number from 1 and an offset; (0, 0) for none. Only windows
+    /// for collectives count. As in NCCL, the end of the buffer is not checked.
     pub(crate) fn find(&self, address: u64) -> (u64, u64) {
         let inside =
             |w: &&Window| w.flags & COLL_SYMMETRIC != 0 && address >= w.base && address - w.base < w.size;
-        // Of several windows over one place, the one that was registered last.
+        // If several windows cover the address, the last registered one counts.
         let found = self.live.values().filter(inside).max_by_key(|w| w.number);
         found.map_or((0, 0), |w| (w.number + 1, address - w.base))
     }
 
-    /// Where `bytes` at `offset` of a rank's window begin, for a put. The library does not look where they end.
+    /// Returns the location of `bytes` at `offset` of a rank's window, for a put. The library does not check the end.
     pub(crate) fn place(
         &self,
         handle: usize,
@@ -97,12 +97,12 @@ impl Windows {
         place.ok_or_else(|| Failure::argument(format!("the window has no rank {rank}")))
     }
 
-    /// Whether the window of a number from 1 is there.
+    /// True if the window with this number, counted from 1, is registered.
     pub(crate) fn is_live(&self, number: u64) -> bool {
         self.live.values().any(|w| w.number + 1 == number)
     }
 
-    /// The address that a window was registered with.
+    /// Returns the address that a window was registered with.
     pub(crate) fn base(&self, handle: usize) -> Option<u64> {
         self.live.get(&handle).map(|w| w.base)
     }

@@ -1,4 +1,4 @@
-//! Other ranks' windows as addresses here: mapped when first asked for, as long as the window is.
+//! Mappings of other ranks' windows: made at first use, kept as long as the window.
 
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Weak};
@@ -44,7 +44,7 @@ impl Drop for Peer {
     fn drop(&mut self) {
         let Some(machine) = self.machine.upgrade() else { return };
         let mut space = machine.memory.space();
-        // What is mapped here is nobody else's to unmap.
+        // Only this object unmaps the range.
         let gone = space.unmap(self.base, self.bytes);
         let _ = space.unreserve(self.base, self.bytes);
         drop(space);
@@ -53,7 +53,7 @@ impl Drop for Peer {
 }
 
 impl Windows {
-    /// Where `offset` of a rank's window lies in this process.
+    /// Returns the address of `offset` of a rank's window in this process.
     pub(crate) fn pointer(
         &mut self,
         machine: &Arc<Machine>,

@@ -1,4 +1,4 @@
-//! How window registration differs between releases.
+//! Differences of window registration between releases.
 //!
 //! | | 2.27 | 2.28 | 2.29 | 2.30.3 | 2.30.7 |
 //! |---|---|---|---|---|---|
@@ -22,7 +22,7 @@ pub(crate) enum Era {
     V2_30_7,
 }
 
-/// What an unusual argument comes to.
+/// Result of an unusual argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unusual {
     /// Success, and the handle is NULL.
@@ -33,7 +33,7 @@ pub(crate) enum Unusual {
     Local,
     /// `ncclInvalidArgument`.
     Refused,
-    /// As if nothing were wrong.
+    /// Accepted as if it were valid.
     Ignored,
 }
 
@@ -76,7 +76,7 @@ impl Era {
         }
     }
 
-    /// Whether memory that is mapped already keeps its mapping.
+    /// True if memory that is mapped already keeps its mapping.
     pub(crate) fn shares(self) -> bool {
         self != Self::V2_30_7
     }

@@ -1,17 +1,17 @@
-//! Symmetric address space: one range a communicator, in which every window takes a place.
+//! Symmetric address space: one range per communicator, in which every window gets a place.
 
 use std::collections::BTreeMap;
 
 /// Granularity of places in bytes.
 const PAGE: u64 = 2 << 20;
 
-/// A range of addresses from 0, given out first fit.
+/// A range of addresses from 0, allocated first fit.
 #[derive(Debug)]
 pub(crate) struct Space {
     bytes: u64,
     /// Free ranges: start → length.
     free: BTreeMap<u64, u64>,
-    /// Whether freed ranges are given out again (not in 2.27).
+    /// True if freed ranges are reused (not in 2.27).
     reuses: bool,
 }
 
@@ -20,7 +20,7 @@ impl Space {
         Self { bytes, free: BTreeMap::from([(0, bytes)]), reuses }
     }
 
-    /// Takes a place for `bytes`; `None` when there is none.
+    /// Takes a place for `bytes`; returns `None` if there is no room.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let bytes = bytes.checked_next_multiple_of(PAGE)?;
         let (&start, &len) = self.free.iter().find(|&(_, &len)| len >= bytes)?;
@@ -31,7 +31,7 @@ impl Space {
         Some(start)
     }
 
-    /// Gives a place back.
+    /// Frees a place.
     pub(crate) fn give(&mut self, start: u64, bytes: u64) {
         if !self.reuses {
             return;
@@ -48,7 +48,7 @@ impl Space {
         self.free.insert(start, len);
     }
 
-    /// Bytes that are left, in the largest piece.
+    /// Bytes of the largest free range.
     pub(crate) fn largest(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! One call of `ncclCommWindowRegister`, and of `ncclCommWindowDeregister`.
+//! The calls `ncclCommWindowRegister` and `ncclCommWindowDeregister`.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -14,11 +14,11 @@ use crate::nccl::shm::Card;
 use crate::nccl::transport::odd_one;
 use crate::world::Machine;
 
-/// Alignment of a window within its allocation, in bytes; 2.27 wants whole granules.
+/// Alignment of a window within its allocation, in bytes; 2.27 requires whole granules.
 const ALIGNMENT: u64 = 4096;
 const GRANULE: u64 = 2 << 20;
 
-/// The arguments of a registration, and what is known of it before the ranks meet.
+/// The arguments of a registration, and the facts known before the ranks meet.
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     pub(crate) address: u64,
@@ -26,11 +26,11 @@ pub(crate) struct Registration {
     pub(crate) flags: i32,
     /// The handle that the window will have.
     pub(crate) handle: usize,
-    /// Why the calling thread cannot register now, if it captures.
+    /// The reason if the calling thread cannot register now because it captures.
     pub(crate) captured: Option<Failure>,
 }
 
-/// What a registration leaves in the out parameter.
+/// Value that a registration writes to the out parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Handle(usize),
@@ -59,7 +59,7 @@ fn lock(comm: &Comm) -> MutexGuard<'_, Windows> {
 }
 
 impl Registration {
-    /// What is answered without the other ranks, if anything is.
+    /// Returns the result if it does not depend on the other ranks.
     pub(crate) fn locally(&self, comm: &Comm) -> Option<Result<Outcome>> {
         let era = Era::of(comm.release);
         if self.address == 0 || self.size == 0 {
@@ -87,8 +87,8 @@ impl Registration {
 
     /// Registers together with the other ranks.
     ///
-    /// In a strict world a rank that fails on its own meets the others all the same, so that all of them fail; in a
-    /// faithful one it returns, and they wait for it.
+    /// In a strict world, a rank that fails on its own still meets the others, so that all of them fail. In a
+    /// faithful world it returns, and the others wait for it.
     pub(crate) fn run(&self, machine: &Machine, comm: &Comm) -> Result<Outcome> {
         let era = Era::of(comm.release);
         let memory = match self.inspect(machine, comm, era) {
@@ -102,7 +102,7 @@ impl Registration {
         };
         let shared = if era.shares() { lock(comm).slot_of(&memory.key()) } else { None };
         if let (Era::V2_27, Some(slot), false) = (era, shared, comm.strict) {
-            // 2.27 does not even call the others.
+            // 2.27 does not even contact the other ranks.
             return Ok(Outcome::Handle(self.insert(comm, memory, slot, Vec::new())));
         }
         let cards = self.meet(comm, era, &memory, shared.is_some())?;
@@ -128,7 +128,7 @@ impl Registration {
         Ok(Outcome::Handle(self.insert(comm, memory, slot, places)))
     }
 
-    /// Looks at the memory: what it is, an outcome that needs nobody else, or why it cannot be.
+    /// Checks the memory: returns it, an outcome that needs no other rank, or an error.
     fn inspect(
         &self,
         machine: &Machine,
@@ -174,7 +174,7 @@ impl Registration {
         }
         if cover.len() > 1 {
             let text = format!("a window over {} physical segments", cover.len());
-            // 2.28 does not look and goes wrong later, which a strict world says now.
+            // 2.28 does not check and fails later; a strict world reports it now.
             let rule = match era.several_segments() {
                 Unusual::Ignored if era == Era::V2_28 && comm.strict => Unusual::Refused,
                 rule => rule,
@@ -201,7 +201,7 @@ impl Registration {
         Ok(Ok(Memory { base: first.base, bytes, physical, age }))
     }
 
-    /// Meets the other ranks, and compares.
+    /// Meets the other ranks, and compares the cards.
     fn meet(&self, comm: &Comm, era: Era, memory: &Memory, known: bool) -> Result<Vec<Card>> {
         let mut card = host::card(if known { Call::WindowKnown } else { Call::WindowNew });
         let unequal = era.allows_unequal_sizes();
@@ -269,10 +269,10 @@ const BYTES: usize = 3;
 const OFFSET: usize = 4;
 const ORDINAL: usize = 5;
 const FLAGS: usize = 6;
-/// Process, file, offset and size of the first memory: each rank has its own.
+/// Process, file, offset and size of the first segment; these differ between ranks.
 const PLACE: std::ops::Range<usize> = 7..11;
 
-/// Over how many physical segments.
+/// Number of physical segments.
 const SEGMENTS: usize = 11;
 
 fn set_place(card: &mut Card, physical: Option<&Arc<Physical>>) {
@@ -286,13 +286,13 @@ fn set_place(card: &mut Card, physical: Option<&Arc<Physical>>) {
     }
 }
 
-/// What a rank's card says of where others find a segment of its window; nowhere, if it has no such segment.
+/// Reads the location of a window's segment from a rank's card; `None` if the rank has no such segment.
 fn place_of(card: &Card) -> Option<Place> {
     let [process, file, offset, size] = [7, 8, 9, 10].map(|word| card[word]);
     (size > 0).then_some(Place { process, file, offset, size, start: card[OFFSET] })
 }
 
-/// Where the segments of every rank's window are found: the first ones are on `cards`, the others are told now.
+/// Returns the location of every rank's segments. The first ones are on `cards`; the others are exchanged here.
 fn tell_places(comm: &Comm, memory: &Memory, cards: &[Card]) -> Result<Vec<Vec<Place>>> {
     let mut places: Vec<Vec<Place>> = cards.iter().map(|card| place_of(card).into_iter().collect()).collect();
     let most = cards.iter().map(|card| card[SEGMENTS]).max().unwrap_or(0);
@@ -342,7 +342,8 @@ impl Windows {
         Ok(self.next_slot)
     }
 
-    /// One window less in a slot (`empty`: it never had one); the last gives its addresses back.
+    /// Removes one window from a slot (`empty`: the slot never had one). Removing the last frees the slot's
+    /// addresses.
     fn release(&mut self, number: u64, empty: bool) {
         let Some(slot) = self.slots.get_mut(&number) else { return };
         slot.windows = slot.windows.saturating_sub(usize::from(!empty));
@@ -355,7 +356,7 @@ impl Windows {
     }
 }
 
-/// Deregisters a window. Local: nobody is told.
+/// Deregisters a window. The call is local.
 pub(crate) fn deregister(machine: &Machine, comm: &Comm, handle: usize) -> Result {
     if handle == 0 {
         return Ok(());
@@ -363,7 +364,7 @@ pub(crate) fn deregister(machine: &Machine, comm: &Comm, handle: usize) -> Resul
     let mut windows = lock(comm);
     let Some(window) = windows.live.remove(&handle) else {
         drop(windows);
-        // Without support, 2.27 and 2.28 gave the handle of a local registration.
+        // Without window support, 2.27 and 2.28 returned the handle of a local registration.
         let local = !comm.topology().symmetric && Era::of(comm.release).without_support() == Unusual::Local;
         if local {
             let mut registrations = comm.registrations.lock().unwrap_or_else(PoisonError::into_inner);
