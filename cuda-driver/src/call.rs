@@ -1,4 +1,5 @@
-//! How a function of the driver's table is called: return codes and casts live here and nowhere else.
+//! Macros and checks for calls through the driver's table. Return codes and casts are handled here and
+//! nowhere else.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -34,7 +35,7 @@ pub(crate) fn check(api: &Api, function: &'static str, code: CUresult) -> Result
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(api, function, code)) }
 }
 
-/// As [`check`], for queries: `false` where the driver says "not ready".
+/// Like [`check`], for queries: `false` if the driver says "not ready".
 pub(crate) fn ready(api: &Api, function: &'static str, code: CUresult) -> Result<bool> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(true),
@@ -62,13 +63,13 @@ pub(crate) fn failure(api: &Api, function: &'static str, code: CUresult) -> Erro
     }
 }
 
-/// Makes an import with a descriptor, whose number travels in a pointer's place. There 0 is NULL, which the driver
-/// refuses: a descriptor of this number is passed by another one.
+/// Makes an import with a descriptor, whose number is passed as a pointer. Number 0 would be NULL, which the
+/// driver refuses, so a descriptor of this number is duplicated first.
 pub(crate) fn with_os_handle<T>(
     descriptor: BorrowedFd<'_>,
     import: impl FnOnce(*mut c_void) -> Result<T>,
 ) -> Result<T> {
-    // Never 0 again, which is open.
+    // The duplicate cannot be 0, which is open.
     let duplicate = match descriptor.as_raw_fd() {
         0 => Some(descriptor.try_clone_to_owned().map_err(|source| Error::Descriptor { source })?),
         _ => None,
@@ -77,8 +78,8 @@ pub(crate) fn with_os_handle<T>(
     import(std::ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
 }
 
-/// Makes an export as a descriptor, which `export` is given the place for. A driver that reports success without a
-/// descriptor is an error: an `OwnedFd` cannot be one.
+/// Makes an export as a descriptor; `export` receives the place to write it to. A driver that reports success
+/// without a descriptor is an error, since an `OwnedFd` cannot be invalid.
 pub(crate) fn exported_fd(
     function: &'static str,
     export: impl FnOnce(*mut c_void) -> Result<()>,

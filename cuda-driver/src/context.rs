@@ -20,7 +20,7 @@ struct Inner {
     raw: CUcontext,
 }
 
-// SAFETY: a context's handle may be used from every thread; what is per thread is which context is current, and
+// SAFETY: a context's handle may be used from every thread. Only the current context is per thread, and
 // that is held by `Current`, which is not `Send`.
 unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
@@ -56,10 +56,10 @@ impl Context {
 
     /// Runs `body` with the context current on this thread, then makes the former one current again.
     ///
-    /// The methods of this crate do this themselves; it is for calls of other libraries that look at the current
-    /// context (NCCL, cuBLAS, direct calls of the table). Where the context is current already, this is one look at the
-    /// driver's thread state. Calls nest, so contexts are always restored in reverse order; a panic of `body` restores
-    /// too.
+    /// The methods of this crate do this themselves. Use it for calls of other libraries that read the
+    /// current context (NCCL, cuBLAS, direct calls of the table). If the context is current already, it costs
+    /// one read of the driver's thread state. Calls nest, so contexts are always restored in reverse order. A
+    /// panic of `body` restores the context too.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`; `body` has not run then.
@@ -71,8 +71,8 @@ impl Context {
         Ok(body())
     }
 
-    /// As [`with_current`](Self::with_current), for a scope of this crate. Guards that are dropped in another order than
-    /// scopes do would restore the wrong context, so no guard leaves the crate.
+    /// Like [`with_current`](Self::with_current), for a scope of this crate. Guards dropped in another order
+    /// than scopes end would restore the wrong context, so no guard leaves the crate.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Result<Current<'_>> {
         let mut current = std::ptr::null_mut();
@@ -91,7 +91,8 @@ impl Context {
         unsafe { call!(self.api(), cuCtxPushCurrent_v2(self.raw())) }
     }
 
-    /// Free and total memory of the device in bytes. Free is a moment's truth: other processes share the device.
+    /// Free and total memory of the device in bytes. Free memory changes at any time, since other processes
+    /// share the device.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetInfo_v2`.
@@ -161,7 +162,7 @@ impl Context {
         Ok((lowest, highest))
     }
 
-    /// How the context behaves.
+    /// The flags of the context.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetFlags`.

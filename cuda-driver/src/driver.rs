@@ -16,7 +16,7 @@ use crate::{Device, Error, Result};
 #[derive(Clone)]
 pub struct Driver {
     api: Api,
-    /// How memory of a device can be exported, by its ordinal, where that was tried.
+    /// Handle types for exporting memory of a device, by its ordinal, if they were tried.
     pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
     captures: Arc<AtomicUsize>,
 }
@@ -43,14 +43,14 @@ impl Driver {
         Ok(Self { api, granted: Arc::default(), captures: Arc::default() })
     }
 
-    /// A number that another driver in this process does not have: where its function `cuInit` lies. A driver that is
-    /// loaded twice is one library, and its objects are the same to both.
+    /// A number that identifies the driver in this process: the address of its function `cuInit`. A driver
+    /// that is loaded twice is one library, and both handles share its objects.
     #[inline]
     pub(crate) fn identity(&self) -> usize {
         self.api.table().cuInit.map_or(0, |init| init as usize)
     }
 
-    /// Whether both stand for one driver: handles and addresses of the one mean the same to the other.
+    /// Returns true if both are the same driver, so handles and addresses of one are valid for the other.
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.identity() == other.identity()
@@ -75,15 +75,15 @@ impl Driver {
         self.api.version()
     }
 
-    /// How many captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began are open, over all clones
-    /// of this driver: to be read where asking the driver for each stream would cost too much. Captures that others
-    /// began, with raw calls or through another library, are not counted.
+    /// The number of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began, over
+    /// all clones of this driver. Reading it is cheaper than asking the driver for each stream. Captures that
+    /// others began, with raw calls or through another library, are not counted.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {
         &self.captures
     }
 
-    /// How many devices the process can see.
+    /// The number of devices that the process can see.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuDeviceGetCount`.

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the crate.
 
 use cuda_driver_sys::{CUgraphExecUpdateResult, CUresult, LoadError, Missing};
 
@@ -32,7 +32,7 @@ pub enum Error {
         code: CUresult,
         /// The code's name.
         name: String,
-        /// What the driver says about it.
+        /// The driver's description of the code.
         text: String,
     },
 
@@ -41,14 +41,14 @@ pub enum Error {
     NoSuchDevice {
         /// The ordinal that was asked for.
         ordinal: u32,
-        /// How many devices there are.
+        /// The number of devices.
         count: u32,
     },
 
     /// There is no device of this name.
     #[error("no device that the process sees has the {what} {name:?} (see CUDA_VISIBLE_DEVICES)")]
     NoDeviceNamed {
-        /// What kind of name.
+        /// The kind of name.
         what: &'static str,
         /// The name that was asked for.
         name: String,
@@ -57,7 +57,7 @@ pub enum Error {
     /// The device cannot do it.
     #[error("device {device} cannot do {what}; ask `Device::capabilities` before choosing this way")]
     Unsupported {
-        /// What was asked for.
+        /// The operation or feature.
         what: &'static str,
         /// The device's ordinal.
         device: u32,
@@ -85,7 +85,7 @@ pub enum Error {
          still does what it did)"
     )]
     GraphUpdate {
-        /// What differs, as the driver counts it.
+        /// The difference, as the driver reports it.
         reason: CUgraphExecUpdateResult,
     },
 
@@ -101,7 +101,7 @@ pub enum Error {
     OutOfBounds {
         /// The object.
         what: &'static str,
-        /// Where the range starts, in bytes from the object's start.
+        /// Start of the range, in bytes from the object's start.
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
@@ -117,11 +117,11 @@ pub enum Error {
     NotPages {
         /// The first address.
         start: crate::DevicePtr,
-        /// Where the range starts, in bytes from there.
+        /// Start of the range, in bytes from the first address.
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// Where the last page ends that begins in the range and has no hole before it, in bytes from the first
+        /// End of the last page that begins in the range and has no hole before it, in bytes from the first
         /// address.
         up_to: usize,
     },
@@ -135,9 +135,9 @@ pub enum Error {
         what: &'static str,
         /// Its device's ordinal.
         found: u32,
-        /// Who should have used it.
+        /// The object that should have used it.
         user: &'static str,
-        /// That one's device's ordinal.
+        /// The ordinal of that object's device.
         wanted: u32,
     },
 
@@ -155,7 +155,7 @@ pub enum Error {
     WhileCapturing {
         /// The call.
         what: &'static str,
-        /// What to do instead.
+        /// The alternative to use.
         instead: &'static str,
     },
 
@@ -164,16 +164,16 @@ pub enum Error {
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
     )]
     NotExportable {
-        /// What it was made for.
+        /// The handle types that it was made for.
         made: crate::vmm::HandleTypes,
-        /// What was asked for.
+        /// The handle type that was requested.
         wanted: crate::vmm::HandleTypes,
     },
 
     /// A descriptor of number 0, which the driver does not take, could not be given another number.
     #[error("file descriptor 0 could not be duplicated for the driver, which does not take this number")]
     Descriptor {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 
@@ -221,7 +221,7 @@ impl Error {
         }
     }
 
-    /// Whether the driver was out of device or host memory.
+    /// Returns true if the driver was out of device or host memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)

@@ -10,7 +10,7 @@ use crate::call::{call, code, ready};
 use crate::{Context, Result, teardown};
 
 bitflags! {
-    /// How an event is made.
+    /// Flags for creating an event.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct EventFlags: u32 {
         /// A host thread that waits sleeps instead of spinning.
@@ -60,7 +60,7 @@ impl Event {
         &self.context
     }
 
-    /// Whether everything before the last record is done.
+    /// Returns true if all work before the last record is done.
     ///
     /// While any stream captures in global mode this call is refused and *ends that capture in failure*, unless
     /// the thread holds a [`RelaxedCapture`](crate::graph::RelaxedCapture).

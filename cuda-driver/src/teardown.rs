@@ -1,4 +1,4 @@
-//! Where the failures of `Drop` go: `Drop` has nobody to return them to, and silence would hide leaks.
+//! Reporting of failures in `Drop`, which cannot return them: ignoring them would hide leaks.
 
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,14 +15,14 @@ static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 /// Sends every failure met by a `Drop` of this crate, in this process, to `hook` instead of the default, which
 /// writes one line to standard error.
 ///
-/// The hook runs on the thread that drops; a panic inside it is swallowed. What the object stood for may be
-/// leaked after such a failure. A driver that has already shut down (at the end of the process) is no failure:
-/// its objects are gone with it.
+/// The hook runs on the thread that drops; a panic inside it is swallowed. The object's resource may be
+/// leaked after such a failure. A driver that has already shut down (at the end of the process) is no
+/// failure: its objects are gone with it.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
     *HOOK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hook));
 }
 
-/// Reports what a `Drop` could not do.
+/// Reports the failure of a `Drop`.
 pub(crate) fn report(result: Result<()>) {
     let Err(error) = result else { return };
     if error.code() == Some(CUresult::CUDA_ERROR_DEINITIALIZED) {

@@ -1,4 +1,4 @@
-//! What a device can do, as far as programs ask before they choose a way.
+//! Device capabilities that programs check before they choose an implementation.
 
 use bitflags::bitflags;
 use cuda_driver_sys::{CUdevice_attribute as A, CUresult};
@@ -8,7 +8,7 @@ use crate::vmm::HandleTypes;
 use crate::{Error, Result};
 
 bitflags! {
-    /// What a device, with its driver and system, can do.
+    /// Capabilities of a device, with its driver and system.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Capabilities: u32 {
         /// Host and devices share one address space.
@@ -50,7 +50,7 @@ bitflags! {
     }
 }
 
-/// Which attribute answers for which capability.
+/// The device attribute behind each capability.
 const ATTRIBUTES: &[(Capabilities, A)] = &[
     (Capabilities::UNIFIED_ADDRESSING, A::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
     (Capabilities::VIRTUAL_MEMORY, A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
@@ -87,7 +87,7 @@ impl Device {
         self.among(Capabilities::all())
     }
 
-    /// Whether the device can do all of `wanted`.
+    /// Returns true if the device has all of the `wanted` capabilities.
     ///
     /// # Errors
     /// As [`Device::capabilities`].
@@ -105,7 +105,7 @@ impl Device {
         Ok(found)
     }
 
-    /// An attribute; 0 where the driver is older than it.
+    /// An attribute; 0 if the driver does not know it.
     fn attribute_or_zero(&self, attribute: A) -> Result<i32> {
         match self.attribute(attribute) {
             Err(error @ Error::Driver { .. }) if error.code() != Some(CUresult::CUDA_ERROR_INVALID_VALUE) => {
@@ -127,7 +127,7 @@ impl Device {
         Ok((count(major), count(minor)))
     }
 
-    /// How many multiprocessors the device has.
+    /// The number of multiprocessors of the device.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -135,7 +135,7 @@ impl Device {
         self.attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map(count)
     }
 
-    /// How many threads a block can have at most.
+    /// The largest number of threads in a block.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -143,8 +143,8 @@ impl Device {
         self.attribute(A::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK).map(count)
     }
 
-    /// How [pools](crate::memory::MemoryPool) of the device's memory can be handed to other processes; none where
-    /// the driver has no such pools.
+    /// The ways in which [pools](crate::memory::MemoryPool) of the device's memory can be shared with other
+    /// processes; empty if the driver has no such pools.
     ///
     /// # Errors
     /// As [`Device::attribute`].
@@ -154,7 +154,7 @@ impl Device {
     }
 }
 
-/// The driver's signed numbers for what is never negative.
+/// Converts a count, which the driver reports as a signed number although it is never negative.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

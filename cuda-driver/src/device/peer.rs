@@ -1,4 +1,4 @@
-//! What lies between two devices.
+//! The link between two devices.
 
 use std::ffi::c_int;
 
@@ -8,7 +8,7 @@ use super::Device;
 use crate::Result;
 use crate::call::call;
 
-/// What one device can do with the memory of another, directly.
+/// Direct access of one device to the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PeerLink {
@@ -18,12 +18,12 @@ pub struct PeerLink {
     pub native_atomics: bool,
     /// Arrays (textures, surfaces).
     pub arrays: bool,
-    /// How the link compares to those of other pairs: 0 is the fastest.
+    /// Performance rank of the link among those of all pairs: 0 is the fastest.
     pub performance_rank: i32,
 }
 
 impl Device {
-    /// Whether kernels and copies of this device can reach the memory of `peer` directly.
+    /// Returns true if kernels and copies of this device can access the memory of `peer` directly.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`.
@@ -36,7 +36,7 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// What this device can do with the memory of `peer`.
+    /// Returns the kinds of access that this device has to the memory of `peer`.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetP2PAttribute`: `CUDA_ERROR_INVALID_DEVICE` for the

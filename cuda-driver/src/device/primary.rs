@@ -1,6 +1,6 @@
-//! The primary context of a device: retaining it, and how it is made.
+//! The primary context of a device: retaining it, and its flags.
 //!
-//! It is never reset here: that would destroy, under everybody in the process, whatever was made from it.
+//! It is never reset here: that would destroy everything made from it, for every user in the process.
 
 use std::ffi::{c_int, c_uint};
 
@@ -11,7 +11,7 @@ use crate::call::call;
 use crate::{Context, Result};
 
 bitflags! {
-    /// How a context behaves; how threads wait is one of the first three, or none for the driver's choice.
+    /// Flags of a context. The first three choose how threads wait; without any, the driver chooses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct ContextFlags: u32 {
         /// Threads that wait spin: least latency.
@@ -28,13 +28,13 @@ bitflags! {
     }
 }
 
-/// What is known of a device's primary context without retaining it.
+/// The state of a device's primary context, read without retaining it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PrimaryState {
-    /// How it is made, or will be.
+    /// The flags that it has, or will be made with.
     pub flags: ContextFlags,
-    /// Whether anybody in the process retains it.
+    /// True if a part of the process retains it.
     pub active: bool,
 }
 
@@ -52,7 +52,7 @@ impl Device {
         Ok(Context::from_retained(self.clone(), raw))
     }
 
-    /// Whether the primary context is alive, and its flags.
+    /// Returns whether the primary context is alive, and its flags.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxGetState`.
@@ -64,7 +64,8 @@ impl Device {
         Ok(PrimaryState { flags: ContextFlags::from_bits_retain(flags), active: active != 0 })
     }
 
-    /// Sets how the primary context behaves; for one that is alive, what its driver can still change.
+    /// Sets the flags of the primary context. On a live context only those change that its driver can still
+    /// change.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDevicePrimaryCtxSetFlags_v2`.

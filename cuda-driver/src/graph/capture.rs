@@ -11,8 +11,9 @@ use super::kept::OpenCapture;
 use crate::call::call;
 use crate::{Context, Driver, Result, Stream, stream, teardown};
 
-/// Which calls the driver refuses while a capture is open, since they could not be replayed (allocation of
-/// device memory, event queries, unloading a module; loading one is not refused). A refused call also ruins the capture. Virtual memory calls are never refused.
+/// The calls that the driver refuses while a capture is open, since they could not be replayed (allocation of
+/// device memory, event queries, unloading a module; loading one is not refused). A refused call also
+/// invalidates the capture. Virtual memory calls are never refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
     /// Such calls of every thread of the process.
@@ -33,15 +34,15 @@ impl CaptureMode {
     }
 }
 
-/// Whether a stream's work runs or is being recorded.
+/// The capture state of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CaptureStatus {
-    /// It runs.
+    /// Work on the stream runs.
     None,
-    /// It is being recorded.
+    /// Work on the stream is being recorded.
     Active,
-    /// It was being recorded, and a call that cannot be recorded ruined it; the capture must still be ended.
+    /// A call that cannot be recorded invalidated the capture, which must still be ended.
     Invalidated,
 }
 
@@ -56,19 +57,19 @@ impl CaptureStatus {
     }
 }
 
-/// What a stream is recorded into.
+/// The capture state of a stream, and the capture that it is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct CaptureInfo {
-    /// Whether it is.
+    /// The capture state.
     pub status: CaptureStatus,
-    /// The capture's number while it is active: the same for all streams drawn into it, and no other capture of the
-    /// process has it.
+    /// The capture's number while it is active. It is the same for all streams that joined the capture, and
+    /// unique in the process.
     pub id: Option<u64>,
 }
 
-/// Whether a stream of `context` captures, as the driver says: one that a handle of this crate is alive for, or a blocking
-/// one, whoever made it.
+/// Returns true if the driver reports a capturing stream of `context`. Streams with a live handle of this
+/// crate are checked, and blocking streams of any owner.
 ///
 /// # Errors
 /// As [`Stream::capture_status`].
@@ -80,14 +81,14 @@ pub fn is_capturing(context: &Context) -> Result<bool> {
     }
     match Stream::legacy_default(context).capture_status() {
         Ok(status) => Ok(status != CaptureStatus::None),
-        // It would have to wait for a stream that captures.
+        // The call would have to wait for a stream that captures.
         Err(error) if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) => Ok(true),
         Err(error) => Err(error),
     }
 }
 
 impl Stream {
-    /// Whether the stream captures.
+    /// Returns whether the stream captures.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamIsCapturing`: `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for
@@ -102,7 +103,7 @@ impl Stream {
         Ok(CaptureStatus::of(status))
     }
 
-    /// Whether the stream captures, and which capture it is part of.
+    /// Returns whether the stream captures, and the capture that it is part of.
     ///
     /// # Errors
     /// As [`capture_status`](Self::capture_status), from `cuStreamGetCaptureInfo_v2`.
@@ -134,7 +135,7 @@ impl Stream {
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
         let open = self.context().driver().open_captures();
-        // Before it begins, so that no work of the capture goes uncounted.
+        // Counted before the capture begins, so that no work of the capture goes uncounted.
         open.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the stream is alive.
         let begun = unsafe { call!(self.api(), cuStreamBeginCapture_v2(self.raw(), mode.raw())) };
@@ -198,7 +199,8 @@ fn end(stream: &Stream) -> Result<Graph> {
 impl Drop for Capture {
     fn drop(&mut self) {
         if !self.ended {
-            // That a capture nobody wanted was ruined or left unjoined is no news.
+            // An error of a capture that was invalidated or left unjoined is not reported: the capture is
+            // discarded anyway.
             let abandoned = end(&self.stream).map(drop);
             let code = abandoned.as_ref().err().and_then(crate::Error::code);
             if !matches!(
@@ -220,7 +222,8 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// While it lives, this thread may make calls that an open capture refuses; see [`RelaxedCapture::enter`].
+/// While it lives, this thread may make calls that an open capture would refuse; see
+/// [`RelaxedCapture::enter`].
 #[derive(Debug)]
 #[must_use = "the thread's capture mode is relaxed only while the guard lives"]
 pub struct RelaxedCapture {
@@ -231,9 +234,9 @@ pub struct RelaxedCapture {
 }
 
 impl RelaxedCapture {
-    /// Sets this thread's capture mode to relaxed until the guard is dropped, then back to what it was. For what
-    /// runs beside captures and is no part of them: an allocator that takes memory from the driver, a watchdog
-    /// that queries events.
+    /// Sets this thread's capture mode to relaxed until the guard is dropped, which restores the former mode.
+    /// Use it for calls made beside captures: an allocator takes memory from the driver, a watchdog queries
+    /// events.
     ///
     /// ```compile_fail,E0277
     /// fn elsewhere(guard: cuda_driver::graph::RelaxedCapture) {

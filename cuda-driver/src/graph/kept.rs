@@ -1,4 +1,5 @@
-//! Owners of what recorded work needs: kept by the open capture, then by its graph and the graph's executables.
+//! Owners of the objects that recorded work needs. They are held by the open capture, then by its graph and
+//! the graph's executables.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -28,21 +29,21 @@ impl Kept {
     }
 }
 
-/// A capture: its driver and its number there.
+/// Key of a capture: its driver and its number there.
 type Key = (usize, u64);
 
-/// What is known of an open capture.
+/// The state of an open capture.
 struct Open {
     kept: Kept,
-    /// The stream and the thread that it was begun on.
+    /// The stream and the thread on which it was begun.
     stream: Stream,
     thread: ThreadId,
 }
 
-/// The captures that [`Stream::begin_capture`] began and nobody has ended.
+/// The captures that [`Stream::begin_capture`] began and that have not ended.
 static OPEN: LazyLock<Mutex<HashMap<Key, Open>>> = LazyLock::new(Mutex::default);
 
-/// How many there are, so that launches ask for the stream's capture only if there can be one.
+/// The number of entries in [`OPEN`], so that launches query the stream's capture only if one can be open.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
@@ -53,8 +54,8 @@ fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
 pub(super) struct OpenCapture(Key);
 
 impl OpenCapture {
-    /// Begins to keep owners for the capture that `stream` has just begun; `None` if it is ruined already, since no
-    /// graph comes of it.
+    /// Starts to collect owners for the capture that `stream` has just begun; `None` if it is invalidated
+    /// already, since it will give no graph.
     pub(super) fn begin(stream: &Stream) -> Result<Option<Self>> {
         let Some(id) = stream.capture_info()?.id else { return Ok(None) };
         let key = (stream.context().driver().identity(), id);
@@ -64,7 +65,7 @@ impl OpenCapture {
         Ok(Some(Self(key)))
     }
 
-    /// What was kept; the capture has ended.
+    /// Takes the owners that were collected. The capture has ended.
     pub(super) fn take(self) -> Kept {
         open().get_mut(&self.0).map(|open| std::mem::take(&mut open.kept)).unwrap_or_default()
     }
@@ -72,14 +73,14 @@ impl OpenCapture {
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
-        // Dropped after the lock: an owner's drop may call the driver.
+        // Dropped after the lock is released: an owner's drop may call the driver.
         let _open = open().remove(&self.0);
         COUNT.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Keeps `owners` for the graph of the capture that `stream` is part of. Nothing if it does not capture, or another
-/// library began the capture.
+/// Holds `owners` for the graph of the capture that `stream` is part of. Does nothing if the stream does not
+/// capture, or another library began the capture.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
     if COUNT.load(Ordering::SeqCst) == 0 {
@@ -88,7 +89,7 @@ pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> 
     keep_in_open(stream, owners().as_ref()).map(drop)
 }
 
-/// Whether the graph keeps them.
+/// Returns true if the graph holds them.
 #[cold]
 fn keep_in_open(stream: &Stream, owners: &[Owner]) -> Result<bool> {
     let Some(id) = stream.capture_info()?.id else { return Ok(false) };
@@ -101,8 +102,9 @@ fn keep_in_open(stream: &Stream, owners: &[Owner]) -> Result<bool> {
 }
 
 impl Stream {
-    /// Has the graph that the stream is being captured into keep `owner`, and so the executables that are made from it. It
-    /// is dropped with the last of them, by whichever thread drops that; if the capture gives no graph, with the capture.
+    /// Makes the graph that the stream is being captured into hold `owner`, and the executables made from it.
+    /// It is dropped with the last of them, by the thread that drops that; if the capture gives no graph,
+    /// with the capture.
     ///
     /// Returns whether it is kept: it is not if the stream does not capture, or if another library began the capture.
     ///
@@ -113,8 +115,8 @@ impl Stream {
     }
 }
 
-/// The streams on which the calling thread has begun captures by [`Stream::begin_capture`] that it has not ended. Costs a
-/// load if no thread has.
+/// The streams on which the calling thread has begun captures by [`Stream::begin_capture`] that have not
+/// ended. Costs one atomic load if no thread has any.
 #[must_use]
 pub fn captures_of_this_thread() -> Vec<Stream> {
     if COUNT.load(Ordering::SeqCst) == 0 {

@@ -39,7 +39,7 @@ use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};
 
 bitflags! {
-    /// How a graph is made ready to be launched.
+    /// Flags for instantiating a graph.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct InstantiateFlags: u64 {
         /// Memory that the graph allocates and does not free is freed before the next launch.
@@ -52,8 +52,8 @@ bitflags! {
 
 /// Recorded work: a template for [`GraphExec`]. Not `Sync`, since the driver does not lock graphs.
 ///
-/// It keeps the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and what it was told to keep by
-/// [`Stream::keep_in_graph`]; so do its executables.
+/// It holds the modules of the kernels that [`Stream::launch_kernel`] recorded in it, and the owners passed
+/// to [`Stream::keep_in_graph`]. Its executables hold them too.
 pub struct Graph {
     context: Context,
     raw: CUgraph,
@@ -82,8 +82,8 @@ impl Graph {
         self.raw
     }
 
-    /// Gives the graph up: whoever takes the handle destroys it, and keeps the modules of its kernels, which it does not
-    /// keep any more.
+    /// Returns the handle and gives up ownership. The caller destroys the graph, and keeps the modules of its
+    /// kernels loaded, which the graph no longer holds.
     #[must_use]
     pub fn into_raw(self) -> CUgraph {
         let this = ManuallyDrop::new(self);
@@ -92,7 +92,7 @@ impl Graph {
         this.raw
     }
 
-    /// How many nodes the graph has.
+    /// The number of nodes in the graph.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphGetNodes`.
@@ -114,7 +114,7 @@ impl Graph {
         self.instantiate_with(InstantiateFlags::empty())
     }
 
-    /// As [`instantiate`](Self::instantiate), with flags.
+    /// Like [`instantiate`](Self::instantiate), with flags.
     ///
     /// # Errors
     /// As [`instantiate`](Self::instantiate).
@@ -127,8 +127,7 @@ impl Graph {
         Ok(GraphExec { context: self.context.clone(), raw, kept: self.kept.clone() })
     }
 
-    /// Writes the graph to a file, as a drawing in the DOT language; with everything that is known of its nodes if
-    /// `verbose`.
+    /// Writes the graph to a file in the DOT language; with all details of its nodes if `verbose`.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphDebugDotPrint`, for example `CUDA_ERROR_OPERATING_SYSTEM`
@@ -159,7 +158,7 @@ impl fmt::Debug for Graph {
 
 /// A graph ready to be launched. Not `Sync`, since the driver does not lock graphs.
 ///
-/// It keeps the modules of its kernels loaded. Drop it when its last launch has passed.
+/// It keeps the modules of its kernels loaded. Drop it after its last launch has completed.
 pub struct GraphExec {
     context: Context,
     raw: CUgraphExec,
@@ -186,7 +185,7 @@ impl GraphExec {
     pub fn update(&mut self, graph: &Graph) -> Result<()> {
         let ours = self.context.driver();
         ours.require_same("the graph", graph.context.driver(), "the executable")?;
-        // On top of what it kept: launches of the former graph may be under way.
+        // Added to the owners held already: launches of the former graph may be in flight.
         self.kept.add(graph.kept.owners());
         let _current = self.context.enter()?;
         let mut info = CUgraphExecUpdateResultInfo::default();
@@ -198,7 +197,7 @@ impl GraphExec {
         }
     }
 
-    /// Sends the graph to the device ahead of its first launch, so that the launch does not have to.
+    /// Uploads the graph to the device ahead of its first launch, which is then faster.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuGraphUpload`.
@@ -218,7 +217,8 @@ impl Stream {
 
     /// Enqueues the graph's work. Launches of one executable run one after the other, whatever their streams.
     ///
-    /// It is safe because the capture was not: who captured a call promised its contract for every launch.
+    /// This is safe because capturing was not: the caller that captured a call promised its contract for
+    /// every launch.
     ///
     /// # Errors
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`.

@@ -1,4 +1,4 @@
-//! Copies and fills that the calling thread waits for.
+//! Copies and fills that block the calling thread.
 
 use crate::call::call;
 use crate::{Context, DevicePtr, Result};

@@ -13,7 +13,7 @@ pub struct DeviceMemory {
     context: Context,
     ptr: DevicePtr,
     bytes: usize,
-    /// Until it is freed.
+    /// False once it is freed.
     owned: bool,
 }
 
@@ -52,8 +52,8 @@ impl DeviceMemory {
         &self.context
     }
 
-    /// Copies `from` into the memory, from the byte at `offset` on. What the device does meanwhile with these bytes
-    /// decides what it sees of them.
+    /// Copies `from` into the memory, starting at the byte at `offset`. If the device uses these bytes at the
+    /// same time, it may see old or new values.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if it does not fit; else as [`Context::copy_from_host`].
@@ -74,7 +74,7 @@ impl DeviceMemory {
         unsafe { self.context.copy_to_host(to, self.ptr + offset) }
     }
 
-    /// Frees the memory, as dropping does, and says how that went. What a failed call leaves is leaked.
+    /// Frees the memory, as dropping does, and returns the outcome. Memory is leaked if the call fails.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemFree_v2`, also for what earlier asynchronous work did wrong.
@@ -86,7 +86,7 @@ impl DeviceMemory {
 }
 
 fn free(context: &Context, ptr: DevicePtr) -> Result<()> {
-    // Freeing is no part of a capture that happens to be open, and must not ruin it.
+    // Freeing is not part of an open capture, and must not invalidate it.
     let _relaxed = RelaxedCapture::enter(context.driver());
     let _current = context.enter()?;
     // SAFETY: the owner of the memory calls this once, and gives it up.
@@ -105,11 +105,11 @@ impl Drop for DeviceMemory {
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
-    /// The pool of one's own that it is of.
+    /// The pool that the memory was allocated from, unless it is the device's current pool.
     _pool: Option<MemoryPool>,
     ptr: DevicePtr,
     bytes: usize,
-    /// Until it is freed.
+    /// False once it is freed.
     owned: bool,
 }
 
@@ -128,7 +128,7 @@ impl StreamMemory {
         Ok(Self::from_driver(stream, DevicePtr(ptr), bytes, None))
     }
 
-    /// Memory that the driver gave just now, to be freed in the order of `stream`.
+    /// Takes ownership of memory that the driver just allocated, to be freed in the order of `stream`.
     pub(super) fn from_driver(
         stream: &Stream,
         ptr: DevicePtr,
@@ -156,7 +156,8 @@ impl StreamMemory {
         &self.stream
     }
 
-    /// Hands the memory to another stream, which must come after the uses so far (by an event): it frees the memory.
+    /// Hands the memory to another stream, which then frees it. That stream must be ordered after all uses so
+    /// far (by an event).
     ///
     /// # Errors
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a stream of another device; the memory is then
@@ -173,8 +174,8 @@ impl StreamMemory {
         Ok(self)
     }
 
-    /// Frees the memory in the order of its stream, as dropping does, and says how that went. What a failed call
-    /// leaves is leaked.
+    /// Frees the memory in the order of its stream, as dropping does, and returns the outcome. Memory is
+    /// leaked if the call fails.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemFreeAsync`.

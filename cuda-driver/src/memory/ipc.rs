@@ -82,7 +82,7 @@ impl ImportedMemory {
 impl Drop for ImportedMemory {
     #[doc(alias = "cuIpcCloseMemHandle")]
     fn drop(&mut self) {
-        // Closing is no part of a capture that happens to be open, and must not ruin it.
+        // Closing is not part of an open capture, and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
             // SAFETY: opened by `open` and used by nobody after this.

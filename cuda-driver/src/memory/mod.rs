@@ -8,7 +8,7 @@
 //! | [`RegisteredMemory`] | the program | unpinned, not freed |
 //! | [`ImportedMemory`] | another process ([`IpcHandle`]) | closed, not freed |
 //!
-//! Memory whose address, pages and handles are chosen one by one is in [`vmm`](crate::vmm).
+//! [`vmm`](crate::vmm) has memory with a chosen address, and with pages and handles of its own.
 
 mod copy;
 mod device;
@@ -29,7 +29,7 @@ pub use self::pool::{MemoryPool, PoolPointer, PoolReuse, PoolUsage};
 pub use self::query::{AddressRange, MemoryKind, PointerDetails, PointerInfo};
 pub use self::registered::{RegisterFlags, RegisteredMemory};
 
-/// An address in the device's address space: a number, which the host must not read through.
+/// An address in the device's address space: a number that the host must not dereference.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DevicePtr(pub u64);
@@ -38,26 +38,26 @@ impl DevicePtr {
     /// The address that no allocation has.
     pub const NULL: Self = Self(0);
 
-    /// Whether this is [`NULL`](Self::NULL).
+    /// Returns true for [`NULL`](Self::NULL).
     #[must_use]
     pub const fn is_null(self) -> bool {
         self.0 == 0
     }
 
-    /// How many bytes this address lies past `base`; `None` if it lies below.
+    /// The distance from `base` to this address in bytes; `None` if this address is below `base`.
     #[must_use]
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// Whether the address is a multiple of `alignment` bytes.
+    /// Returns true if the address is a multiple of `alignment` bytes.
     #[must_use]
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         alignment != 0 && self.0.is_multiple_of(alignment)
     }
 }
 
-/// The address that many bytes further.
+/// The address `bytes` bytes further.
 impl Add<u64> for DevicePtr {
     type Output = Self;
 
@@ -66,7 +66,7 @@ impl Add<u64> for DevicePtr {
     }
 }
 
-/// The address that many bytes further.
+/// The address `bytes` bytes further.
 impl Add<usize> for DevicePtr {
     type Output = Self;
 

@@ -1,4 +1,4 @@
-//! Host memory that the device can reach.
+//! Pinned host memory that the device can access.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
 bitflags! {
-    /// How pinned memory is made.
+    /// Flags for allocating pinned memory.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PinnedFlags: u32 {
         /// Pinned for every context, not only for the one that makes it.
@@ -48,7 +48,7 @@ impl PinnedMemory {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemHostAlloc(&mut raw, bytes, flags.bits())) }?;
-        // Null on success is no memory: an empty slice, and nothing to free.
+        // Treat null on success as empty: an empty slice, and nothing to free.
         let (start, bytes) =
             NonNull::new(raw.cast::<u8>()).map_or((NonNull::dangling(), 0), |start| (start, bytes));
         let memory = Self { context: context.clone(), start, bytes };
@@ -83,7 +83,7 @@ impl PinnedMemory {
         self.bytes
     }
 
-    /// The address under which the device reaches the memory.
+    /// The address under which the device accesses the memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
@@ -108,7 +108,7 @@ impl Drop for PinnedMemory {
         if self.bytes == 0 {
             return;
         }
-        // Freeing is no part of a capture that happens to be open, and must not ruin it.
+        // Freeing is not part of an open capture, and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
             // SAFETY: made by `cuMemHostAlloc` and used by nobody after this.

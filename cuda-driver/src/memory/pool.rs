@@ -1,7 +1,8 @@
 //! Pools of stream-ordered memory.
 //!
-//! A device has a default pool, and a current one, from which [`StreamMemory::new`] allocates. A pool keeps what is
-//! freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next allocation.
+//! A device has a default pool, and a current one, from which [`StreamMemory::new`] allocates. A pool caches
+//! memory that is freed to it, up to its [release threshold](MemoryPool::set_release_threshold), for the next
+//! allocation.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -20,34 +21,34 @@ use crate::vmm::{Access, HandleTypes, access_descriptions, location};
 use crate::{Context, Device, DevicePtr, Result, Stream, teardown};
 
 bitflags! {
-    /// What a pool may do to use freed memory again, besides what stream order alone allows. All are on by default.
+    /// The ways in which a pool may reuse freed memory, besides stream order alone. All are on by default.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PoolReuse: u32 {
         /// Memory that another stream freed before an event that the allocating stream waited for.
         const AFTER_EVENTS = 1;
-        /// Memory that another stream freed and has passed already.
+        /// Memory that another stream freed, if that stream has passed the free already.
         const OPPORTUNISTIC = 2;
-        /// Memory that another stream freed, after which the allocating stream is made to wait.
+        /// Memory that another stream freed; the allocating stream is made to wait for the free.
         const WITH_NEW_DEPENDENCIES = 4;
     }
 }
 
-/// What is in a pool, in bytes.
+/// Bytes in a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PoolUsage {
-    /// Taken from the device.
+    /// Bytes reserved from the device.
     pub reserved: u64,
-    /// The most that was, since [`MemoryPool::reset_peaks`].
+    /// The peak of `reserved` since [`MemoryPool::reset_peaks`].
     pub reserved_peak: u64,
-    /// Given to the program.
+    /// Bytes allocated by the program.
     pub used: u64,
-    /// The most that was, since [`MemoryPool::reset_peaks`].
+    /// The peak of `used` since [`MemoryPool::reset_peaks`].
     pub used_peak: u64,
 }
 
-/// A pool of a device's memory. A handle, cheap to clone; the last one of a pool of one's own gone (its memory holds
-/// one) destroys it.
+/// A pool of a device's memory. A handle, cheap to clone. The last handle of a pool that the program created
+/// destroys it; memory allocated from the pool holds one.
 #[derive(Clone)]
 pub struct MemoryPool {
     inner: Arc<Inner>,
@@ -87,7 +88,7 @@ impl MemoryPool {
         Ok(Self::from_raw(context, raw, true))
     }
 
-    /// The pool that the device has of itself.
+    /// The device's default pool.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetDefaultMemPool`: `CUDA_ERROR_NOT_SUPPORTED` for a
@@ -100,7 +101,7 @@ impl MemoryPool {
         Ok(Self::from_raw(context, raw, false))
     }
 
-    /// Whether [`StreamMemory::new`] takes from this pool now.
+    /// Returns true if [`StreamMemory::new`] allocates from this pool now.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceGetMemPool`.
@@ -113,8 +114,8 @@ impl MemoryPool {
         Ok(current == *raw)
     }
 
-    /// Makes [`StreamMemory::new`] take from this pool, for everybody in the process, as long as it lives: a pool that
-    /// is destroyed makes the default one current again.
+    /// Makes [`StreamMemory::new`] allocate from this pool, for the whole process, while the pool lives.
+    /// After it is destroyed, the default pool is current again.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceSetMemPool`.
@@ -125,8 +126,8 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuDeviceSetMemPool(context.device().raw(), *raw)) }
     }
 
-    /// Opens a pool that another process, or this one, exported. Nothing can be allocated from it; it opens memory
-    /// of the exporter's ([`StreamMemory::import`]). The descriptor can be closed afterwards.
+    /// Opens a pool that another process, or this one, exported. Nothing can be allocated from it; it opens
+    /// the exporter's memory ([`StreamMemory::import`]). The descriptor can be closed afterwards.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`;
@@ -146,8 +147,8 @@ impl MemoryPool {
         Self { inner: Arc::new(Inner { context: context.clone(), raw, owned }) }
     }
 
-    /// The pool as a new file descriptor, to be passed to another process; only one made for
-    /// [`HandleTypes::POSIX_FD`] has it.
+    /// Exports the pool as a new file descriptor, to be passed to another process. The pool must have been
+    /// made for [`HandleTypes::POSIX_FD`].
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` for
@@ -174,7 +175,7 @@ impl MemoryPool {
         &self.inner.context
     }
 
-    /// How many unused bytes the pool keeps when a stream, an event or the context is synchronised; 0 at first.
+    /// Unused bytes that the pool keeps when a stream, an event or the context is synchronised; 0 at first.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAttribute`.
@@ -192,7 +193,7 @@ impl MemoryPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, bytes)
     }
 
-    /// What the pool may do to use freed memory again.
+    /// The ways in which the pool may reuse freed memory.
     ///
     /// # Errors
     /// As [`release_threshold`](Self::release_threshold).
@@ -204,17 +205,18 @@ impl MemoryPool {
         Ok(reuse)
     }
 
-    /// Sets [`reuse`](Self::reuse). Without the last two, placement depends on no timing.
+    /// Sets [`reuse`](Self::reuse). Without the last two ways, placement does not depend on timing.
     ///
     /// # Errors
-    /// As [`set_release_threshold`](Self::set_release_threshold); some may be set then, and others not.
+    /// As [`set_release_threshold`](Self::set_release_threshold); some flags may be set by then, and others
+    /// not.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
         REUSE
             .iter()
             .try_for_each(|(flag, attribute)| self.set::<c_int>(*attribute, reuse.contains(*flag).into()))
     }
 
-    /// What is in the pool.
+    /// Bytes reserved and used, with their peaks.
     ///
     /// # Errors
     /// As [`release_threshold`](Self::release_threshold).
@@ -228,7 +230,7 @@ impl MemoryPool {
         })
     }
 
-    /// Lets the peaks of [`usage`](Self::usage) begin anew.
+    /// Resets the peaks of [`usage`](Self::usage) to the current values.
     ///
     /// # Errors
     /// As [`set_release_threshold`](Self::set_release_threshold).
@@ -237,7 +239,7 @@ impl MemoryPool {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0u64)
     }
 
-    /// Gives unused memory back to the device, until no more than `keep` bytes are reserved.
+    /// Releases unused memory to the device, until no more than `keep` bytes are reserved.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolTrimTo`.
@@ -248,7 +250,8 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuMemPoolTrimTo(*raw, keep)) }
     }
 
-    /// Says which devices may reach the pool's memory, what is allocated already included; its own device always may.
+    /// Sets the access of devices to the pool's memory, including memory that is allocated already. Its own
+    /// device always has access.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolSetAccess`: `CUDA_ERROR_INVALID_DEVICE` for a device
@@ -261,7 +264,7 @@ impl MemoryPool {
         unsafe { call!(context.api(), cuMemPoolSetAccess(*raw, descriptions.as_ptr(), descriptions.len())) }
     }
 
-    /// What a device may do with the pool's memory.
+    /// Returns the access that a device has to the pool's memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolGetAccess`.

@@ -1,4 +1,4 @@
-//! What the driver knows about an address.
+//! Queries of the driver's information about an address.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -8,7 +8,7 @@ use crate::call::{call, check, code};
 use crate::vmm::HandleTypes;
 use crate::{Context, DevicePtr, Driver, Result};
 
-/// Where memory lies.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -20,36 +20,36 @@ pub enum MemoryKind {
     Other(u32),
 }
 
-/// What the driver knows about an address.
+/// Basic information about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PointerInfo {
-    /// Where the memory lies.
+    /// The kind of memory.
     pub kind: MemoryKind,
     /// The ordinal of the device that it was allocated for; `None` where the driver names none.
     pub device: Option<u32>,
 }
 
-/// Everything that the driver knows about an address.
+/// All information that the driver has about an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PointerDetails {
-    /// Where the memory lies.
+    /// Kind and device of the memory.
     pub info: PointerInfo,
     /// The allocation around the address. For mappings of [`vmm`](crate::vmm) it is the whole reservation
     /// ([`Context::address_range`] gives the mapping).
     pub range: AddressRange,
-    /// How it could be exported.
+    /// The handle types that it can be exported as.
     pub handle_types: HandleTypes,
     /// A number that no other allocation of the process has or had.
     pub buffer_id: u64,
-    /// Where the host reaches it, if it does.
+    /// The address at which the host can access it, if it can.
     pub host_address: Option<u64>,
-    /// Whether something is behind the address: a reservation may have holes.
+    /// True if memory is mapped at the address: a reservation may have holes.
     pub is_mapped: bool,
-    /// Whether it moves between host and device by itself.
+    /// True for managed memory, which the driver migrates between host and device.
     pub is_managed: bool,
-    /// Whether [`DeviceMemory::export_ipc`](super::DeviceMemory::export_ipc) can name it.
+    /// True if [`DeviceMemory::export_ipc`](super::DeviceMemory::export_ipc) can export it.
     pub is_legacy_ipc_capable: bool,
 }
 
@@ -63,8 +63,8 @@ pub struct AddressRange {
 }
 
 impl Driver {
-    /// What the driver knows about an address; `None` for memory that it did not make (plain host memory, a freed
-    /// address). It costs about a µs: do not call it per operation.
+    /// Returns the driver's information about an address; `None` for memory that it did not make (plain host
+    /// memory, a freed address). A call takes about 1 µs: do not make it per operation.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttribute`, but for an unknown address.
@@ -86,7 +86,7 @@ impl Driver {
         Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() }))
     }
 
-    /// Everything that the driver knows about an address, in one call; `None` for memory that it did not make.
+    /// Returns all information about an address, in one call; `None` for memory that the driver did not make.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttributes`.
@@ -126,7 +126,8 @@ impl Driver {
         unsafe {
             call!(self.api(), cuPointerGetAttributes(count, attributes.as_mut_ptr(), out.as_mut_ptr(), ptr.0))
         }?;
-        // Where an attribute does not apply the driver writes zero, and so it does for an address it does not know.
+        // The driver writes zero for an attribute that does not apply, and for an address that it does not
+        // know.
         Ok((kind != 0).then(|| PointerDetails {
             info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },

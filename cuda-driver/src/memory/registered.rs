@@ -1,4 +1,4 @@
-//! Host memory of the program's that the device can reach while it is registered.
+//! Host memory of the program that the device can access while it is registered.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,14 +11,14 @@ use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
 bitflags! {
-    /// How host memory is registered.
+    /// Flags for registering host memory.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct RegisterFlags: u32 {
         /// Pinned for every context, not only for the one that registers it.
         const PORTABLE = 1;
         /// Mapped into the device's address space ([`RegisteredMemory::device_ptr`]).
         const DEVICE_MAPPED = 2;
-        /// Memory of another device (its registers), mapped into this process.
+        /// I/O memory of another device (its registers), mapped into this process.
         const IO_MEMORY = 4;
         /// The device only reads it; the pages may be read-only.
         const READ_ONLY = 8;
@@ -26,8 +26,9 @@ bitflags! {
     }
 }
 
-/// Memory of the program's, pinned for as long as this lives. Registering costs milliseconds a gigabyte: do it once.
-/// Where unregistering fails (the [drop hook](crate::set_drop_error_hook) hears of it), the pages stay pinned.
+/// Memory of the program, pinned while this value lives. Registering takes milliseconds per gigabyte: do it
+/// once. If unregistering fails (the [drop hook](crate::set_drop_error_hook) receives the error), the pages
+/// stay pinned.
 pub struct RegisteredMemory<'a> {
     context: Context,
     start: NonNull<u8>,
@@ -53,7 +54,7 @@ impl<'a> RegisteredMemory<'a> {
         unsafe { Self::from_raw(context, NonNull::from(&mut *memory).cast(), memory.len(), flags) }
     }
 
-    /// Registers memory that no slice of Rust's stands for: pages shared with another process, say.
+    /// Registers memory that is not a Rust slice, for example pages shared with another process.
     ///
     /// # Safety
     /// `bytes` bytes from `start` on must be mapped, readable (writable too, but for
@@ -73,7 +74,7 @@ impl<'a> RegisteredMemory<'a> {
         Ok(Self { context: context.clone(), start, bytes, memory: PhantomData })
     }
 
-    /// The address of the first byte, for work that is enqueued and for whoever shares the memory.
+    /// The address of the first byte, for enqueued work and for other users of the memory.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
@@ -85,7 +86,7 @@ impl<'a> RegisteredMemory<'a> {
         self.bytes
     }
 
-    /// The address under which the device reaches the memory.
+    /// The address under which the device accesses the memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2`, where it is not mapped.
@@ -98,7 +99,7 @@ impl<'a> RegisteredMemory<'a> {
 impl Drop for RegisteredMemory<'_> {
     #[doc(alias = "cuMemHostUnregister")]
     fn drop(&mut self) {
-        // It is no part of a capture that happens to be open, and must not ruin it.
+        // Unregistering is not part of an open capture, and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
             // SAFETY: registered by `from_raw`, and used by no work after this, as its `unsafe` calls promised.

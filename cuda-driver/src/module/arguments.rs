@@ -1,4 +1,4 @@
-//! What a kernel is given: values, as addresses with sizes.
+//! Arguments of a kernel: values, passed as addresses with sizes.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -7,7 +7,7 @@ use crate::DevicePtr;
 
 /// A type whose values can be given to a kernel: their bytes are the parameter.
 ///
-/// For one's own structures:
+/// For a structure of the program:
 /// ```
 /// #[derive(Clone, Copy)]
 /// #[repr(C)]
@@ -44,13 +44,13 @@ pub struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The argument that is this value.
+    /// An argument with this value.
     #[must_use]
     pub fn of<T: Parameter>(value: &'a T) -> Self {
         Self { value: std::ptr::from_ref(value).cast(), bytes: size_of::<T>(), borrowed: PhantomData }
     }
 
-    /// The argument that is these bytes.
+    /// An argument with these bytes.
     #[must_use]
     pub fn of_bytes(bytes: &'a [u8]) -> Self {
         Self { value: bytes.as_ptr().cast(), bytes: bytes.len(), borrowed: PhantomData }
@@ -80,9 +80,10 @@ impl<T: sealed::Pack> Arguments for T {}
 pub(super) mod sealed {
     use super::{Argument, Parameter, c_void};
 
-    /// Lays the arguments out as the driver wants them.
+    /// Converts the arguments to the form that the driver takes.
     pub trait Pack {
-        /// Calls `launch` with the values' addresses and their sizes in bytes: as many of the one as of the other.
+        /// Calls `launch` with the addresses of the values and their sizes in bytes. Both slices have the
+        /// same length.
         fn pack<R>(&self, launch: impl FnOnce(&mut [*mut c_void], &[usize]) -> R) -> R;
     }
 

@@ -1,10 +1,10 @@
-//! Why a module could not be loaded, or a kernel not be launched.
+//! Errors of loading a module and of launching a kernel.
 
 use cuda_driver_sys::{CUresult, Version};
 
 use crate::Error;
 
-/// Why a module, or something in one, could not be had.
+/// Why a module, or an item of one, is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModuleError {
@@ -33,23 +33,23 @@ pub enum ModuleError {
         start: Vec<u8>,
     },
 
-    /// The image ends before its own head says.
+    /// The image is shorter than its header says.
     #[error("the {kind} is cut off: its head says {expected} bytes, but it has {found}")]
     Truncated {
         /// The kind of image.
         kind: &'static str,
-        /// The bytes that it says to have.
+        /// The length that the header says.
         expected: u64,
-        /// The bytes that are there.
+        /// The actual length.
         found: usize,
     },
 
     /// The driver did not take the code.
     #[error("{module} could not be loaded{advice}{}", Log(log))]
     Refused {
-        /// What was loaded.
+        /// The module's source.
         module: String,
-        /// What the driver's code means and what to do, as the end of a sentence; empty if nothing is known.
+        /// The meaning of the driver's code and advice, as the end of a sentence; empty if none is known.
         advice: String,
         /// The driver's error log, which names the lines of PTX that it did not take; may be empty.
         log: String,
@@ -63,9 +63,9 @@ pub enum ModuleError {
     NoSuchFunction {
         /// The name asked for.
         name: String,
-        /// What the module was loaded from.
+        /// The module's source.
         module: String,
-        /// The names that it has; empty if the driver does not tell (below 12.4).
+        /// The names that it has; empty if the driver does not report them (below 12.4).
         known: Vec<String>,
     },
 
@@ -74,7 +74,7 @@ pub enum ModuleError {
     NoSuchGlobal {
         /// The name asked for.
         name: String,
-        /// What the module was loaded from.
+        /// The module's source.
         module: String,
     },
 }
@@ -136,7 +136,7 @@ impl std::fmt::Display for Known<'_> {
     }
 }
 
-/// What to do where a launch exceeds a limit.
+/// Advice for a launch that exceeds a limit.
 fn below(limit_name: &str) -> &'static str {
     match limit_name {
         "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" => {
@@ -151,7 +151,7 @@ fn below(limit_name: &str) -> &'static str {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// There is nothing along one axis.
+    /// The extent along one axis is zero.
     #[error("kernel `{kernel}` was to be launched with {what} of 0: skip a launch that has nothing to do")]
     Zero {
         /// The kernel.
@@ -160,7 +160,7 @@ pub enum LaunchError {
         what: &'static str,
     },
 
-    /// More than the device, or the kernel, can have.
+    /// An extent or size exceeds the limit of the device or the kernel.
     #[error(
         "kernel `{kernel}` was to be launched with {what} of {found}, but {limit_name} is {limit}: {instead}",
         instead = below(.limit_name)
@@ -170,11 +170,11 @@ pub enum LaunchError {
         kernel: String,
         /// The quantity, such as `grid.x` or `threads of a block`.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         found: u64,
-        /// The most there can be.
+        /// The limit.
         limit: u64,
-        /// The attribute that says so; for [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`] there is
+        /// The attribute with the limit; for [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`] there is
         /// [`Function::set_max_dynamic_shared_bytes`](super::Function::set_max_dynamic_shared_bytes).
         ///
         /// [`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`]: cuda_driver_sys::CUfunction_attribute
@@ -203,26 +203,26 @@ pub enum LaunchError {
     Unsupported {
         /// The kernel.
         kernel: String,
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
         /// The device's ordinal.
         device: u32,
-        /// The attribute that says so.
+        /// The attribute that reports the feature.
         limit_name: &'static str,
     },
 
-    /// Another number of arguments than the kernel has parameters.
+    /// The number of arguments is not the kernel's number of parameters.
     #[error("kernel `{kernel}` takes {expected} parameters, but was given {found}")]
     ParameterCount {
         /// The kernel.
         kernel: String,
-        /// How many it has.
+        /// The number of parameters.
         expected: usize,
-        /// How many were given.
+        /// The number of arguments.
         found: usize,
     },
 
-    /// An argument of another size than its parameter.
+    /// The size of an argument is not that of its parameter.
     #[error("kernel `{kernel}` takes {expected} bytes as parameter {index} (from 0), but was given {found}")]
     ParameterSize {
         /// The kernel.

@@ -1,4 +1,4 @@
-//! A kernel: what it takes of the device, and how it fits.
+//! A kernel: its attributes, parameters and occupancy.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -22,9 +22,9 @@ struct Inner {
     name: String,
     raw: CUfunction,
     max_threads: u32,
-    /// As the driver said last: another handle of the kernel may have raised it.
+    /// The driver's last answer: another handle of the kernel may have raised it since.
     max_dynamic_shared: AtomicU32,
-    /// Sizes in bytes; `None` if the driver does not tell.
+    /// Sizes in bytes; `None` if the driver does not report them.
     parameters: Option<Vec<usize>>,
 }
 
@@ -33,11 +33,11 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
-/// What a kernel is, and takes of the device.
+/// The resources and the target of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FunctionAttributes {
-    /// The most threads that a block can have, for the registers that each takes.
+    /// The most threads in a block, given the registers that each thread needs.
     pub max_threads_per_block: u32,
     /// Shared memory of a block that the code itself declares, in bytes.
     pub static_shared_bytes: u32,
@@ -65,7 +65,7 @@ pub struct SuggestedLaunch {
 }
 
 impl Function {
-    /// The current context is the module's.
+    /// The caller has made the module's context current.
     pub(super) fn new(module: Module, name: &str, raw: CUfunction) -> Result<Self> {
         let api = module.api();
         if api.table().cuFuncLoad.is_some() {
@@ -86,13 +86,13 @@ impl Function {
         self.inner.module.api()
     }
 
-    /// The name that it was asked for by.
+    /// The name that it was looked up by.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The module that it is of.
+    /// The module that contains it.
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.inner.module
@@ -108,14 +108,14 @@ impl Function {
         self.inner.raw
     }
 
-    /// The sizes of its parameters in bytes; `None` below CUDA 12.4, where the driver does not tell them.
+    /// The sizes of its parameters in bytes; `None` below CUDA 12.4, where the driver does not report them.
     #[doc(alias = "cuFuncGetParamInfo")]
     #[must_use]
     pub fn parameter_sizes(&self) -> Option<&[usize]> {
         self.inner.parameters.as_deref()
     }
 
-    /// A property of the kernel, as the driver counts it.
+    /// An attribute of the kernel, as the driver reports it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuFuncGetAttribute`: `CUDA_ERROR_INVALID_VALUE` for an attribute
@@ -126,7 +126,7 @@ impl Function {
         attribute_of(self.api(), self.raw(), attribute)
     }
 
-    /// What the kernel is, and takes of the device.
+    /// The resources and the target of the kernel.
     ///
     /// # Errors
     /// As [`attribute`](Self::attribute).
@@ -146,7 +146,7 @@ impl Function {
         })
     }
 
-    /// Sets a property of the kernel, for every handle of it.
+    /// Sets an attribute of the kernel, for every handle of it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuFuncSetAttribute`: `CUDA_ERROR_INVALID_VALUE` for a value that
@@ -158,22 +158,23 @@ impl Function {
         unsafe { call!(self.api(), cuFuncSetAttribute(self.raw(), attribute, value)) }
     }
 
-    /// Lets launches of the kernel add up to `bytes` of shared memory to a block. Without it the most is 48 KiB less
-    /// what the code declares; with it, the device's `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN` less that.
+    /// Allows launches of the kernel to add up to `bytes` of shared memory to a block. By default a block has
+    /// at most 48 KiB in all, minus the memory that the code declares. With this call the limit is the
+    /// device's `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN`, minus the same.
     ///
     /// # Errors
     /// As [`set_attribute`](Self::set_attribute).
     pub fn set_max_dynamic_shared_bytes(&self, bytes: u32) -> Result<()> {
-        // What is no positive integer is more than a device has.
+        // A number that does not fit a `c_int` exceeds the memory of every device.
         let value = c_int::try_from(bytes).unwrap_or(c_int::MAX);
         self.set_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, value)?;
         self.inner.max_dynamic_shared.store(bytes, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Asks for a share of the memory that a multiprocessor has for both, first-level cache and shared memory, to be
-    /// shared memory while the kernel runs: in percent, or `None` for the driver's choice. A wish, which the driver
-    /// rounds, or passes over.
+    /// Sets the share of a multiprocessor's memory, which serves both as first-level cache and as shared
+    /// memory, that is shared memory while the kernel runs: in percent, or `None` for the driver's choice.
+    /// This is a hint that the driver may round or ignore.
     ///
     /// # Errors
     /// As [`set_attribute`](Self::set_attribute), for more than 100.
@@ -182,9 +183,10 @@ impl Function {
         self.set_attribute(CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, value)
     }
 
-    /// How many blocks of so many threads, each with so many bytes of dynamic shared memory, run at a time on one
-    /// multiprocessor. In a [cooperative launch](super::LaunchConfig::cooperative) a grid has at most this times the
-    /// device's `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+    /// The number of blocks with `block_threads` threads, each with `dynamic_shared_bytes` bytes of dynamic
+    /// shared memory, that run at a time on one multiprocessor. In a [cooperative
+    /// launch](super::LaunchConfig::cooperative) a grid has at most this times the device's
+    /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuOccupancyMaxActiveBlocksPerMultiprocessor`.
@@ -243,7 +245,7 @@ impl Function {
         self.inner.max_threads
     }
 
-    /// The most dynamic shared memory of a block, asked anew where `wanted` is more than was known.
+    /// The most dynamic shared memory of a block, queried again if `wanted` exceeds the last answer.
     pub(super) fn max_dynamic_shared(&self, wanted: u32) -> Result<u32> {
         let known = self.inner.max_dynamic_shared.load(Ordering::Relaxed);
         if wanted <= known {
@@ -255,7 +257,7 @@ impl Function {
         Ok(now)
     }
 
-    /// Refuses arguments of these sizes unless they are the parameters', as far as the driver tells them.
+    /// Refuses arguments whose sizes differ from the parameters', if the driver reports these.
     pub(super) fn check_arguments(&self, sizes: &[usize]) -> Result<(), LaunchError> {
         let Some(parameters) = &self.inner.parameters else { return Ok(()) };
         let kernel = || self.inner.name.clone();
@@ -277,7 +279,7 @@ fn unsigned(value: c_int) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }
 
-/// The function must be of a live module of the current context.
+/// The function must belong to a live module of the current context.
 fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute) -> Result<c_int> {
     let mut value: c_int = 0;
     // SAFETY: the function is of a live module; writes one integer, to a local that outlives the call; an unknown
@@ -286,7 +288,8 @@ fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute
     Ok(value)
 }
 
-/// The sizes of a function's parameters, where the driver tells them. Their number it tells by refusing the next one.
+/// The sizes of a function's parameters, if the driver reports them. It reports their number by refusing the
+/// next one.
 fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> {
     if api.table().cuFuncGetParamInfo.is_none() {
         return Ok(None);

@@ -1,13 +1,13 @@
-//! What an image says of itself.
+//! Checks of the header of a module's image.
 
 use super::ModuleError;
 
 /// `0x7f` and "ELF".
 const ELF: [u8; 4] = *b"\x7fELF";
-/// `0xba55ed50`, in the order of bytes that it is written in.
+/// `0xba55ed50`, in the byte order of the file.
 const FAT_BINARY: [u8; 4] = [0x50, 0xed, 0x55, 0xba];
 
-/// Names a PTX text by what stands at its start.
+/// Describes a PTX text by the directives at its start.
 pub(super) fn describe_ptx(text: &str) -> String {
     let word = |directive: &str| {
         let (_, rest) = text.split_once(directive)?;
@@ -18,7 +18,8 @@ pub(super) fn describe_ptx(text: &str) -> String {
     format!("PTX {version} for {target} ({} bytes)", text.len())
 }
 
-/// Checks that an image is of a kind that the driver takes and as long as it says, and names it.
+/// Checks that an image is of a supported kind and as long as its header says, and returns a description of
+/// it.
 pub(super) fn check(image: &[u8]) -> Result<String, ModuleError> {
     let (kind, expected) = if image.starts_with(&ELF) {
         ("cubin", elf_bytes(image))
@@ -42,14 +43,14 @@ fn number<const N: usize>(image: &[u8], at: u64) -> u64 {
     bytes.map_or(0, |bytes| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
 }
 
-/// The head is of the given size (at 6), and the rest of the size at 8.
+/// Sum of the header's size (2 bytes at offset 6) and the size of the rest (8 bytes at offset 8).
 fn fat_binary_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 16;
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))
 }
 
-/// Up to the end of the last of: tables of sections and segments, and what these place in the file. Of 64 bits, as
-/// every cubin since 2016.
+/// The end of the last of these parts: tables of sections and segments, and the data that they describe.
+/// 64-bit only, like every cubin since 2016.
 fn elf_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 64;
     /// A section that takes no room in the file.

@@ -1,13 +1,13 @@
-//! What is asked of the driver's compiler, and what it says.
+//! Options of the driver's PTX compiler, and its logs.
 
 use std::ffi::{c_uint, c_void};
 
 use cuda_driver_sys::{CUjit_cacheMode, CUjit_option, CUjit_target};
 
-/// What a kernel's loads from global memory leave in the caches, where the code does not say it itself.
+/// Caching of a kernel's loads from global memory, for loads that do not specify it themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CacheMode {
-    /// As the compiler thinks best (`CU_JIT_CACHE_OPTION_NONE`).
+    /// The compiler's choice (`CU_JIT_CACHE_OPTION_NONE`).
     Unspecified,
     /// The second-level cache only.
     Global,
@@ -15,7 +15,7 @@ pub enum CacheMode {
     All,
 }
 
-/// How PTX is compiled. Made by [`new`](Self::new), which leaves all to the driver.
+/// Options for compiling PTX. [`new`](Self::new) leaves every choice to the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct JitOptions {
@@ -34,29 +34,29 @@ impl JitOptions {
         Self::default()
     }
 
-    /// At most so many registers for a thread; what does not fit goes to local memory.
+    /// Limits the registers of a thread; values that do not fit are spilled to local memory.
     #[doc(alias = "CU_JIT_MAX_REGISTERS")]
     pub fn max_registers(mut self, registers: u32) -> Self {
         self.max_registers = Some(registers);
         self
     }
 
-    /// From 0, none, to 4, all, which is the default. The driver does not refuse a larger number.
+    /// Sets the level from 0 (none) to 4 (all, the default). The driver does not refuse a larger number.
     #[doc(alias = "CU_JIT_OPTIMIZATION_LEVEL")]
     pub fn optimization_level(mut self, level: u32) -> Self {
         self.optimization_level = Some(level);
         self
     }
 
-    /// The architecture to compile for, instead of the device's: `CU_TARGET_COMPUTE_90`. One that the device cannot
-    /// run is refused.
+    /// Sets the architecture to compile for, instead of the device's: `CU_TARGET_COMPUTE_90`. The driver
+    /// refuses one that the device cannot run.
     #[doc(alias = "CU_JIT_TARGET")]
     pub fn target(mut self, target: CUjit_target) -> Self {
         self.target = Some(target);
         self
     }
 
-    /// What global loads leave in the caches.
+    /// Sets the caching of global loads.
     #[doc(alias = "CU_JIT_CACHE_MODE")]
     pub fn cache_mode(mut self, mode: CacheMode) -> Self {
         self.cache_mode = Some(mode);
@@ -70,7 +70,7 @@ impl JitOptions {
         self
     }
 
-    /// Keeps what a debugger needs; the code is not optimised.
+    /// Keeps debug information; the code is not optimised.
     #[doc(alias = "CU_JIT_GENERATE_DEBUG_INFO")]
     pub fn debug_info(mut self) -> Self {
         self.debug_info = true;
@@ -85,13 +85,13 @@ impl JitOptions {
     }
 }
 
-/// Bytes of a log; the driver cuts what is longer.
+/// Size of a log in bytes; the driver truncates longer logs.
 const LOG_BYTES: u16 = 16 << 10;
 
 /// Options and log buffers of one call.
 pub(super) struct Request {
     options: Vec<CUjit_option>,
-    /// Each a number in a pointer's place, but for the buffers.
+    /// Integers passed as pointers, except for the buffers.
     numbers: Vec<usize>,
     info: Vec<u8>,
     error: Vec<u8>,
@@ -131,8 +131,8 @@ impl Request {
         request
     }
 
-    /// Calls `load` with the number of options, the options and their values. The driver writes into both logs, and
-    /// the bytes that it wrote over the values that say the logs' sizes.
+    /// Calls `load` with the number of options, the options and their values. The driver fills both logs, and
+    /// overwrites the values with the logs' sizes by the number of bytes written.
     pub(super) fn call<R>(
         &mut self,
         load: impl FnOnce(c_uint, *mut CUjit_option, *mut *mut c_void) -> R,
@@ -155,7 +155,7 @@ impl Request {
     }
 }
 
-/// Up to the first NUL; of a log that fills its buffer, all.
+/// The text up to the first NUL; the whole buffer if there is none.
 fn text(log: &[u8]) -> String {
     let text = log.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).trim().to_owned()

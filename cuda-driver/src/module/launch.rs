@@ -1,4 +1,4 @@
-//! Launches: how many threads, with what, and how.
+//! Kernel launches: grid, block and attributes, and their checks.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ use crate::{Device, Error, Result, Stream};
 /// Extents along three axes; those not given are 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim {
-    /// The first, along which neighbours are neighbours.
+    /// The first axis; threads with neighbouring indices are adjacent along it.
     pub x: u32,
     /// The second.
     pub y: u32,
@@ -58,11 +58,12 @@ pub struct LaunchConfig {
     pub block: Dim,
     /// Shared memory of a block in bytes, on top of what the code declares.
     pub shared_bytes: u32,
-    /// Whether all blocks run at once; see [`cooperative`](Self::cooperative).
+    /// True if all blocks run at once; see [`cooperative`](Self::cooperative).
     pub cooperative: bool,
     /// Blocks in a cluster; see [`cluster`](Self::cluster).
     pub cluster: Option<Dim>,
-    /// Whether it may start early; see [`programmatic_serialization`](Self::programmatic_serialization).
+    /// True if the kernel may start early; see
+    /// [`programmatic_serialization`](Self::programmatic_serialization).
     pub programmatic_serialization: bool,
 }
 
@@ -79,8 +80,8 @@ impl LaunchConfig {
         }
     }
 
-    /// As many blocks of `block` threads along one axis as give every one of `elements` a thread; the last block's
-    /// threads past the end are the kernel's to stop.
+    /// A one-dimensional grid with enough blocks of `block` threads to give each of `elements` a thread.
+    /// Threads past the end in the last block must be stopped by the kernel.
     ///
     /// ```
     /// # use cuda_driver::module::LaunchConfig;
@@ -88,18 +89,18 @@ impl LaunchConfig {
     /// ```
     pub fn linear(elements: u64, block: u32) -> Self {
         let blocks = elements.div_ceil(u64::from(block.max(1)));
-        // More than any device's limit stays more.
+        // Saturates: the result still exceeds every device's limit.
         Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), block)
     }
 
-    /// So many bytes of shared memory for each block, on top of what the code declares. More than 48 KiB in all has
-    /// to be allowed by [`Function::set_max_dynamic_shared_bytes`].
+    /// Adds `bytes` bytes of shared memory to each block, on top of the memory that the code declares. More
+    /// than 48 KiB in all must be allowed by [`Function::set_max_dynamic_shared_bytes`].
     pub fn shared_bytes(mut self, bytes: u32) -> Self {
         self.shared_bytes = bytes;
         self
     }
 
-    /// All blocks run at once, so that they may wait for each other. A grid that does not fit
+    /// Runs all blocks at once, so that they may wait for each other. A grid that does not fit
     /// ([`Function::max_active_blocks`]) is `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE`.
     #[doc(alias = "cuLaunchCooperativeKernel")]
     pub fn cooperative(mut self) -> Self {
@@ -107,17 +108,17 @@ impl LaunchConfig {
         self
     }
 
-    /// The grid is made of clusters of so many blocks, which run at once and reach each other's shared memory: up to
-    /// 8 blocks on every device that has clusters (compute capability 9.0, CUDA 11.8).
+    /// Makes the grid of clusters of `blocks` blocks, which run at once and can access each other's shared
+    /// memory: up to 8 blocks on every device with clusters (compute capability 9.0, CUDA 11.8).
     #[doc(alias = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")]
     pub fn cluster(mut self, blocks: impl Into<Dim>) -> Self {
         self.cluster = Some(blocks.into());
         self
     }
 
-    /// The kernel may start before the one before it on the stream has ended (compute capability 9.0, CUDA 11.8). It
-    /// has to execute `griddepcontrol.wait` before it touches what that one writes or reads: this is part of the
-    /// [promise](super#what-a-launch-asks-of-the-caller).
+    /// Allows the kernel to start before the previous kernel on the stream has ended (compute capability 9.0,
+    /// CUDA 11.8). The kernel must execute `griddepcontrol.wait` before it accesses memory that the previous
+    /// kernel reads or writes: this is part of the [promise](super#what-a-launch-asks-of-the-caller).
     #[doc(alias = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION")]
     pub fn programmatic_serialization(mut self) -> Self {
         self.programmatic_serialization = true;
@@ -178,7 +179,7 @@ fn within(
     Err(LaunchError::OverLimit { kernel: function.name().to_owned(), what, found, limit, limit_name })
 }
 
-/// What a device can launch: each limit with the attribute's name.
+/// Launch limits of a device, each with the attribute's name.
 #[derive(Debug)]
 pub(super) struct Limits {
     grid: [(&'static str, u32); 3],
@@ -217,10 +218,10 @@ impl Stream {
     /// [What a launch asks of the caller](crate::module#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// [`Error::Launch`] for what can be told to be wrong before the driver is asked; [`Error::DifferentDevices`] or
-    /// [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`] for clusters and programmatic
-    /// serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or
-    /// `cuLaunchKernelEx`, also for what earlier asynchronous work did wrong.
+    /// [`Error::Launch`] for faults that are found before the driver is called; [`Error::DifferentDevices`]
+    /// or [`Error::DifferentDrivers`] for a function of another context than the stream's; [`Error::Missing`]
+    /// for clusters and programmatic serialisation below CUDA 11.8; [`Error::Driver`] from `cuLaunchKernel`,
+    /// `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuLaunchKernel")]
     #[doc(alias = "cuLaunchCooperativeKernel")]
     #[doc(alias = "cuLaunchKernelEx")]

@@ -69,7 +69,7 @@
 //! ```
 //!
 //! # What a launch asks of the caller
-//! [`Stream::launch_kernel`](crate::Stream::launch_kernel) runs code that no type can see into. Whoever calls it
+//! [`Stream::launch_kernel`](crate::Stream::launch_kernel) runs code that types cannot check. The caller
 //! promises:
 //! - **Arguments**: as many as the kernel has parameters, each of its parameter's size and meaning. Count and sizes
 //!   are checked where the driver tells them (12.4); the meaning never is.
@@ -82,7 +82,7 @@
 //!   device may not have room for both; its own blocks may wait for each other in a [cooperative
 //!   launch](LaunchConfig::cooperative) only.
 //!
-//! What the launch itself can tell to be wrong ([`LaunchError`]) is refused before the driver is asked.
+//! Faults that the launch itself can detect ([`LaunchError`]) are refused before the driver is called.
 
 mod arguments;
 mod error;
@@ -107,8 +107,8 @@ use crate::graph::{Owner, RelaxedCapture};
 use crate::memory::AddressRange;
 use crate::{Context, DevicePtr, Driver, Error, Result, teardown};
 
-/// Device code that is loaded into a context. A handle, cheap to clone; it is unloaded when the last clone and the
-/// last [`Function`] of it are gone.
+/// Device code that is loaded into a context. A handle, cheap to clone. The code is unloaded when the last
+/// clone and the last [`Function`] of it are gone.
 #[derive(Clone)]
 pub struct Module {
     inner: Arc<Inner>,
@@ -117,7 +117,7 @@ pub struct Module {
 struct Inner {
     context: Context,
     raw: CUmodule,
-    /// What the code was loaded from, for errors.
+    /// The source of the code, for errors.
     origin: String,
     log: String,
     limits: launch::Limits,
@@ -140,7 +140,7 @@ impl Module {
     /// [`Error::Driver`] from `cuDeviceGetAttribute`.
     #[doc(alias = "cuModuleLoadDataEx")]
     pub fn load_ptx(context: &Context, ptx: &str, options: &JitOptions) -> Result<Self> {
-        // Compilers count the NUL at their text's end.
+        // Compilers count the trailing NUL as part of the text.
         let text = ptx.strip_suffix('\0').unwrap_or(ptx);
         if text.trim().is_empty() {
             return Err(ModuleError::Empty.into());
@@ -153,8 +153,8 @@ impl Module {
 
     /// Loads a cubin (an ELF file for one architecture) or a fat binary (several of them, PTX too).
     ///
-    /// That the image has its kind's head and is as long as this head says is checked. The options only matter for
-    /// PTX in a fat binary.
+    /// Checks that the image has the header of its kind and is as long as the header says. The options only
+    /// matter for PTX in a fat binary.
     ///
     /// # Safety
     /// `image` must be what NVIDIA's tools wrote: the driver trusts the offsets inside.
@@ -211,7 +211,7 @@ impl Module {
         self.inner.raw
     }
 
-    /// What keeps the module loaded.
+    /// The owner that keeps the module loaded.
     fn owner(&self) -> Owner {
         self.inner.clone()
     }
@@ -226,17 +226,19 @@ impl Module {
         &self.inner.context
     }
 
-    /// What the compiler said while it took the code; the more with [`JitOptions::verbose`], and nothing where the
-    /// driver had the outcome in its cache.
+    /// The compiler's messages about the code; more with [`JitOptions::verbose`], none if the driver had the
+    /// result in its cache.
     #[must_use]
     pub fn log(&self) -> &str {
         &self.inner.log
     }
 
-    /// The kernel of this name: as it stands after `.entry` in PTX, in C++ mangled unless it is `extern "C"`.
+    /// Returns the kernel of this name: the name after `.entry` in PTX, C++-mangled unless it is `extern
+    /// "C"`.
     ///
-    /// From 12.4 on it is loaded whole here, even where the driver [loads lazily](Driver::module_loading_mode): a
-    /// first launch that has to load waits for the device, and for ever if a kernel that runs waits for that launch.
+    /// From 12.4 on the function is fully loaded here, even if the driver [loads
+    /// lazily](Driver::module_loading_mode). A first launch that has to load the code waits for the device,
+    /// and hangs if a running kernel waits for that launch.
     ///
     /// # Errors
     /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetFunction`,
@@ -250,7 +252,7 @@ impl Module {
         // SAFETY: the module is alive, the name ends with NUL; writes one handle, to a local that outlives the call.
         let code = unsafe { code!(self.api(), cuModuleGetFunction(&mut raw, self.raw(), c_name.as_ptr())) }?;
         if code == CUresult::CUDA_ERROR_NOT_FOUND {
-            // Best effort: the list only helps the reader.
+            // Best effort: the list only makes the error clearer.
             let known = self.function_names().unwrap_or_default();
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchFunction { name, module, known }.into());
@@ -271,7 +273,7 @@ impl Module {
         let mut count: c_uint = 0;
         // SAFETY: the module is alive; writes one integer, to a local that outlives the call.
         unsafe { call!(self.api(), cuModuleGetFunctionCount(&mut count, self.raw())) }?;
-        // The array grows with what is written, whatever the driver counts.
+        // The array is sized by the handles that are written, since the driver's count may be wrong.
         let mut room = count.min(1024);
         let functions = loop {
             let mut functions = vec![std::ptr::null_mut(); room as usize];
@@ -313,7 +315,7 @@ impl Module {
         let code = unsafe {
             code!(self.api(), cuModuleGetGlobal_v2(&mut start, &mut bytes, self.raw(), c_name.as_ptr()))
         }?;
-        // A kernel's name is answered by the second: the name is valid, and the two places to write to are.
+        // The driver returns the second code for the name of a kernel; name and pointers are valid here.
         if matches!(code, CUresult::CUDA_ERROR_NOT_FOUND | CUresult::CUDA_ERROR_INVALID_VALUE) {
             let (name, module) = (name.to_owned(), self.inner.origin.clone());
             return Err(ModuleError::NoSuchGlobal { name, module }.into());
@@ -330,11 +332,11 @@ fn symbol(what: &'static str, name: &str) -> Result<CString> {
 impl Drop for Inner {
     #[doc(alias = "cuModuleUnload")]
     fn drop(&mut self) {
-        // Unloading is no part of a capture that happens to be open, and must not ruin it.
+        // Unloading is not part of an open capture, and must not invalidate it.
         let _relaxed = RelaxedCapture::enter(self.context.driver());
         teardown::report(self.context.enter().and_then(|_current| {
-            // SAFETY: made by `Module::load` and used by nobody after this: every function holds its module, and who
-            // launched one promised that it outlives the launch.
+            // SAFETY: made by `Module::load` and used by nobody after this: every function holds its module,
+            // and the caller of a launch promised that one of them outlives it.
             unsafe { call!(self.context.api(), cuModuleUnload(self.raw)) }
         }));
     }
@@ -354,21 +356,21 @@ impl fmt::Debug for Module {
     }
 }
 
-/// When the driver loads a module's kernels.
+/// The time at which the driver loads a module's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LoadingMode {
-    /// With the module.
+    /// Together with the module.
     Eager,
-    /// Each when it is first needed: the default from CUDA 12.2 on.
+    /// Each kernel on first use: the default from CUDA 12.2 on.
     Lazy,
     /// A mode that this crate does not know, as the driver counts it.
     Other(u32),
 }
 
 impl Driver {
-    /// When the driver loads kernels: the environment variable `CUDA_MODULE_LOADING` (`EAGER` or `LAZY`), read at
-    /// initialisation, or its own default.
+    /// The loading mode: the environment variable `CUDA_MODULE_LOADING` (`EAGER` or `LAZY`), read at
+    /// initialisation, or the driver's default.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuModuleGetLoadingMode`; [`Error::Missing`] below CUDA 11.7.

@@ -1,4 +1,4 @@
-//! Functions of the host that run in stream order.
+//! Host functions that run in stream order.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,9 +13,9 @@ use crate::{Error, Result};
 
 type HostFn = Box<dyn FnOnce() + Send>;
 
-/// Functions that are enqueued and have not run. The driver is given a key and not a pointer, so that a function
-/// that it runs twice (a graph, made while another thread started a capture) or never (a context that died) is
-/// neither freed twice nor read after it was freed.
+/// Host functions that are enqueued and have not run. The driver is given a key and not a pointer. A function
+/// that it runs twice (a graph, made while another thread started a capture) or never (a destroyed context)
+/// is therefore neither freed twice nor read after it was freed.
 static ENQUEUED: LazyLock<Mutex<HashMap<usize, HostFn>>> = LazyLock::new(Mutex::default);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
@@ -25,19 +25,21 @@ fn take(key: usize) -> Option<HostFn> {
 
 unsafe extern "C" fn run(key: *mut c_void) {
     let Some(function) = take(key.addr()) else { return };
-    // The panic hook has printed the message; there is nobody here to unwind into.
+    // The panic hook has printed the message. This thread belongs to the driver, so the panic must not unwind
+    // further.
     let Err(payload) = catch_unwind(AssertUnwindSafe(function)) else { return };
-    // Its drop may panic in its turn, with a payload whose drop may, and so on: that one is leaked.
+    // Dropping the payload may panic again, with a payload whose drop may panic too: the second one is
+    // leaked.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(payload);
     }
 }
 
 impl Stream {
-    /// Runs `function` once, on a thread of the driver, when the stream gets there; the stream waits for it.
+    /// Runs `function` once, on a thread of the driver, when the stream reaches it; the stream waits for it.
     ///
-    /// It must not call the driver, nor wait for work of a stream. A panic in it ends with it. If the context
-    /// dies before the stream gets there, it never runs and is leaked.
+    /// The function must not call the driver, nor wait for work of a stream. A panic in it is caught. If the
+    /// context is destroyed before the stream reaches it, it never runs and is leaked.
     ///
     /// # Errors
     /// [`Error::WhileCapturing`]: a graph could run it many times (see
@@ -63,8 +65,8 @@ impl Stream {
         enqueued
     }
 
-    /// Runs `function(data)` on a thread of the driver when the stream gets there, and, if the stream captures,
-    /// on each launch of the graph.
+    /// Runs `function(data)` on a thread of the driver when the stream reaches it, and, if the stream
+    /// captures, on each launch of the graph.
     ///
     /// # Safety
     /// `function` must not unwind, call the driver or wait for work of a stream; `data` must be what it expects,

@@ -1,4 +1,4 @@
-//! Words of memory that a stream writes or waits for, without a kernel.
+//! Writes of, and waits for, words of memory in stream order, without a kernel.
 
 use cuda_driver_sys::{CUstreamBatchMemOpParams, CUstreamBatchMemOpType, CUstreamWaitValue_flags, Feature};
 
@@ -6,8 +6,8 @@ use super::Stream;
 use crate::call::call;
 use crate::{DevicePtr, Result};
 
-/// When a wait for a word of memory ends. `GreaterOrEqual` compares cyclically: the signed difference counts, so
-/// a counter may wrap.
+/// The condition that ends a wait for a word of memory. `GreaterOrEqual` compares cyclically, by the signed
+/// difference, so a counter may wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WaitCondition {
@@ -40,7 +40,7 @@ impl Stream {
         if self.api().has(feature) { Ok(()) } else { Ok(self.api().require(feature)?) }
     }
 
-    /// Writes a 32-bit word when the stream gets there; earlier work of the stream is visible before it.
+    /// Writes a 32-bit word when the stream reaches it; earlier work of the stream is visible before it.
     ///
     /// # Safety
     /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller), for the word.
@@ -56,7 +56,7 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamWriteValue32_v2(self.raw(), at.0, value, 0)) }
     }
 
-    /// Writes a 64-bit word when the stream gets there; earlier work of the stream is visible before it.
+    /// Writes a 64-bit word when the stream reaches it; earlier work of the stream is visible before it.
     ///
     /// # Safety
     /// As [`write_value32`](Self::write_value32).
@@ -71,8 +71,8 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamWriteValue64_v2(self.raw(), at.0, value, 0)) }
     }
 
-    /// Holds the stream's later work until a 32-bit word of memory meets the condition. Nothing ends the wait but
-    /// the word: who may wait for ever should bound it from the host.
+    /// Holds the stream's later work until a 32-bit word of memory meets the condition. Only the word ends
+    /// the wait, so a caller that cannot wait for ever must bound it from the host.
     ///
     /// # Safety
     /// As [`write_value32`](Self::write_value32).
@@ -103,7 +103,7 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamWaitValue64_v2(self.raw(), at.0, value, condition.flags())) }
     }
 
-    /// Enqueues up to 256 operations, in their order, at about the price of one.
+    /// Enqueues up to 256 operations, in their order, at about the cost of one.
     ///
     /// # Safety
     /// As [`write_value32`](Self::write_value32), for every word.
@@ -127,36 +127,36 @@ impl Stream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryOp {
-    /// As [`Stream::write_value32`].
+    /// See [`Stream::write_value32`].
     Write32 {
         /// The word.
         at: DevicePtr,
-        /// What it becomes.
+        /// The value to write.
         value: u32,
     },
-    /// As [`Stream::write_value64`].
+    /// See [`Stream::write_value64`].
     Write64 {
         /// The word.
         at: DevicePtr,
-        /// What it becomes.
+        /// The value to write.
         value: u64,
     },
-    /// As [`Stream::wait_value32`].
+    /// See [`Stream::wait_value32`].
     Wait32 {
         /// The word.
         at: DevicePtr,
         /// When the wait ends.
         condition: WaitCondition,
-        /// What the word is compared with.
+        /// The value to compare with.
         value: u32,
     },
-    /// As [`Stream::wait_value64`].
+    /// See [`Stream::wait_value64`].
     Wait64 {
         /// The word.
         at: DevicePtr,
         /// When the wait ends.
         condition: WaitCondition,
-        /// What the word is compared with.
+        /// The value to compare with.
         value: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Streams: queues of work on a device, in order.
+//! Streams: ordered queues of work on a device.
 
 mod copy;
 mod host_fn;
@@ -17,16 +17,16 @@ use crate::context::Current;
 use crate::{Context, Error, Event, Result, teardown};
 
 bitflags! {
-    /// How a stream is made.
+    /// Flags for creating a stream.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct StreamFlags: u32 {
-        /// The stream does not wait for the legacy default stream, nor that for it.
+        /// The stream and the legacy default stream do not wait for each other.
         const NON_BLOCKING = 1;
         const _ = !0;
     }
 }
 
-/// A stream: work enqueued on it runs in order. A handle, cheap to clone; the last one gone gives the stream back
+/// A stream: work enqueued on it runs in order. A handle, cheap to clone. The last clone destroys the stream
 /// (work already enqueued still runs).
 ///
 /// # What asynchronous calls ask of the caller
@@ -46,13 +46,13 @@ struct Inner {
     context: Context,
 }
 
-/// Who destroys a stream.
+/// The owner that destroys a stream.
 enum Owner {
     /// This handle.
     Us,
-    /// Somebody else, when it likes.
+    /// Another library, at a time of its choice.
     Others,
-    /// What is kept here, once it is dropped.
+    /// The value held here, when it is dropped.
     Kept(#[expect(dead_code, reason = "dropped with the handle")] Box<dyn Any + Send + Sync>),
 }
 
@@ -61,16 +61,16 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver locks what it shares between threads.
 unsafe impl Sync for Inner {}
 
-/// The streams that handles are alive for, and how many entries are too many.
+/// The streams with live handles, and the length at which dead entries are removed.
 static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
 
-/// The streams of `context` that handles are alive for, but for its legacy default stream.
+/// The streams of `context` with live handles, except its legacy default stream.
 pub(crate) fn alive(context: &Context) -> Vec<Stream> {
     let all: Vec<Stream> = {
         let alive = ALIVE.lock().unwrap_or_else(PoisonError::into_inner);
         alive.0.iter().filter_map(Weak::upgrade).map(|inner| Stream { inner }).collect()
     };
-    // Not under the lock: the last handle of a stream may go here.
+    // Done after the lock is released: this may drop the last handle of a stream.
     all.into_iter().filter(|stream| stream.context() == context).collect()
 }
 
@@ -111,13 +111,13 @@ impl Stream {
         Ok(Self::from_raw(context, raw, Owner::Us))
     }
 
-    /// The context's legacy default stream, which other blocking streams wait for.
+    /// The context's legacy default stream, which synchronises with all blocking streams.
     #[must_use]
     pub fn legacy_default(context: &Context) -> Self {
         Self::from_raw(context, std::ptr::null_mut(), Owner::Others)
     }
 
-    /// Takes a stream of another owner, which is not destroyed when the handle goes.
+    /// Wraps a stream of another owner, which is not destroyed when the handle is dropped.
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one for as long as
@@ -127,8 +127,8 @@ impl Stream {
         Self::from_raw(context, raw, Owner::Others)
     }
 
-    /// Takes a stream of another library together with what keeps it alive there, which is dropped with the last clone
-    /// of the handle.
+    /// Wraps a stream of another library together with an owner that keeps it alive there. The owner is
+    /// dropped with the last clone of the handle.
     ///
     /// # Safety
     /// `raw` must be a stream of `context` (null and the driver's special handles too) and stay one until `owner` is
@@ -164,7 +164,7 @@ impl Stream {
         &self.inner.context
     }
 
-    /// How the stream was made.
+    /// The flags that the stream was made with.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamGetFlags`.
@@ -190,22 +190,23 @@ impl Stream {
         Ok(priority)
     }
 
-    /// Whether it is the calling thread's default stream (`CU_STREAM_PER_THREAD`): one handle, and a stream of its own on
-    /// each thread.
+    /// Returns true for the calling thread's default stream (`CU_STREAM_PER_THREAD`): one handle that means
+    /// another stream on each thread.
     #[must_use]
     #[inline(always)]
     pub fn is_per_thread(&self) -> bool {
         self.inner.raw.addr() == 2
     }
 
-    /// Whether both are one stream for certain: that of a [thread](Self::is_per_thread) may be another's by now.
+    /// Returns true if both are certainly the same stream. The per-thread stream may belong to another
+    /// [thread](Self::is_per_thread) by now.
     #[must_use]
     #[inline(always)]
     pub fn is_same(&self, other: &Self) -> bool {
         self == other && !self.is_per_thread()
     }
 
-    /// A number that no other stream of the process has or had, while handles are used again.
+    /// A number that no other stream of the process has or had, unlike handles, which are reused.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuStreamGetId`; [`Error::Missing`] below CUDA 12.0.
@@ -218,7 +219,7 @@ impl Stream {
         Ok(id)
     }
 
-    /// Makes the context current where the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
+    /// Makes the context current if the handle does not name it: null, `CU_STREAM_LEGACY` (1) and
     /// `CU_STREAM_PER_THREAD` (2) mean a stream of the current context.
     #[inline(always)]
     pub(crate) fn enter_if_implicit(&self) -> Result<Option<Current<'_>>> {
@@ -241,7 +242,7 @@ impl Stream {
         unsafe { call!(self.api(), cuStreamSynchronize(self.raw())) }
     }
 
-    /// Whether everything on the stream is done. Refused while any stream captures in global mode, as
+    /// Returns true if all work on the stream is done. Refused while any stream captures in global mode, like
     /// [`Event::query`].
     ///
     /// # Errors
@@ -278,9 +279,9 @@ impl Stream {
         )
     }
 
-    /// Holds the stream's later work until `event`, as it was recorded last, is complete. The event may be of
-    /// another device; the host does not wait. Waiting for an event that a capturing stream recorded draws this
-    /// stream into the capture.
+    /// Holds the stream's later work until the last record of `event` is complete. The event may belong to
+    /// another device; the host does not wait. Waiting for an event that a capturing stream recorded adds
+    /// this stream to the capture.
     ///
     /// # Errors
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.

@@ -1,4 +1,4 @@
-//! In which ways the driver lets this process export memory.
+//! The ways in which the driver lets this process export memory.
 
 use std::sync::PoisonError;
 
@@ -6,17 +6,18 @@ use super::{Granularity, HandleTypes, PhysicalMemory};
 use crate::{Capabilities, Context, Result};
 
 impl HandleTypes {
-    /// How memory of the context's device can be exported: as a file descriptor, and as a fabric handle too where the
-    /// driver grants it to this process.
+    /// Returns the handle types for memory of the context's device: file descriptors, and fabric handles too
+    /// if the driver grants them to this process.
     ///
-    /// The device says whether it could; whether this process may, only an attempt tells, since it takes an IMEX channel
-    /// that the process can open ([`Error::NoFabric`](crate::Error::NoFabric)). A device that could is tried once for a
-    /// [`Driver`](crate::Driver) and its clones, with the least memory that there is; nothing is left of it. Whatever
-    /// the driver has against it, there is no fabric handle then.
+    /// The device reports support for fabric handles, but only an attempt shows whether this process may use
+    /// them: it needs an IMEX channel that the process can open
+    /// ([`Error::NoFabric`](crate::Error::NoFabric)). A device with support is tried once for a
+    /// [`Driver`](crate::Driver) and its clones, with the smallest allocation, which is released again. Any
+    /// refusal of the driver means no fabric handles.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) if the device has no memory left to try it with. Nothing is known then,
-    /// and the next call tries again.
+    /// [`Error::Driver`](crate::Error::Driver) if the device has no memory left for the attempt. The result
+    /// is then unknown, and the next call tries again.
     pub fn granted(context: &Context) -> Result<Self> {
         let (device, known) = (context.device(), &context.driver().granted);
         let lock = || known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,12 +30,12 @@ impl HandleTypes {
             Err(error) if error.is_out_of_memory() => return Err(error),
             Ok(false) | Err(_) => Self::POSIX_FD,
         };
-        // Of threads that try it at once, all go by what the first has found.
+        // If several threads try at once, all use the result that was stored first.
         Ok(*lock().entry(device.ordinal()).or_insert(granted))
     }
 }
 
-/// Whether memory can be made for both ways, exported as a fabric handle, and opened by it.
+/// Returns true if memory can be made for both types, exported as a fabric handle, and imported again.
 fn fabric_goes_round(context: &Context) -> Result<bool> {
     let (device, both) = (context.device(), HandleTypes::POSIX_FD | HandleTypes::FABRIC);
     if !device.can(Capabilities::FABRIC_HANDLES)? {

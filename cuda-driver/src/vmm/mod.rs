@@ -51,29 +51,29 @@ use crate::call::call;
 use crate::{Device, Driver, Error, Result};
 
 bitflags! {
-    /// How physical memory can be handed to other processes.
+    /// The ways in which physical memory can be shared with other processes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct HandleTypes: u32 {
-        /// As a file descriptor, to processes of the same host.
+        /// A file descriptor, for processes of the same host.
         const POSIX_FD = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0;
-        /// As 64 bytes, to processes of the same NVLink domain.
+        /// 64 bytes, for processes of the same NVLink domain.
         const FABRIC = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
         const _ = !0;
     }
 }
 
-/// What sizes and offsets of physical memory, and addresses and sizes of reservations, must be multiples of.
+/// The unit of sizes and offsets of physical memory, and of addresses and sizes of reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Granularity {
-    /// What the driver insists on, in bytes.
+    /// The driver's minimum, in bytes.
     pub minimum: usize,
-    /// What performs best, in bytes.
+    /// The granularity with the best performance, in bytes.
     pub recommended: usize,
 }
 
 impl Granularity {
-    /// The granularity of memory of a device that can be exported in the given ways.
+    /// The granularity of a device's memory that can be exported in the given ways.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
@@ -94,23 +94,23 @@ impl Granularity {
         })
     }
 
-    /// The smallest multiple of the recommended granularity that holds `bytes` bytes; `usize::MAX`, which no driver
-    /// gives, where there is none.
+    /// Rounds `bytes` up to a multiple of the recommended granularity; `usize::MAX`, a size that no driver
+    /// allocates, if there is none.
     #[must_use]
     pub fn round_up(&self, bytes: usize) -> usize {
         bytes.checked_next_multiple_of(self.recommended.max(1)).unwrap_or(usize::MAX)
     }
 }
 
-/// The addresses and the memory of mappings that could not be unmapped. Giving either back would corrupt whoever gets it
-/// next, so they stay for ever; and known, so that who looks for leaks finds only others.
+/// The addresses and the memory of mappings that could not be unmapped. Freeing either would corrupt its next
+/// user, so both are kept for ever. They are held in a static so that leak checkers do not report them.
 static STUCK: Mutex<Vec<(Reservation, Vec<PhysicalMemory>)>> = Mutex::new(Vec::new());
 
 fn keep(reservation: &Reservation, memory: Vec<PhysicalMemory>) {
     STUCK.lock().unwrap_or_else(PoisonError::into_inner).push((reservation.clone(), memory));
 }
 
-/// What the driver wants to know of physical memory.
+/// The properties of physical memory, as the driver takes them.
 fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -120,7 +120,7 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
     }
 }
 
-/// What the driver wants to know of who may reach memory of `user`.
+/// The access of devices to memory of `user`, as the driver takes it.
 pub(crate) fn access_descriptions(
     driver: &Driver,
     devices: &[(&Device, Access)],

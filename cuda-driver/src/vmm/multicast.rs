@@ -1,15 +1,16 @@
-//! Multicast objects: memory of several devices behind one address, where a store reaches all of them and a load can
-//! reduce over them, in the NVLink switches.
+//! Multicast objects: memory of several devices behind one address. In the NVLink switches, a store is sent
+//! to all of them and a load can be reduced over them.
 //!
-//! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating such an object programs switches that all
-//! processes of the host, or of the rack, share; on a host whose fabric is not set up for it that has stalled the
-//! fabric for everybody until a restart. So nothing in this workspace calls it by itself, and it takes two things:
-//! devices that say that they can, and somebody who says that this host may. That is a value made by an `unsafe`
-//! function and not a Cargo feature: a feature that one crate of a program turns on is on for all of them, and a
-//! reviewer does not see it at the call.
+//! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating such an object programs switches
+//! that all processes of the host, or of the rack, share. On a host whose fabric is not set up for it, this
+//! has stalled the fabric for all processes until a restart. So nothing in this workspace calls it by itself.
+//! It takes two things: devices that report support, and a caller that asserts that this host is set up. The
+//! assertion is a value made by an `unsafe` function and not a Cargo feature. A feature turned on by one
+//! crate of a program is on for all of them, and is not visible at the call.
 //!
-//! In order: [`Multicast::create`] on one process, [`add_device`](MulticastObject::add_device) for every device, by
-//! its process, and only then [`bind`](MulticastObject::bind), which blocks until all devices are there.
+//! In order: one process calls [`Multicast::create`]; each process calls
+//! [`add_device`](MulticastObject::add_device) for its devices; only then [`bind`](MulticastObject::bind),
+//! which blocks until all devices have been added.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -27,14 +28,14 @@ pub struct Multicast {
     context: Context,
 }
 
-/// What a multicast object is to be.
+/// The properties of a multicast object to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MulticastProperties {
-    /// How many devices will be added.
+    /// The number of devices to be added.
     pub devices: u32,
     /// The size in bytes, a multiple of the [granularity](Multicast::granularity).
     pub bytes: usize,
-    /// How it can be handed to other processes.
+    /// The ways in which it can be shared with other processes.
     pub handle_types: HandleTypes,
 }
 
@@ -71,7 +72,7 @@ impl Multicast {
         Ok(Self { context: context.clone() })
     }
 
-    /// What sizes and offsets must be multiples of.
+    /// The unit of sizes and offsets.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMulticastGetGranularity`.
@@ -152,7 +153,7 @@ impl MulticastObject {
         unsafe { call!(device.api(), cuMulticastAddDevice(self.raw(), device.raw())) }
     }
 
-    /// Puts `bytes` bytes of a device's memory, from `memory_offset` on, behind the object's bytes from `offset` on.
+    /// Binds `bytes` bytes of a device's memory, from `memory_offset` on, to the object's range at `offset`.
     /// Blocks until every device was added.
     ///
     /// # Errors
@@ -178,7 +179,7 @@ impl MulticastObject {
         Ok(Binding { object: self.clone(), memory: memory.clone(), device, offset, bytes, bound: true })
     }
 
-    /// As [`bind`](Self::bind), for memory that is mapped at an address, by whoever mapped it. It stays bound until
+    /// Like [`bind`](Self::bind), for memory that any owner has mapped at an address. It stays bound until
     /// [`unbind`](Self::unbind), or until the object is gone.
     ///
     /// # Safety
@@ -194,7 +195,7 @@ impl MulticastObject {
         unsafe { call!(api, cuMulticastBindAddr(self.raw(), offset, ptr.0, bytes, 0)) }
     }
 
-    /// Takes away what [`bind_address`](Self::bind_address) put there.
+    /// Undoes [`bind_address`](Self::bind_address).
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMulticastUnbind`.
@@ -215,7 +216,7 @@ pub struct Binding {
     device: Device,
     offset: usize,
     bytes: usize,
-    /// Until it is unbound.
+    /// False once it is unbound.
     bound: bool,
 }
 
@@ -226,7 +227,7 @@ impl Binding {
         &self.memory
     }
 
-    /// Takes the memory away, as dropping does, and says how that went. No work may use the range any more.
+    /// Unbinds the memory, as dropping does, and returns the outcome. No work may use the range any more.
     ///
     /// # Errors
     /// As [`MulticastObject::unbind`].

@@ -1,4 +1,4 @@
-//! A reservation in which pages come and go.
+//! A reservation whose pages are mapped and unmapped many at a time.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,13 @@ use crate::call::call;
 use crate::error::within;
 use crate::{Device, DevicePtr, Error, Result, teardown};
 
-/// A reservation and what is mapped in it: for memory that is put where it is needed, many pages at a time.
+/// A reservation and the pages mapped in it, for memory that is moved many pages at a time.
 ///
-/// Where a [`Mapping`](super::Mapping) is one handle at one place, here neighbouring pages are enabled and unmapped
-/// by one call, which is what moving pages costs. A page is physical memory of any size, mapped whole; the same one
-/// may be mapped at several places, of this table and of others. The table holds its pages and its addresses until
-/// they are unmapped; dropping it unmaps what is left, without waiting for work that uses it.
+/// A [`Mapping`](super::Mapping) is one handle at one place. Here one call enables or unmaps many
+/// neighbouring pages, which determines the cost of moving pages. A page is physical memory of any size,
+/// mapped whole; the same page may be mapped at several places, of this table and of others. The table holds
+/// its pages and its addresses until they are unmapped. Dropping it unmaps the rest, without waiting for work
+/// that uses it.
 ///
 /// ```no_run
 /// use cuda_driver::vmm::{Access, HandleTypes, PageTable, PhysicalMemory, Reservation};
@@ -33,9 +34,9 @@ use crate::{Device, DevicePtr, Error, Result, teardown};
 #[derive(Debug)]
 pub struct PageTable {
     reservation: Reservation,
-    /// By offset.
+    /// Keyed by offset.
     pages: BTreeMap<usize, PhysicalMemory>,
-    /// What could not be unmapped.
+    /// Pages that could not be unmapped.
     stuck: Vec<Run>,
 }
 
@@ -60,7 +61,7 @@ impl PageTable {
         &self.reservation
     }
 
-    /// What is mapped, by offset (in bytes from the reservation's start).
+    /// The mapped pages, by offset (in bytes from the reservation's start).
     pub fn pages(&self) -> impl ExactSizeIterator<Item = (usize, &PhysicalMemory)> {
         self.pages.iter().map(|(offset, memory)| (*offset, memory))
     }
@@ -72,7 +73,7 @@ impl PageTable {
         (offset - start < memory.bytes()).then_some((*start, memory))
     }
 
-    /// Puts all of `memory` behind the addresses from `offset` on. No device can reach it before
+    /// Maps all of `memory` at `offset`. No device can access it before
     /// [`set_access`](Self::set_access).
     ///
     /// # Errors
@@ -91,7 +92,7 @@ impl PageTable {
         Ok(ptr)
     }
 
-    /// Says which devices may reach a range of whole pages without holes, by one call.
+    /// Sets the access of devices to a range of whole pages without holes, by one call.
     ///
     /// # Errors
     /// As [`Reservation::set_access`].
@@ -119,7 +120,7 @@ impl PageTable {
         outcome
     }
 
-    /// Where the pages begin that fill a range exactly.
+    /// Returns the offsets of the pages that fill a range exactly.
     fn tiling(&self, offset: usize, bytes: usize) -> Result<Vec<usize>> {
         within("reservation", offset, bytes, self.reservation.bytes())?;
         let mut starts = Vec::new();
@@ -141,7 +142,7 @@ impl PageTable {
         unsafe { call!(self.reservation.api(), cuMemUnmap(ptr.0, run.bytes)) }
     }
 
-    /// Takes out all pages.
+    /// Removes all pages, as runs without holes.
     fn take_runs(&mut self) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (offset, memory) in std::mem::take(&mut self.pages) {
@@ -158,7 +159,7 @@ impl PageTable {
 }
 
 impl Drop for PageTable {
-    /// What cannot be unmapped is kept for ever, with its addresses.
+    /// Pages that cannot be unmapped are kept for ever, with their addresses.
     fn drop(&mut self) {
         let stuck = std::mem::take(&mut self.stuck);
         for run in self.take_runs().into_iter().chain(stuck) {

@@ -20,19 +20,20 @@ use crate::{Context, DevicePtr, Error, Result, teardown};
 #[repr(transparent)]
 pub struct FabricHandle(pub [u8; 64]);
 
-/// What the driver says about physical memory.
+/// The driver's properties of physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct PhysicalProperties {
     /// The ordinal of the device that the pages lie on.
     pub device: u32,
-    /// How the memory can be exported. Of imported memory the driver need not name the way it came.
+    /// The handle types that the memory can be exported as. For imported memory the driver may not report the
+    /// type that it was imported by.
     pub handle_types: HandleTypes,
-    /// Whether other devices may read and write it.
+    /// True if other devices may read and write it.
     pub is_rdma_capable: bool,
 }
 
-/// The refusals that mean that there is no fabric, which a host can do nothing about at run time.
+/// Converts the refusals that mean that the host has no fabric. A program cannot change that at run time.
 fn no_fabric(error: Error) -> Error {
     match error {
         Error::Driver { function, code, name, .. }
@@ -44,8 +45,8 @@ fn no_fabric(error: Error) -> Error {
     }
 }
 
-/// Pages of a device's memory, without an address until they are mapped. A handle, cheap to clone; the last one
-/// gone (mappings hold one) releases the pages.
+/// Pages of a device's memory, without an address until they are mapped. A handle, cheap to clone. The last
+/// one (mappings hold one) releases the pages.
 #[derive(Clone)]
 pub struct PhysicalMemory {
     inner: Arc<Inner>,
@@ -59,9 +60,8 @@ struct Inner {
 }
 
 impl PhysicalMemory {
-    /// Takes `bytes` bytes of the context's device, a multiple of the
-    /// [granularity](super::Granularity), which can be exported in the given ways. It is open to RDMA by other
-    /// devices where the device can do that.
+    /// Allocates `bytes` bytes on the context's device, a multiple of the [granularity](super::Granularity),
+    /// exportable in the given ways. Other devices can access it by RDMA if the device supports that.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from `cuMemCreate`:
@@ -76,7 +76,7 @@ impl PhysicalMemory {
             context.api().require(Feature::FABRIC_HANDLES)?;
         }
         let mut properties = properties(device, handle_types);
-        // A driver that does not know the attribute cannot do it either.
+        // A driver that does not know the attribute does not support RDMA either.
         let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         properties.allocFlags.gpuDirectRDMACapable = device.attribute(rdma).is_ok_and(|can| can != 0).into();
         let mut raw = 0;
@@ -86,9 +86,9 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, handle_types))
     }
 
-    /// Opens physical memory that another process, or this one, exported. The descriptor can be closed afterwards.
-    /// `bytes` is the size that the exporter states: the driver does not tell, and refuses to map more than there
-    /// is.
+    /// Opens physical memory that another process, or this one, exported. The descriptor can be closed
+    /// afterwards. `bytes` is the size that the exporter states: the driver does not report it, and refuses
+    /// to map more than the actual size.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Driver`] from
@@ -123,8 +123,8 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::FABRIC))
     }
 
-    /// The physical memory behind an address at which it is mapped, whoever mapped it. `bytes` is the size that the
-    /// caller knows, as for [`import_fd`](Self::import_fd).
+    /// Returns the physical memory behind an address at which it is mapped, by any owner. `bytes` is the size
+    /// known to the caller, as for [`import_fd`](Self::import_fd).
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` where nothing is mapped, or
@@ -135,7 +135,7 @@ impl PhysicalMemory {
         let address = std::ptr::without_provenance_mut(usize::try_from(ptr.0).unwrap_or(usize::MAX));
         // SAFETY: the address is looked up, not read; writes one handle, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemRetainAllocationHandle(&mut raw, address)) }?;
-        // An `Inner` first, so that the handle is released if the next call fails.
+        // Made before the next call, so that the handle is released if that fails.
         let mut inner = Inner { context: context.clone(), raw, bytes, handle_types: HandleTypes::empty() };
         inner.handle_types = properties_of(&inner)?.handle_types;
         Ok(Self { inner: Arc::new(inner) })
@@ -150,7 +150,8 @@ impl PhysicalMemory {
         Self { inner: Arc::new(Inner { context: context.clone(), raw, bytes, handle_types }) }
     }
 
-    /// The memory as a new file descriptor, to be passed to another process. It keeps the pages.
+    /// Exports the memory as a new file descriptor, to be passed to another process. The descriptor keeps the
+    /// pages alive.
     ///
     /// # Errors
     /// [`Error::NotExportable`] if it was made without [`HandleTypes::POSIX_FD`]; [`Error::Driver`] from
@@ -168,8 +169,8 @@ impl PhysicalMemory {
         })
     }
 
-    /// The memory as 64 bytes, which processes of the same NVLink domain can open. They do not keep the pages: an
-    /// importer does.
+    /// Exports the memory as 64 bytes, which processes of the same NVLink domain can open. The bytes do not
+    /// keep the pages alive; an importer's handle does.
     ///
     /// # Errors
     /// [`Error::NotExportable`] if it was made without [`HandleTypes::FABRIC`]; [`Error::NoFabric`] or
@@ -189,7 +190,7 @@ impl PhysicalMemory {
         Ok(FabricHandle(bits.data))
     }
 
-    /// What the driver says about the memory; an importer learns the device this way.
+    /// Returns the driver's properties of the memory; an importer learns the device this way.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.
@@ -212,7 +213,7 @@ impl PhysicalMemory {
         self.inner.bytes
     }
 
-    /// How the memory can be exported.
+    /// The handle types that the memory can be exported as.
     #[must_use]
     pub fn handle_types(&self) -> HandleTypes {
         self.inner.handle_types

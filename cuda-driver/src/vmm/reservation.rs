@@ -1,4 +1,4 @@
-//! Ranges of addresses and what is mapped into them.
+//! Ranges of addresses and the mappings in them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::call::call;
 use crate::error::within;
 use crate::{Device, DevicePtr, Driver, Result, teardown};
 
-/// What a device may do with mapped memory. Freshly mapped memory is [`None`](Self::None) to every device.
+/// The access of a device to mapped memory. Freshly mapped memory is [`None`](Self::None) for every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Nothing.
@@ -39,8 +39,8 @@ impl Access {
     }
 }
 
-/// A range of addresses with nothing behind it. A handle, cheap to clone; the last one gone (mappings hold one)
-/// frees the range.
+/// A range of addresses without memory. A handle, cheap to clone. The last one (mappings hold one) frees the
+/// range.
 #[derive(Clone)]
 pub struct Reservation {
     inner: Arc<Inner>,
@@ -80,8 +80,8 @@ impl Reservation {
         self.inner.bytes
     }
 
-    /// Puts `bytes` bytes of `memory`, from `memory_offset` on, behind the addresses from `offset` on. The same
-    /// pages may be mapped in several places. No device can reach it before [`Mapping::set_access`].
+    /// Maps `bytes` bytes of `memory`, from `memory_offset` on, at `offset`. The same pages may be mapped in
+    /// several places. No device can access the mapping before [`Mapping::set_access`].
     ///
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation or the memory;
@@ -106,8 +106,9 @@ impl Reservation {
         Ok(Mapping { reservation: self.clone(), memory: memory.clone(), offset, bytes, mapped: true })
     }
 
-    /// Says which devices may reach the addresses from `offset` on, all of which must be mapped. One call for a long
-    /// run of mappings is much cheaper than one for each. Devices that are not named keep what they had.
+    /// Sets the access of devices to the addresses from `offset` on, all of which must be mapped. One call
+    /// for a long run of mappings is much cheaper than one call for each. Devices that are not named keep
+    /// their access.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
@@ -122,7 +123,7 @@ impl Reservation {
         unsafe { call!(self.api(), cuMemSetAccess(ptr.0, bytes, descriptions.as_ptr(), descriptions.len())) }
     }
 
-    /// What a device may do with the mapping around `offset`.
+    /// Returns the access that a device has to the mapping around `offset`.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if it leaves the reservation;
@@ -168,10 +169,10 @@ impl fmt::Debug for Reservation {
 pub struct Mapping {
     reservation: Reservation,
     memory: PhysicalMemory,
-    /// In the reservation.
+    /// Offset in the reservation.
     offset: usize,
     bytes: usize,
-    /// Until it is unmapped.
+    /// False once it is unmapped.
     mapped: bool,
 }
 
@@ -200,7 +201,7 @@ impl Mapping {
         &self.memory
     }
 
-    /// Says which devices may reach the mapping; those that are not named keep what they had.
+    /// Sets the access of devices to the mapping. Devices that are not named keep their access.
     ///
     /// # Errors
     /// As [`Reservation::set_access`].
@@ -208,7 +209,7 @@ impl Mapping {
         self.reservation.set_access(self.offset, self.bytes, devices)
     }
 
-    /// Takes the memory away from the addresses. It does not wait: no work may use the mapping any more.
+    /// Unmaps the memory. It does not wait: no work may use the mapping any more.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemUnmap`. The addresses and the memory are then kept for ever,

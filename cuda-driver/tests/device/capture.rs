@@ -70,10 +70,11 @@ fn the_driver_says_whether_a_stream_of_the_context_captures() {
         assert!(!is_capturing(context).unwrap());
         let capture = stream.begin_capture(CaptureMode::Global).unwrap();
         assert!(is_capturing(context).unwrap());
-        // To ask is no part of the capture.
+        // The query itself does not disturb the capture.
         capture.end().unwrap();
         assert!(!is_capturing(context).unwrap());
-        // One that another library began, on a stream that a handle is alive for; and on one that none is, if it blocks.
+        // A capture that another library began: on a stream with a live handle, and on a blocking stream
+        // without one.
         begin_raw(context, stream);
         assert!(is_capturing(context).unwrap());
         end_raw(context, stream);
@@ -103,7 +104,7 @@ fn a_thread_knows_the_captures_that_it_has_begun() {
         });
         drop(capture);
         assert!(captures_of_this_thread().is_empty());
-        // Handles that come and go leave nothing behind.
+        // Handles that are created and dropped leave no entries behind.
         for _ in 0..10_000 {
             // SAFETY: the stream outlives the handle.
             drop(unsafe { Stream::borrowed(context, stream.raw()) });

@@ -1,9 +1,10 @@
-//! That no function of the crate is forgotten by the exercise.
+//! The exercise calls every public function of the crate.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where functions are called that `exercise` cannot call: what needs another process, no driver, or no hardware.
+/// Sources with the calls that `exercise` cannot make, since they need another process, no driver, or no
+/// hardware.
 const CALLERS: &[&str] =
     &["exercise", "hardware.rs", "kernels.rs", "mod.rs", "modules.rs", "multicast.rs", "processes.rs"];
 
@@ -26,7 +27,8 @@ fn implemented(line: &str) -> Option<&str> {
     rest.split(['<', ' ', '{']).next()
 }
 
-/// How calls of a source's public functions look: `.name(` or `Type::name(`, `name(` for a function of a module.
+/// The forms of calls of a source's public functions: `.name(` or `Type::name(`, `name(` for a function of a
+/// module.
 fn calls(source: &str) -> Vec<String> {
     let mut calls = Vec::new();
     let mut owner = None;

@@ -1,4 +1,4 @@
-//! Objects of two drivers, brought together: refused, before either driver is asked.
+//! Objects of two drivers used together: refused before either driver is called.
 
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, MemoryPool, StreamMemory};
@@ -11,7 +11,7 @@ use gpu_sim::World;
 use super::kernels::{self, PTX};
 use super::{context, driver, on_devices};
 
-/// A driver of its own: of the same world, so that whatever is not refused goes wrong in silence.
+/// A second driver of the same world, so a call that is not refused would silently do the wrong thing.
 fn second_driver(world: &World) -> Driver {
     unsafe extern "C" fn another(_: u32) -> CUresult {
         CUresult::CUDA_SUCCESS

@@ -1,5 +1,5 @@
-//! Every call that the crate makes, made to fail once: the failure comes back as an error that names the function, or
-//! reaches the hook for drops; nothing panics, and nothing is lost but what the failed call should have given back.
+//! Makes every call of the crate fail once. The failure comes back as an error that names the function, or
+//! reaches the hook for drops. Nothing panics, and only the resources of the failed call leak.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use gpu_sim::{Action, Injection, World};
 use super::exercise;
 use super::{INJECTED, driver, drops, failed, kernels, start, turn};
 
-/// Functions whose failure leaves behind what they, or the release that needed them, should have given back.
+/// Functions whose failure leaks a resource: their own, or that of a release that calls them.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
@@ -32,12 +32,13 @@ const RELEASES: &[&str] = &[
     "cuStreamEndCapture",
 ];
 
-/// Runs the exercise in a fresh world and thread, with one call failing. Gives its outcome, what drops said, and the world.
+/// Runs the exercise in a fresh world and thread, with one call failing. Returns its outcome, the errors of
+/// drops, and the world.
 fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     let world = start(2);
     kernels::register(&world);
     drops().clear();
-    // `cuInit` and the version are asked by the driver's own making.
+    // Creating the driver calls `cuInit` and asks for the version.
     let driver = driver(world.cuda());
     if let Some((function, nth)) = fault {
         world.faults().inject(Injection::new(function, Action::Fail(INJECTED)).nth(nth)).unwrap();
@@ -48,8 +49,11 @@ fn run(fault: Option<(&str, u64)>) -> (Result<()>, Vec<String>, World) {
     (outcome, said, world)
 }
 
-#[test]
-fn every_call_may_fail() {
+/// The number of tests that share the failing calls, so that several processes can run them at the same time.
+const PARTS: usize = 8;
+
+/// Makes each call of the exercise fail once, for part `part` of [`PARTS`].
+fn every_call_may_fail(part: usize) {
     let _turn = turn();
     let (outcome, said, world) = run(None);
     outcome.unwrap();
@@ -58,38 +62,63 @@ fn every_call_may_fail() {
     world.finish().unwrap();
     assert!(calls.len() > 110, "the exercise reaches {} functions", calls.len());
 
-    for (function, count) in &calls {
-        if ["cuInit", "cuDriverGetVersion"].contains(&function.as_str()) {
-            continue;
+    let injectable =
+        calls.iter().filter(|(function, _)| !["cuInit", "cuDriverGetVersion"].contains(&function.as_str()));
+    let all = injectable.flat_map(|(function, count)| (1..=*count).map(move |nth| (function, nth, count)));
+    for (function, nth, count) in all.skip(part).step_by(PARTS) {
+        let (outcome, said, world) = run(Some((function, nth)));
+        let place = format!("call {nth} of {count} of {function}");
+        assert_eq!(world.faults().hits(), 1, "{place} was reached");
+        let heard = said.iter().any(|text| text.contains(function.as_str()));
+        match &outcome {
+            Err(error) => assert_eq!(failed(error), (function.as_str(), INJECTED), "{place}: {error}"),
+            // These failures do not fail the call. Memory without RDMA is still memory. A mode that cannot be
+            // relaxed only matters if a capture is open, and then the call after it fails. An error without
+            // its name is still that error.
+            Ok(()) => assert!(
+                heard
+                    || [
+                        "cuDeviceGetAttribute",
+                        "cuGetErrorName",
+                        "cuGetErrorString",
+                        "cuThreadExchangeStreamCaptureMode",
+                    ]
+                    .contains(&function.as_str()),
+                "{place}: nobody heard of it; {said:?}"
+            ),
         }
-        for nth in 1..=*count {
-            let (outcome, said, world) = run(Some((function, nth)));
-            let place = format!("call {nth} of {count} of {function}");
-            assert_eq!(world.faults().hits(), 1, "{place} was reached");
-            let heard = said.iter().any(|text| text.contains(function.as_str()));
-            match &outcome {
-                Err(error) => assert_eq!(failed(error), (function.as_str(), INJECTED), "{place}: {error}"),
-                // None can fail the call that asks: memory without RDMA is memory, a mode that cannot be relaxed only
-                // matters if a capture is open, which then fails the call after it, and an error without its name is
-                // that error.
-                Ok(()) => assert!(
-                    heard
-                        || [
-                            "cuDeviceGetAttribute",
-                            "cuGetErrorName",
-                            "cuGetErrorString",
-                            "cuThreadExchangeStreamCaptureMode",
-                        ]
-                        .contains(&function.as_str()),
-                    "{place}: nobody heard of it; {said:?}"
-                ),
-            }
-            let ended = world.finish();
-            if !RELEASES.contains(&function.as_str()) {
-                ended.unwrap_or_else(|left| panic!("{place}: {left}"));
-            }
+        let ended = world.finish();
+        if !RELEASES.contains(&function.as_str()) {
+            ended.unwrap_or_else(|left| panic!("{place}: {left}"));
         }
     }
+}
+
+macro_rules! every_call_may_fail {
+    ($($test:ident: $part:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                every_call_may_fail($part);
+            }
+        )*
+
+        #[test]
+        fn every_part_has_a_test() {
+            assert_eq!([$($part),*], std::array::from_fn::<usize, PARTS, _>(|part| part));
+        }
+    };
+}
+
+every_call_may_fail! {
+    every_call_may_fail_0: 0,
+    every_call_may_fail_1: 1,
+    every_call_may_fail_2: 2,
+    every_call_may_fail_3: 3,
+    every_call_may_fail_4: 4,
+    every_call_may_fail_5: 5,
+    every_call_may_fail_6: 6,
+    every_call_may_fail_7: 7,
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Modules live as long as graphs with their kernels, and so does what graphs are told to keep.
+//! Graphs keep the modules of their kernels loaded, and the owners passed to them alive.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{INJECTED, failed, on_stream};
 
 const WORDS: [u32; 4] = [1, 2, 3, 4];
 
-/// As [`on_stream`], with memory of [`WORDS`].
+/// Like [`on_stream`], with memory of [`WORDS`].
 fn on_memory(test: impl FnOnce(&World, &Context, &Stream, &DeviceMemory)) {
     on_stream(|world, context, stream| {
         kernels::register(world);
@@ -139,7 +139,8 @@ fn a_graph_keeps_what_it_is_told_until_its_last_executable_goes() {
         assert!(held(&owner));
         drop(second);
         assert!(!held(&owner));
-        // Thrown away with its capture; and a stream that does not capture keeps nothing, nor does the capture of others.
+        // Dropped with its capture. A stream that does not capture holds nothing, nor does the capture of
+        // another library.
         let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         assert!(stream.keep_in_graph(owner.clone()).unwrap() && held(&owner));
         let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
@@ -156,7 +157,7 @@ fn a_graph_keeps_what_it_is_told_until_its_last_executable_goes() {
 fn nothing_is_kept_without_a_capture() {
     on_memory(|world, context, stream, memory| {
         let other = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
-        // Thrown away.
+        // The capture is discarded.
         let open = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         reverse(context, stream, memory);
         assert_eq!(world.calls("cuModuleUnload"), 0);

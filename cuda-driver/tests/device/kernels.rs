@@ -222,7 +222,8 @@ fn all_blocks_at_once(context: &Context, stream: &Stream, module: &Module) -> Re
     Ok(())
 }
 
-/// What is no PTX for this driver is refused with its log. Of the text, not of the code: a driver is asked.
+/// Invalid PTX is refused with the driver's log. Only the text is checked, not the code, since the driver
+/// decides it.
 pub(super) fn refusals(context: &Context) {
     let refused = |text: &str| match Module::load_ptx(context, text, &JitOptions::new()) {
         Err(Error::Module(error @ ModuleError::Refused { .. })) => error,

@@ -1,4 +1,5 @@
-//! Drivers that lack functions: each call that needs one is an error that names it, and nothing panics.
+//! Drivers without some functions: each call that needs one returns an error with its name, and nothing
+//! panics.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ fn without(world: &World, removed: &BTreeSet<&str>) -> Result<Driver> {
     Driver::new(unsafe { Api::from_parts(table) }?)
 }
 
-/// Whether an error is about one of the functions, itself or as what a feature takes.
+/// Returns true if an error names one of the functions, itself or as part of a feature.
 fn names_one(text: &str, removed: &BTreeSet<&str>) -> bool {
     removed.iter().any(|name| text.contains(&format!("`{name}`")))
 }
@@ -32,7 +33,7 @@ fn is_missing(error: &Error) -> bool {
     matches!(error, Error::Missing(_))
 }
 
-/// Runs every section on a driver without some functions. Gives what it says against the rule.
+/// Runs every section on a driver without some functions. Returns the messages that break the rule.
 fn run(removed: &BTreeSet<&str>) -> Vec<String> {
     let world = start(2);
     kernels::register(&world);

@@ -1,4 +1,4 @@
-//! The crate on the embedded device. One world lives in a process at a time, so tests take turns.
+//! The crate on the embedded device. A process has one world at a time, so tests take turns.
 
 mod capture;
 mod complete;
@@ -28,12 +28,12 @@ use gpu_sim::World;
 /// Bytes of memory of each device.
 const CAPACITY: u64 = 256 << 20;
 
-/// What calls are made to fail with: a code that no driver has.
+/// The code that injected failures return: no driver has it.
 const INJECTED: u32 = 99_999;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What `Drop` could not do, since the test's turn began.
+/// Failures of `Drop` since the test's turn began.
 static DROPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn drops() -> MutexGuard<'static, Vec<String>> {
@@ -58,7 +58,7 @@ fn on_devices(devices: usize, test: impl FnOnce(&World, &Driver)) {
     world.finish().expect("the test leaves nothing behind");
 }
 
-/// As [`on_devices`], with one device, its context, and a stream.
+/// Like [`on_devices`], with one device, its context, and a stream.
 fn on_stream(test: impl FnOnce(&World, &Context, &Stream)) {
     on_devices(1, |world, driver| {
         let context = context(driver, 0);

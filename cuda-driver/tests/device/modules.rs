@@ -1,4 +1,4 @@
-//! Modules and launches: what is refused, and by whom; what lives as long as what.
+//! Modules and launches: refusals, by the crate and by the driver, and lifetimes.
 
 use std::ffi::c_uint;
 
@@ -14,7 +14,7 @@ use gpu_sim::World;
 use super::kernels::{self, PTX};
 use super::{context, driver, failed, on_devices, on_stream};
 
-/// As [`on_stream`], with the module.
+/// Like [`on_stream`], with the module.
 fn on_module(test: impl FnOnce(&World, &Context, &Stream, Module)) {
     on_stream(|world, context, stream| {
         kernels::register(world);
@@ -23,7 +23,7 @@ fn on_module(test: impl FnOnce(&World, &Context, &Stream, Module)) {
     });
 }
 
-/// What a launch that must not be made answers.
+/// Returns the error of a launch that must be refused.
 #[track_caller]
 fn refused(stream: &Stream, function: &Function, config: LaunchConfig, arguments: impl Arguments) -> Error {
     // SAFETY: refused.

@@ -21,7 +21,7 @@ const BYTES: usize = 2 << 20;
 
 /// The embedded device's functions, which the pretending ones call.
 static UNDER: Mutex<Option<Table>> = Mutex::new(None);
-/// What was bound and not unbound: device, offset, bytes.
+/// Ranges that are bound and not yet unbound: device, offset, bytes.
 static BOUND: Mutex<Vec<(i32, usize, usize)>> = Mutex::new(Vec::new());
 
 unsafe extern "C" fn attribute(out: *mut c_int, which: CUdevice_attribute, device: CUdevice) -> CUresult {

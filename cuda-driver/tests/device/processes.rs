@@ -70,7 +70,7 @@ fn take_part(context: &Context, stream: &Stream) -> bool {
     true
 }
 
-/// To the last word of shared memory.
+/// Adds one to the last word of shared memory.
 fn add_one(context: &Context, start: DevicePtr) {
     let (last, mut word) = (start + (BYTES - 8), [0u64]);
     // SAFETY: the memory is that long, and the other process waits.
@@ -81,7 +81,7 @@ fn add_one(context: &Context, start: DevicePtr) {
     context.synchronize().unwrap();
 }
 
-/// Sets the last word, lets the other process add one, and looks.
+/// Sets the last word, lets the other process add one, and checks it.
 fn exchange(context: &Context, start: DevicePtr, other: impl FnOnce()) {
     let (last, mut word) = (start + (BYTES - 8), [0u64]);
     // SAFETY: the memory is that long, and the other process uses it between the two calls.
@@ -129,7 +129,7 @@ fn by_pool(test: &str, context: &Context, stream: &Stream) {
     let pool = MemoryPool::new(context, HandleTypes::POSIX_FD, 0).unwrap();
     let memory = StreamMemory::from_pool(&pool, stream, BYTES).unwrap();
     stream.synchronize().unwrap();
-    // Of a pool that has not been exported the driver names nothing.
+    // A pointer can be exported only after its pool has been exported.
     let descriptor = pool.export_fd().unwrap();
     let pointer = memory.export_pointer().unwrap();
     exchange(context, memory.ptr(), || child(test, "pool", &pointer.0, descriptor.into()));
@@ -170,7 +170,7 @@ fn hardware_shares_with_another_process() {
                 ("event", &|| by_event(test, &context, &stream)),
                 ("pool", &|| by_pool(test, &context, &stream)),
             ];
-            // All of them: each failure tells of its own.
+            // Runs all of them, so that every failure is reported.
             let fails = |exchange: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(exchange)).is_err();
             let failed: Vec<&str> =
                 exchanges.into_iter().filter(|(_, run)| fails(run)).map(|(name, _)| name).collect();

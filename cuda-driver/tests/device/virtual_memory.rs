@@ -122,7 +122,7 @@ fn only_what_was_made_for_it_is_exported() {
     });
 }
 
-/// As a pointer its number is NULL, which the driver refuses before it looks.
+/// The number 0 as a pointer is NULL, which the driver refuses first.
 #[test]
 fn a_descriptor_numbered_zero_is_no_null_handle() {
     on_stream(|_, context, _| {
@@ -163,7 +163,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// What is mapped, by the model: the first page's place in its reservation and in its memory.
+/// A mapping of the model: the first page's place in its reservation and in its memory.
 struct Mapped {
     reservation: u64,
     offset: usize,
@@ -208,7 +208,7 @@ fn pages_are_what_the_model_says_through_every_mapping() {
                     Step::Map { reservation, offset, memory, memory_offset, pages } => {
                         let Some((_, reservation)) = chosen(&mut reservations, reservation) else { continue };
                         let Some((_, memory)) = chosen(&mut memories, memory) else { continue };
-                        // The driver maps memory whole so far; a part of it is a refused wish.
+                        // Drivers map memory only whole so far; mapping a part is refused.
                         let whole = memory_offset == 0;
                         let pages = if whole { memory.bytes() / PAGE } else { pages };
                         let fits = (offset + pages) * PAGE <= reservation.bytes()
@@ -313,8 +313,8 @@ fn sizes_that_no_multiple_holds_are_sizes_that_no_driver_gives() {
     });
 }
 
-/// How memory of a machine's only device can be exported, in a fresh world, and how often memory was made to find out.
-/// `fault` strikes the first call.
+/// Returns the handle types granted for a machine's only device, in a fresh world, and the number of
+/// allocations made to find out. `fault` is injected into the first call.
 fn granted(fabric: bool, fault: Option<(&str, u32)>) -> (Vec<Result<HandleTypes, Error>>, u64) {
     let _turn = turn();
     let world = World::builder().devices(1).capacity(CAPACITY);
@@ -340,7 +340,7 @@ fn fabric_handles_are_granted_where_one_goes_round_and_that_is_tried_once() {
     };
     let found = granted(true, None);
     assert!(is(&found, both, 1), "{found:?}");
-    // What says that it cannot is not asked to.
+    // A device without support is not tried.
     let found = granted(false, None);
     assert!(is(&found, HandleTypes::POSIX_FD, 0), "{found:?}");
     let refusals = [CUresult::CUDA_ERROR_NOT_PERMITTED.0, CUresult::CUDA_ERROR_NOT_SUPPORTED.0, INJECTED];

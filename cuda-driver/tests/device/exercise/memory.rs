@@ -1,4 +1,4 @@
-//! Memory of the device and of the host, and what is known of it.
+//! Device memory, host memory, and queries of both.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -28,7 +28,7 @@ pub(super) fn plain(driver: &Driver) -> Result<()> {
     memory.free()
 }
 
-/// What is kept: known to whoever looks for leaks.
+/// Memory that is kept for ever, held here so that leak checkers do not report it.
 static KEPT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 pub(super) fn host(driver: &Driver) -> Result<()> {
@@ -38,8 +38,8 @@ pub(super) fn host(driver: &Driver) -> Result<()> {
     pinned.as_mut_slice()[0] = 1;
     assert!(!pinned.as_ptr().is_null() && !pinned.device_ptr()?.is_null());
 
-    // Pages of its own: a page can be registered once. Kept for ever, since where unregistering is made to fail they
-    // stay pinned, and would surprise who got them next.
+    // Separate pages: a page can be registered once. They are kept for ever, since they stay pinned when a
+    // test makes unregistering fail, and would break their next user.
     let own = vec![0u8; 2 << 12].leak();
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(own.as_ptr().addr());
     let offset = own.as_ptr().align_offset(4096);

@@ -1,6 +1,6 @@
-//! Every function of the crate, called at least once: the same calls on the embedded device and on the machine's own
-//! driver, so that the one cannot drift from the other. `complete.rs` sees to it that none is forgotten; multicast
-//! alone is elsewhere (`multicast.rs`), since no test may touch it on hardware.
+//! Calls every function of the crate at least once: the same calls on the embedded device and on the
+//! machine's own driver, so that both behave alike. `complete.rs` checks that none is forgotten. Multicast
+//! alone is elsewhere (`multicast.rs`), since no test may use it on hardware.
 
 mod devices;
 mod graphs;
@@ -59,18 +59,18 @@ thread_local! {
     static NOTES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps what could not be exercised here, and why, for who wants to tell.
+/// Records a call that could not be exercised here, and the reason, for the caller's report.
 fn note(text: impl Into<String>) {
     NOTES.with_borrow_mut(|notes| notes.push(text.into()));
 }
 
-/// What this thread's sections noted.
+/// Takes the notes that this thread's sections recorded.
 pub(crate) fn notes() -> Vec<String> {
     NOTES.take()
 }
 
-/// What the driver may refuse, by the system it runs on: `None` then. An error of another kind stays one, and so does
-/// the code that tests inject.
+/// Returns `None` for a call that the driver refuses, as drivers may on some systems. Other kinds of errors
+/// are returned, and so is the code that tests inject.
 fn attempt<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

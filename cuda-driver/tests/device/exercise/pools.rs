@@ -70,7 +70,7 @@ pub(super) fn pools(driver: &Driver) -> Result<()> {
     assert!(default.is_current()? && !pool.is_current()?);
     pool.make_current()?;
     let of_ours = pool.is_current().and_then(|is| Ok((is, StreamMemory::new(&stream, 4096)?, pool.usage()?)));
-    // For everybody in the process: back at once, whatever the outcome.
+    // The current pool is process-wide: restored at once, whatever the outcome.
     default.make_current()?;
     let (is_current, memory, usage) = of_ours?;
     assert!(is_current && usage.used >= 4096);
@@ -78,7 +78,7 @@ pub(super) fn pools(driver: &Driver) -> Result<()> {
     stream.synchronize()
 }
 
-/// What is of a pool made for sharing; `processes.rs` opens it elsewhere.
+/// Functions of a pool made for sharing; `processes.rs` opens it in another process.
 pub(super) fn shared(driver: &Driver) -> Result<()> {
     let (context, stream) = on_stream(driver)?;
     let types = context.device().pool_handle_types()? & HandleTypes::POSIX_FD;
@@ -92,7 +92,7 @@ pub(super) fn shared(driver: &Driver) -> Result<()> {
     } else {
         (pool.export_fd()?, memory.export_pointer()?)
     };
-    // Whether the process that made it may open it is up to the driver.
+    // The driver may or may not let the exporting process itself import the pool.
     drop(attempt(MemoryPool::import_fd(&context, descriptor.as_fd()))?);
     let own = StreamMemory::import(&pool, &stream, pointer, 4096);
     assert!(attempt(own)?.is_none(), "only imported pools open memory");

@@ -95,7 +95,7 @@ pub(super) fn file_descriptors(driver: &Driver) -> Result<()> {
     mapping.unmap()
 }
 
-/// Where the host has no fabric, the refusal says so; where it has, a handle goes round.
+/// Without a fabric, the refusal is [`Error::NoFabric`]; with one, memory is exported and imported.
 pub(super) fn fabric_handles(driver: &Driver) -> Result<()> {
     let context = driver.device(0)?.retain_primary()?;
     let granularity = Granularity::of(context.device(), HandleTypes::empty())?;
