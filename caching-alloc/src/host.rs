@@ -1,6 +1,6 @@
-//! A source and streams without a device: addresses are numbers, and streams move when told to.
+//! A source and streams without a device: addresses are numbers, and streams make progress on request.
 //!
-//! For tests, for replays of traces, and for examples; nothing can be read or written at these addresses.
+//! For tests, for replays of traces, and for examples; no memory exists at these addresses.
 
 mod failing;
 mod streams;
@@ -25,11 +25,11 @@ struct HostState {
     next: u64,
     capacity: u64,
     live: BTreeMap<u64, u64>,
-    /// Pages, by token: length, and how often mapped.
+    /// Pages, by token: length, and number of mappings.
     pages: HashMap<u64, (u64, u32)>,
-    /// Mappings of pages, by address: length, token, and whether the device may use them.
+    /// Mappings of pages, by address: length, token, and whether the device has access.
     mapped: BTreeMap<u64, (u64, u64, bool)>,
-    /// Addresses where pages are still mapped since unmapping them failed.
+    /// Addresses at which pages are still mapped because unmapping failed.
     stuck: HashSet<u64>,
     /// Addresses that were reserved.
     ranges: HashMap<u64, u64>,
@@ -40,32 +40,32 @@ struct HostState {
     failures: Failures<SourceCall>,
 }
 
-/// How often a source was called.
+/// Numbers of calls of a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Segments asked for.
+    /// Segments requested.
     pub allocate: u64,
-    /// Segments given back.
+    /// Segments released.
     pub release: u64,
     /// Pages made.
     pub create: u64,
-    /// Pages taken back.
+    /// Pages released.
     pub discard: u64,
     /// Pages mapped.
     pub map: u64,
-    /// Ranges that the device was let use.
+    /// Ranges to which the device was given access.
     pub enable: u64,
     /// Ranges unmapped.
     pub unmap: u64,
-    /// Bytes that are out now.
+    /// Live bytes.
     pub live_bytes: u64,
-    /// The most that ever were.
+    /// The peak of the live bytes.
     pub peak_bytes: u64,
-    /// Of those that are out now, what could not be given back.
+    /// The part of the live bytes that could not be released.
     pub lost_bytes: u64,
-    /// Ranges of addresses that are out now.
+    /// Live ranges of addresses.
     pub ranges: u64,
-    /// Calls that made no sense: for memory that is not out, say, or over what is mapped.
+    /// Invalid calls, for example for memory that is not allocated, or over an existing mapping.
     pub broken: u64,
 }
 
@@ -96,30 +96,30 @@ impl HostSource {
         Self { device: 0, state: Mutex::new(state) }
     }
 
-    /// The same as another device.
+    /// The same source as another device.
     #[must_use]
     pub fn on_device(mut self, device: u32) -> Self {
         self.device = device;
         self
     }
 
-    /// Lets calls of a kind fail, from now on.
+    /// Makes calls of a kind fail, from now on.
     pub fn fail(&self, call: SourceCall, failing: Failing) {
         self.state().failures.arm(call, failing);
     }
 
-    /// Lets no call fail any more.
+    /// Ends all injected failures.
     pub fn heal(&self) {
         self.state().failures.disarm();
     }
 
-    /// How often a call was made, also one that failed.
+    /// The number of calls of this kind, including failed ones.
     #[must_use]
     pub fn made(&self, call: SourceCall) -> u64 {
         self.state().failures.made(call)
     }
 
-    /// How many calls failed as they were told to.
+    /// The number of injected failures so far.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.state().failures.failed()
@@ -130,7 +130,7 @@ impl HostSource {
         self.state().capacity = bytes;
     }
 
-    /// Whether every byte of a range of pages can be used.
+    /// Returns true if every byte of a range of pages is accessible.
     #[must_use]
     pub fn is_usable(&self, address: u64, bytes: u64) -> bool {
         let state = self.state();
@@ -160,7 +160,7 @@ impl HostSource {
         }
     }
 
-    /// How often it was called.
+    /// The numbers of its calls.
     #[must_use]
     pub fn calls(&self) -> Calls {
         let state = self.state();

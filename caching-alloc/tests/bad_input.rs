@@ -1,13 +1,14 @@
-//! What nobody should ask for, hand in or plug in: a typed error each, and the allocator goes on as before.
+//! Invalid requests, arguments and sources: each gives a typed error, and the allocator goes on as before.
 
 use std::sync::Arc;
 
+use super::common::hooked::{HookedStreams, StreamHook};
 use super::common::{Bench, MIB, bench, check_tiling, s, tight};
 use caching_alloc::core::symmetric::Geometry;
 use caching_alloc::core::{
-    AllocError, Allocator, Block, EventError, EventId, Filter, Fraction, MAX_BLOCK, MemoryInfo, PageSource,
-    Pool, PoolKind, PoolSettings, RawError, Rounding, SegmentMemory, SegmentSource, Settings, SizeError,
-    SourceError, StreamEvents, StreamId, Tracker, TrackerError,
+    AllocError, Allocator, Block, Filter, Fraction, MAX_BLOCK, MemoryInfo, PageSource, Pool, PoolKind,
+    PoolSettings, RawError, Rounding, SegmentMemory, SegmentSource, Settings, SizeError, SourceError,
+    StreamId, Tracker, TrackerError,
 };
 use caching_alloc::host::{HostSource, HostStreams};
 use proptest::prelude::*;
@@ -96,7 +97,7 @@ fn settings_at_their_ends_panic_nobody() {
             allocator.empty_cache().unwrap();
         }
     }
-    // As long a ring as there can be takes its time.
+    // The longest ring takes a while to allocate.
     let settings = Settings { ring_entries: usize::MAX, ..tight() };
     drop(bench(u64::MAX, settings).allocator.allocate(1, s(1)).unwrap());
     for part in [f64::NAN, f64::INFINITY, -0.1, 1e300] {
@@ -104,7 +105,7 @@ fn settings_at_their_ends_panic_nobody() {
     }
 }
 
-/// A source that says something else of itself.
+/// A source that misreports its properties.
 #[derive(Debug)]
 struct Odd {
     host: HostSource,
@@ -155,41 +156,20 @@ fn a_source_with_an_odd_granularity_panics_nobody() {
     }
 }
 
-/// Streams of which only those below 10 are known.
+/// Knows only the streams below 10.
 #[derive(Debug, Default)]
-struct Few(HostStreams);
+struct Few;
 
-impl StreamEvents for Few {
-    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
-        self.0.record(stream)
-    }
-    fn query(&self, event: EventId) -> Result<bool, EventError> {
-        self.0.query(event)
-    }
-    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
-        self.0.wait(stream, event)
-    }
-    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
-        self.0.synchronize(event)
-    }
-    fn synchronize_device(&self) -> Result<(), EventError> {
-        self.0.synchronize_device()
-    }
-    fn recycle(&self, event: EventId) {
-        self.0.recycle(event);
-    }
+impl StreamHook for Few {
     fn knows(&self, stream: StreamId) -> bool {
         stream.0 < 10
-    }
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
-        self.0.is_capturing(stream)
     }
 }
 
 #[test]
 fn a_stream_that_nobody_knows_is_named() {
     let source = Arc::new(HostSource::new(u64::MAX));
-    let allocator = Allocator::new(source.clone(), Arc::new(Few::default()), tight());
+    let allocator = Allocator::new(source.clone(), Arc::new(HookedStreams::<Few>::default()), tight());
     let unknown = s(u64::MAX);
     let named = |error| assert!(matches!(error, AllocError::UnknownStream { stream } if stream == unknown));
     let [cached, moving, whole, symmetric] = pools(&allocator);
@@ -209,7 +189,7 @@ fn a_stream_that_nobody_knows_is_named() {
     let capture = graphs.capture(&[unknown]);
     named(allocator.allocate(1, unknown).unwrap_err());
     drop(capture.end());
-    // What never was is no harm where nothing is asked of it.
+    // An unknown stream does no harm in calls that do not use it.
     allocator.mark_collective(unknown);
     drop((cached, moving, whole, symmetric, of_nobody, graphs));
     allocator.empty_cache().unwrap();

@@ -1,84 +1,63 @@
-//! Captures beside whatever else goes on: nothing that a graph has baked in goes or moves.
+//! Captures beside other operations: no memory that a graph uses is released or moved.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s, tight};
 use caching_alloc::core::{
-    AllocError, Allocator, Entry, EventError, EventId, Filter, GraphPool, MemoryInfo, Pool, PoolSettings,
-    SegmentMemory, SegmentSource, SourceError, StreamEvents, StreamId, Tracker, TrackerError,
+    AllocError, Allocator, Entry, Filter, GraphPool, MemoryInfo, Pool, PoolSettings, SegmentMemory,
+    SegmentSource, SourceError, Tracker, TrackerError,
 };
-use caching_alloc::host::{HostSource, HostStreams, StreamCall};
+use caching_alloc::host::{HostSource, StreamCall};
 
-/// A source and streams that stop a thread inside a call.
+/// A source that stops a thread inside an allocation.
 #[derive(Debug)]
-struct Paused {
-    source: HostSource,
-    streams: Arc<HostStreams>,
+struct PausedSource {
+    host: HostSource,
     in_allocate: Pause,
-    in_is_capturing: Pause,
-    in_record: Pause,
 }
 
-fn paused() -> (Arc<Paused>, Allocator) {
-    let host = Paused {
-        source: HostSource::new(1 << 30),
-        streams: Arc::default(),
-        in_allocate: Pause::default(),
-        in_is_capturing: Pause::default(),
-        in_record: Pause::default(),
-    };
-    let host = Arc::new(host);
-    let allocator = Allocator::new(host.clone(), host.clone(), tight());
-    (host, allocator)
-}
-
-impl SegmentSource for Paused {
+impl SegmentSource for PausedSource {
     fn device(&self) -> u32 {
         0
     }
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
         self.in_allocate.pass();
-        self.source.allocate(bytes)
+        self.host.allocate(bytes)
     }
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
-        self.source.release(memory)
+        self.host.release(memory)
     }
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
-        self.source.memory_info()
+        self.host.memory_info()
     }
 }
 
-impl StreamEvents for Paused {
-    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
-        self.in_record.pass();
-        self.streams.record(stream)
+/// Stops a thread inside a call of streams.
+#[derive(Debug, Default)]
+struct StreamPauses {
+    in_is_capturing: Pause,
+    in_record: Pause,
+}
+
+impl StreamHook for StreamPauses {
+    fn before(&self, call: Call) {
+        if matches!(call, Call::Record(_)) {
+            self.in_record.pass();
+        }
     }
-    fn query(&self, event: EventId) -> Result<bool, EventError> {
-        self.streams.query(event)
-    }
-    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
-        self.streams.wait(stream, event)
-    }
-    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
-        self.streams.synchronize(event)
-    }
-    fn synchronize_device(&self) -> Result<(), EventError> {
-        self.streams.synchronize_device()
-    }
-    fn recycle(&self, event: EventId) {
-        self.streams.recycle(event);
-    }
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
-        self.streams.captures()
-    }
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
-        let answer = self.streams.is_capturing(stream);
+    fn after_is_capturing(&self) {
         self.in_is_capturing.pass();
-        answer
     }
+}
+
+fn paused() -> (Arc<PausedSource>, Arc<HookedStreams<StreamPauses>>, Allocator) {
+    let source = Arc::new(PausedSource { host: HostSource::new(1 << 30), in_allocate: Pause::default() });
+    let streams = Arc::new(HookedStreams::default());
+    let allocator = Allocator::new(source.clone(), streams.clone(), tight());
+    (source, streams, allocator)
 }
 
 fn graph_pool(allocator: &Allocator) -> GraphPool {
@@ -91,32 +70,32 @@ fn private_pool(allocator: &Allocator) -> Pool {
 
 #[test]
 fn a_capture_begins_after_a_trim_that_is_under_way() {
-    let (host, allocator) = paused();
+    let (source, streams, allocator) = paused();
     let graphs = graph_pool(&allocator);
     let warm = graphs.capture(&[s(7)]);
     drop(allocator.allocate(3 * MIB, s(7)).unwrap());
     drop(warm);
-    host.in_is_capturing.arm();
-    host.in_record.arm();
+    streams.hook.in_is_capturing.arm();
+    streams.hook.in_record.arm();
     std::thread::scope(|scope| {
         let trim = scope.spawn(|| {
             allocator.empty_cache().unwrap();
-            host.in_record.open();
+            streams.hook.in_record.open();
         });
         // The trim has found that nothing keeps the pool.
-        host.in_is_capturing.wait_until_reached();
+        streams.hook.in_is_capturing.wait_until_reached();
         let graph = scope.spawn(|| {
             let capture = graphs.capture(&[s(7)]);
-            host.streams.set_capturing(s(7), true);
+            streams.host.set_capturing(s(7), true);
             let baked = allocator.allocate(3 * MIB, s(7)).unwrap().address();
-            host.streams.set_capturing(s(7), false);
-            host.in_record.wait_until_reached();
+            streams.host.set_capturing(s(7), false);
+            streams.hook.in_record.wait_until_reached();
             (capture.end(), baked)
         });
-        host.in_is_capturing.release_after(&graph);
+        streams.hook.in_is_capturing.release_after(&graph);
         // It has taken the memory out of the pool, and waits for the stream.
-        host.in_record.wait_until_reached();
-        host.in_record.release_after(&graph);
+        streams.hook.in_record.wait_until_reached();
+        streams.hook.in_record.release_after(&graph);
         trim.join().unwrap();
         let (graph, baked) = graph.join().unwrap();
         let held = |address| {
@@ -124,20 +103,20 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
                 .segments()
                 .any(|segment| (segment.address()..segment.address() + segment.bytes()).contains(&address))
         };
-        assert!(held(baked) && host.source.physical(baked).is_some(), "the graph's memory is there");
+        assert!(held(baked) && source.host.physical(baked).is_some(), "the graph's memory is there");
     });
 }
 
 /// Freezes a pool while a request for it waits for another growth, in this order or the other.
 fn freeze_beside_a_request(freeze_first: bool) {
-    let (host, allocator) = paused();
+    let (source, _, allocator) = paused();
     let pool = private_pool(&allocator);
     drop(pool.allocate(MIB, s(1)).unwrap());
-    host.in_allocate.arm();
+    source.in_allocate.arm();
     std::thread::scope(|scope| {
         // Holds up every growth.
         let slow = scope.spawn(|| allocator.allocate(30 * MIB, s(2)).unwrap());
-        host.in_allocate.wait_until_reached();
+        source.in_allocate.wait_until_reached();
         let freeze = || {
             let freeze = pool.freeze();
             (freeze, pool.stats().reserved.current)
@@ -154,7 +133,7 @@ fn freeze_beside_a_request(freeze_first: bool) {
             turn();
             (scope.spawn(freeze), waiting)
         };
-        host.in_allocate.release_after(&frozen);
+        source.in_allocate.release_after(&frozen);
         let ((freeze, before), served) = (frozen.join().unwrap(), waiting.join().unwrap());
         assert_eq!(pool.stats().reserved.current, before, "{served:?} came while the pool was frozen");
         drop((slow.join().unwrap(), freeze));
@@ -192,7 +171,7 @@ fn a_stream_that_captures_gets_no_memory_that_may_move_or_go() {
         bench.allocator.allocate(1000, s(2)).expect("another stream does not capture");
         let pool = private_pool(&bench.allocator);
         assert!(refused(pool.allocate(1000, s(1))), "nothing keeps the pool");
-        // What is frozen stays as long as it is.
+        // A frozen pool keeps its memory, so the capture may use it.
         bench.streams.set_capturing(s(1), false);
         let address = pool.allocate(MIB, s(1)).unwrap().address();
         let freeze = pool.freeze();

@@ -1,60 +1,41 @@
-//! Threads that want all the memory there is: none is told that there is not enough.
+//! Threads that request all the memory there is: none gets an out-of-memory error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 
+use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::pause::Pause;
 use super::common::{MIB, bench, remapping_bench, s};
-use caching_alloc::core::{Allocator, Block, EventError, EventId, Reuse, Settings, StreamEvents, StreamId};
-use caching_alloc::host::{HostSource, HostStreams};
+use caching_alloc::core::{Allocator, Block, Reuse, Settings, StreamId};
+use caching_alloc::host::HostSource;
 
-/// Streams that stop a thread inside a query.
+/// Stops a thread inside a query.
 #[derive(Debug, Default)]
-struct SlowQueries {
-    streams: HostStreams,
-    in_query: Pause,
-}
+struct PausedQuery(Pause);
 
-impl StreamEvents for SlowQueries {
-    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
-        self.streams.record(stream)
-    }
-    fn query(&self, event: EventId) -> Result<bool, EventError> {
-        self.in_query.pass();
-        self.streams.query(event)
-    }
-    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
-        self.streams.wait(stream, event)
-    }
-    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
-        self.streams.synchronize(event)
-    }
-    fn synchronize_device(&self) -> Result<(), EventError> {
-        self.streams.synchronize_device()
-    }
-    fn recycle(&self, event: EventId) {
-        self.streams.recycle(event);
-    }
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
-        self.streams.is_capturing(stream)
+impl StreamHook for PausedQuery {
+    fn before(&self, call: Call) {
+        if call == Call::Query {
+            self.0.pass();
+        }
     }
 }
 
 #[test]
 fn a_block_that_another_thread_asks_about_is_not_overlooked() {
-    let streams = Arc::new(SlowQueries::default());
+    let streams = Arc::new(HookedStreams::<PausedQuery>::default());
     let source = Arc::new(HostSource::new(64 * MIB));
     let allocator = Allocator::new(source, streams.clone(), Settings::default());
     let blocks = [(); 2].map(|()| allocator.allocate(32 * MIB, s(1)).unwrap());
-    streams.streams.enqueue(s(2));
+    streams.host.enqueue(s(2));
     blocks.iter().for_each(|block| block.record_stream(s(2)).unwrap());
     drop(blocks);
-    streams.in_query.arm();
+    streams.hook.0.arm();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| allocator.allocate(32 * MIB, s(1)));
-        streams.in_query.wait_until_reached();
+        streams.hook.0.wait_until_reached();
         let second = scope.spawn(|| allocator.allocate(32 * MIB, s(1)));
-        streams.in_query.release_after(&second);
+        streams.hook.0.release_after(&second);
         for request in [first, second] {
             request.join().unwrap().expect("there is room for both");
         }
@@ -99,11 +80,10 @@ fn threads_that_together_want_all_memory_get_it() {
     }
 }
 
-/// Streams in whose calls another thread of the program exchanges its block, of stream 1, for one of stream 2 and back:
-/// one of the two is free always, the one that is not being looked at.
+/// Plays another thread of the program. During calls of streams it exchanges its block of stream 1 for one of stream 2,
+/// and back. One of the two blocks is always free: the one that the allocator has already passed by.
 #[derive(Debug, Default)]
 struct Exchanges {
-    streams: HostStreams,
     theirs: Mutex<Option<(Allocator, Block)>>,
     left: AtomicU64,
 }
@@ -126,31 +106,13 @@ impl Exchanges {
     }
 }
 
-impl StreamEvents for Exchanges {
-    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
-        self.streams.record(stream)
-    }
-    fn query(&self, event: EventId) -> Result<bool, EventError> {
-        self.streams.query(event)
-    }
-    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
-        self.streams.wait(stream, event)
-    }
-    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
-        self.exchange(s(2));
-        self.streams.synchronize(event)
-    }
-    fn synchronize_device(&self) -> Result<(), EventError> {
-        self.streams.synchronize_device()
-    }
-    fn recycle(&self, event: EventId) {
-        self.streams.recycle(event);
-    }
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
-        if stream == s(2) {
-            self.exchange(s(1));
+impl StreamHook for Exchanges {
+    fn before(&self, call: Call) {
+        match call {
+            Call::Synchronize => self.exchange(s(2)),
+            Call::IsCapturing(stream) if stream == s(2) => self.exchange(s(1)),
+            _ => {}
         }
-        self.streams.is_capturing(stream)
     }
 }
 
@@ -163,19 +125,19 @@ fn a_request_looks_again_when_blocks_have_moved_meanwhile() {
         reuse: Reuse::OwnStream,
         ..Settings::default()
     };
-    let streams = Arc::new(Exchanges::default());
+    let streams = Arc::new(HookedStreams::<Exchanges>::default());
     let source = Arc::new(HostSource::new(2 * Exchanges::BYTES + 2 * MIB));
     let allocator = Allocator::new(source, streams.clone(), exact);
     let theirs = allocator.allocate(Exchanges::BYTES, s(1)).unwrap();
     drop(allocator.allocate(Exchanges::BYTES, s(2)).unwrap());
-    // A request that finds nothing waits for the end of this one's use.
+    // A request that finds no block waits for the end of this block's use.
     let used = allocator.allocate(512, s(3)).unwrap();
-    streams.streams.enqueue(s(4));
+    streams.host.enqueue(s(4));
     used.record_stream(s(4)).unwrap();
     drop(used);
-    *streams.theirs.lock().unwrap() = Some((allocator.clone(), theirs));
-    streams.left.store(3, Ordering::Relaxed);
+    *streams.hook.theirs.lock().unwrap() = Some((allocator.clone(), theirs));
+    streams.hook.left.store(3, Ordering::Relaxed);
     let mine = allocator.allocate(Exchanges::BYTES, s(1)).expect("there is room for both blocks");
-    assert_eq!(streams.left.load(Ordering::Relaxed), 0, "blocks have moved");
-    drop((mine, streams.theirs.lock().unwrap().take()));
+    assert_eq!(streams.hook.left.load(Ordering::Relaxed), 0, "blocks have moved");
+    drop((mine, streams.hook.theirs.lock().unwrap().take()));
 }

@@ -1,5 +1,5 @@
-//! Blocks and streams shared with cudarc, each test in a process of its own whose driver cudarc can load: the embedded
-//! device as a shared library, and the host's own.
+//! Blocks and streams shared with cudarc. Each test runs in a process of its own with a driver that cudarc
+//! can load: the embedded device as a shared library, or the host's own driver.
 
 use std::collections::HashMap;
 use std::os::unix::fs::symlink;
@@ -21,10 +21,10 @@ use cuda_driver::sys::{Origin, candidates};
 
 use super::common::used;
 
-/// Says to a process that it is the one for the test.
+/// Set in a process that runs one test.
 const CHILD: &str = "CACHING_ALLOC_TEST_CUDARC";
 
-/// No test takes so long.
+/// Longer than any test takes.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Runs a test of this file over each driver that there is.

@@ -1,4 +1,5 @@
-//! The driver's sources and events on the embedded device. One world lives in a process at a time: tests take turns.
+//! The driver's sources and events on the embedded device. A process has one world at a time, so tests take
+//! turns.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -28,7 +29,8 @@ pub(super) fn on_devices(devices: usize, test: impl FnOnce(&World, Vec<Context>)
     });
 }
 
-/// Runs `test` in a fresh world, and `after` over what it returned, what drops could not do and the world that is left.
+/// Runs `test` in a fresh world. Then runs `after` over its result, the failures of drops, and the remaining
+/// world.
 pub(super) fn in_a_world<T>(
     devices: usize,
     test: impl FnOnce(&World, Vec<Context>) -> T,

@@ -1,5 +1,5 @@
-//! Every upstream call made to fail, once and for ever, at every index of a mixed scenario: typed errors, nothing leaked,
-//! nothing handed out twice, usable afterwards.
+//! Makes every upstream call fail, once and for ever, at every index of a mixed scenario. Errors are typed,
+//! nothing leaks, no memory is handed out twice, and the allocator stays usable.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,7 +18,7 @@ const STREAMS: u64 = 5;
 
 const CAPACITY: u64 = 160 * MIB;
 
-/// More than there ever is.
+/// More than the allocator ever uses.
 const TOO_MUCH: u64 = 200 * MIB;
 
 /// Numbers of the live segments, by what trackers are told.
@@ -46,7 +46,7 @@ impl Tracker for Segments {
     }
 }
 
-/// Physical memory that was used, and by which streams up to where.
+/// A use of physical memory: the streams, and their positions at its end.
 struct Use {
     token: u64,
     range: Range<u64>,
@@ -134,7 +134,7 @@ impl Run {
             let (block, users) = self.live.swap_remove(at % self.live.len());
             let all: Vec<StreamId> = users.into_iter().chain([block.stream()]).collect();
             all.iter().for_each(|stream| self.bench.streams.enqueue(*stream));
-            // What is captured runs in the order of whoever launches the graph.
+            // Captured work (stream 4) runs when the graph is launched, in an order that the program ensures.
             let by: Vec<_> = all.into_iter().filter(|stream| *stream != s(4)).collect();
             let by: Vec<_> =
                 by.into_iter().map(|stream| (stream, self.bench.streams.position(stream))).collect();
@@ -180,7 +180,7 @@ impl Run {
             match round {
                 8 => self.bench.allocator.set_memory_limit(Some(100 * MIB)),
                 9 | 26 => {
-                    // What is used by a stream that is being captured waits for the capture's end.
+                    // A block used by a capturing stream stays pending until the capture has ended.
                     self.record(place, s(4));
                     self.bench.streams.set_capturing(s(4), true);
                     self.free(place);
@@ -215,7 +215,7 @@ impl Run {
         self.bench.allocator.set_memory_limit(None);
     }
 
-    /// Lets go of everything; what went wrong, but for what is meant to.
+    /// Drops everything; returns the faults, except the expected ones.
     fn let_go(&mut self) -> Vec<Fault> {
         while !self.live.is_empty() {
             self.free(0);
@@ -268,13 +268,14 @@ impl Call {
         }
     }
 
-    /// Whether it can fail for want of memory.
+    /// Returns true if the call can fail for lack of memory.
     fn can_be_scarce(self) -> bool {
         matches!(self, Self::Source(SourceCall::Allocate | SourceCall::Create | SourceCall::Map))
     }
 
-    /// Whether somebody has to hear of the failure. For want of memory all is tried again after making room; and without
-    /// an answer of the others there is another way: to keep the memory longer, to wait for more, to say less.
+    /// Returns true if the failure must be reported. For lack of memory, everything is retried after making
+    /// room. Stream calls and queries of free memory have a fallback: keep the memory longer, wait for more,
+    /// or report less.
     fn is_told(self, failing: Failing) -> bool {
         match self {
             Self::Source(call) => call != SourceCall::MemoryInfo && !failing.is_scarce(),
@@ -314,14 +315,14 @@ fn survive_every_failure(make: Make) {
                 if call.can_be_scarce() {
                     survive(make, &[(call, failing.for_want_of_memory())]);
                 }
-                // What was done before it cannot be undone either.
+                // Undoing the earlier calls fails too.
                 if matches!(call, Call::Source(SourceCall::Map | SourceCall::Enable | SourceCall::Create)) {
                     let undoing = [SourceCall::Unmap, SourceCall::Discard].map(Call::Source);
                     let undoing = undoing.map(|call| (call, Failing::for_ever(0)));
                     survive(make, &[(call, failing), undoing[0], undoing[1]]);
                 }
             }
-            // It is not over when the allocator goes.
+            // The failure persists while the allocator is dropped.
             let mut run = Run::new(make);
             call.fail(&run.bench, Failing::for_ever(index));
             run.everything();

@@ -1,4 +1,4 @@
-//! What does not grow with the number of streams and segments that there ever were.
+//! Memory does not grow with the number of streams and segments that have come and gone.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use caching_alloc::core::{
     Action, Block, Entry, Filter, PoolKind, PoolSettings, Reuse, Settings, Tracker, TrackerError,
 };
 
-/// The bytes that this thread has on the heap after so many calls, and after as many more.
+/// Makes `calls` calls, then as many more; returns the bytes of heap memory of this thread that the second
+/// half added.
 fn held_by(calls: u64, mut call: impl FnMut(u64)) -> i64 {
     (0..calls).for_each(&mut call);
     let before = held_bytes();

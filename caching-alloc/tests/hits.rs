@@ -5,18 +5,16 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::common::hooked::{Call, HookedStreams, StreamHook};
 use super::common::{MIB, s};
-use caching_alloc::core::{
-    Allocator, Block, Entry, EventError, EventId, Filter, PoolSettings, Settings, StreamEvents, StreamId,
-    Tracker, TrackerError,
-};
+use caching_alloc::core::{Allocator, Block, Entry, Filter, PoolSettings, Settings, Tracker, TrackerError};
 use caching_alloc::host::{HostSource, HostStreams};
 
 struct Counting;
 
 thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
-    /// Bytes that this thread has got and not given back; less than none if it gives back others'.
+    /// Bytes that this thread has allocated and not freed; negative if it frees memory of other threads.
     static HELD: Cell<i64> = const { Cell::new(0) };
 }
 
@@ -45,40 +43,17 @@ pub(crate) fn held_bytes() -> i64 {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Streams that count how often they are asked anything.
+/// Counts calls of streams.
 #[derive(Debug, Default)]
-struct Asked(HostStreams, AtomicU64);
+struct CallCount(AtomicU64);
 
-impl Asked {
-    fn count(&self) -> &HostStreams {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        &self.0
+impl StreamHook for CallCount {
+    fn before(&self, _: Call) {
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl StreamEvents for Asked {
-    fn record(&self, stream: StreamId) -> Result<EventId, EventError> {
-        self.count().record(stream)
-    }
-    fn query(&self, event: EventId) -> Result<bool, EventError> {
-        self.count().query(event)
-    }
-    fn wait(&self, stream: StreamId, event: EventId) -> Result<(), EventError> {
-        self.count().wait(stream, event)
-    }
-    fn synchronize(&self, event: EventId) -> Result<(), EventError> {
-        self.count().synchronize(event)
-    }
-    fn synchronize_device(&self) -> Result<(), EventError> {
-        self.count().synchronize_device()
-    }
-    fn recycle(&self, event: EventId) {
-        self.count().recycle(event);
-    }
-    fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {
-        self.count().is_capturing(stream)
-    }
-}
+type Asked = HookedStreams<CallCount>;
 
 /// Is told everything and does nothing.
 struct Deaf;
@@ -127,7 +102,7 @@ fn check_hits(make: Make) {
         allocator.allocate(1, s(1)).unwrap();
         allocator.allocate(1 << 30, s(1)).unwrap();
         let cost = || {
-            let asked = streams.1.load(Ordering::Relaxed);
+            let asked = streams.hook.0.load(Ordering::Relaxed);
             (CALLS.get(), asked, source.calls(), allocator.generation())
         };
         let mut free_of_cost = 0;
@@ -156,7 +131,7 @@ fn nor_does_one_of_memory_that_moves() {
 #[test]
 fn pools_that_come_and_go_leave_nothing_on_the_host() {
     const POOLS: i64 = 2000;
-    // As many entries as will do: a shard is small then.
+    // Few ring entries, so that a shard is small.
     let settings = Settings { ring_entries: 1, structural_entries: 1, ..Settings::default() };
     let allocator =
         Allocator::new(Arc::new(HostSource::new(u64::MAX)), Arc::new(HostStreams::new()), settings);
@@ -168,6 +143,6 @@ fn pools_that_come_and_go_leave_nothing_on_the_host() {
     let held = HELD.get();
     (0..POOLS).for_each(|_| come_and_go());
     let left = HELD.get() - held;
-    // Other tests take slots too: some of these may have to be made anew.
+    // Other tests take slots too, so some may have to be allocated.
     assert!(left < 100 * POOLS, "{left} bytes of {POOLS} pools");
 }

@@ -1,4 +1,4 @@
-//! Pools: kept apart, whole, frozen, symmetric.
+//! Pools: separate, unsplit, frozen, symmetric.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn a_private_pool_has_its_own_source_and_gives_all_back() {
     assert_eq!(pool.stats().reserved.current, own.calls().live_bytes);
     assert_eq!(bench.allocator.default_pool().stats().reserved.current, 0);
 
-    // What one has free is not the other's.
+    // Free memory of one pool is not used by another.
     let address = block.address();
     drop(block);
     assert_ne!(bench.allocator.allocate(3 * MIB, s(1)).unwrap().address(), address);

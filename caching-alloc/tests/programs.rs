@@ -1,5 +1,6 @@
-//! Programs as people write them (layers forwards and backwards, memory gathered ahead on another stream, blocks of any
-//! lifetime), drawn at random, over a re-mappable pool: what each request gets, and how much is reserved for all of it.
+//! Random programs with typical patterns over a re-mappable pool: layers forwards and backwards, memory
+//! gathered ahead on another stream, blocks of any lifetime. Checks the memory that each request gets, and
+//! the reserved total.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 use super::common::{MIB, check_tiling, s};
 use super::model::intervals::{Intervals, Span};
 
-/// Work on other streams that uses blocks is on streams from here on, one a block.
+/// Streams from here on carry the other uses of blocks, one stream for each block.
 const USERS: u64 = 1000;
 
 /// A part of a program. Lengths in bytes.
@@ -42,7 +43,7 @@ fn part() -> impl Strategy<Value = Part> {
     prop_oneof![layers, ahead, any]
 }
 
-/// Who had some memory last.
+/// The last owner of some memory.
 #[derive(Clone, Debug)]
 enum Tenure {
     Live,
@@ -115,7 +116,7 @@ impl Run {
         Owned { block, memory }
     }
 
-    /// Where a block lies, by page.
+    /// The memory of a block, by page.
     fn memory_of(&self, block: &Block) -> Vec<Span> {
         let (mut at, end) = (block.address(), block.address() + block.bytes());
         let spans = block.segments().into_iter().map(|page| {
@@ -207,7 +208,7 @@ impl Run {
         }
     }
 
-    /// What holds at any time.
+    /// Checks the invariants that hold at any time.
     fn check(&self) {
         let (stats, calls) = (self.allocator.stats(), self.source.calls());
         assert!(self.allocator.faults().is_empty(), "{:?}", self.allocator.faults());

@@ -1,5 +1,5 @@
-//! Re-mappable pools over the driver's virtual memory, on the embedded device. One world lives in a process at a time:
-//! tests take turns.
+//! Re-mappable pools over the driver's virtual memory, on the embedded device. A process has one world at a
+//! time, so tests take turns.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -196,7 +196,7 @@ fn what_is_no_page_of_the_source_is_a_typed_error() {
         pages.unreserve(base, 16 * MIB);
         pages.enable(base, 2 * MIB).expect_err("the addresses are gone");
 
-        // What peers reach does not move.
+        // Memory that peers access cannot move.
         let shared = Sharing::none().with_peers([contexts[1].device().clone()]);
         let shared = Arc::new(VirtualMemorySource::new(&contexts[0], shared).unwrap());
         let events = Arc::new(DriverEvents::new(&contexts[0]));
@@ -238,7 +238,7 @@ fn a_page_whose_unmapping_failed_goes_with_its_addresses() {
     });
 }
 
-/// Asks for what failed once more: it must work then. What went wrong is kept.
+/// Retries a failed call once, which must succeed. The errors are kept.
 fn insist<T>(
     wrong: &mut Vec<Box<dyn std::error::Error>>,
     mut attempt: impl FnMut() -> Result<T, Box<dyn std::error::Error>>,
@@ -252,12 +252,12 @@ fn insist<T>(
     }
 }
 
-/// A bit of everything: blocks that fit and that do not, uses by other streams, memory that is wanted back, a pool of
-/// fixed segments beside, blocks that hold what was put there throughout.
+/// A mix of operations: blocks with and without a fitting free block, uses by other streams, releases of
+/// memory, a pool of fixed segments beside, blocks that keep their contents throughout.
 fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     let mut wrong = Vec::new();
     let mut bench = insist(&mut wrong, || Bench::new(context));
-    // What is free on both sides of a block has to come together.
+    // The free memory on both sides of a block must be combined.
     bench.allocator.set_memory_limit(Some(16 * MIB));
     let [before, between, behind] = [6, 2, 6].map(|mib| insist(&mut wrong, || bench.fill(mib * MIB, 0)));
     for filled in [before, behind] {
@@ -276,7 +276,7 @@ fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     for (step, mib) in (0..).zip([1, 3, 2, 5, 4, 12]) {
         let stream = step % 3;
         if mib > 7 {
-            // Room for it is made of what is idle.
+            // Idle blocks are dropped to make room for it.
             live.drain(..)
                 .for_each(|filled| bench.check(filled).unwrap_or_else(|error| wrong.push(error.into())));
         }
@@ -303,7 +303,7 @@ fn mixed(context: &Context) -> Vec<Box<dyn std::error::Error>> {
     wrong
 }
 
-/// Functions whose failure leaves behind what they, or the release that needed them, should have given back.
+/// Functions whose failure leaks a resource: their own, or the one of a release that calls them.
 const RELEASES: &[&str] = &[
     "cuCtxGetCurrent",
     "cuCtxPopCurrent_v2",
@@ -357,7 +357,7 @@ fn every_driver_call_may_fail() {
                     std::thread::spawn(run).join().unwrap_or_else(|_| panic!("{place}: it panicked"))
                 },
                 |mut told, drops, world| {
-                    // How far the device has come decides about a few calls.
+                    // The timing of the device decides whether a few of the calls happen.
                     if world.faults().hits() == 0 {
                         return drop(world.finish());
                     }
@@ -376,8 +376,8 @@ fn every_driver_call_may_fail() {
     }
 }
 
-/// Blocks that fit and that do not, over three streams, in memory that is soon too little. What fails is noted, and the
-/// rest goes on.
+/// Blocks with and without a fitting free block, over three streams, with little memory. Errors are recorded,
+/// and the rest goes on.
 fn stumble(bench: &mut Bench) -> Vec<Box<dyn std::error::Error>> {
     let mut wrong: Vec<Box<dyn std::error::Error>> = Vec::new();
     let mut live: VecDeque<Filled> = VecDeque::new();
@@ -457,7 +457,7 @@ fn every_driver_call_may_fail_for_ever() {
     }
 }
 
-/// An error with its causes.
+/// An error with its sources.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,4 +1,5 @@
-//! Which pool a request goes to: by thread, by capture, and, before memory runs out, to a pool that lends.
+//! Selection of the pool for a request: by thread, by capture, and, before memory runs out, a pool that
+//! lends.
 
 use std::sync::Arc;
 use std::thread;
@@ -126,7 +127,7 @@ fn a_capture_that_is_dropped_keeps_nothing() {
     let capture = graphs.capture(&[s(1)]);
     drop(allocator.allocate(3 * MIB, s(1)).unwrap());
     drop(capture);
-    // What it has warmed up is enough for the capture that follows.
+    // The warm-up has made enough segments for the following capture.
     let _freeze = graphs.freeze();
     let capture = graphs.capture(&[s(1)]);
     drop(allocator.allocate(3 * MIB, s(1)).unwrap());
@@ -172,7 +173,7 @@ fn a_pool_lends_before_the_default_pool_is_out_of_memory() {
         let before = bench.source.calls();
         let block = bench.allocator.allocate(7 * MIB, s(1)).unwrap();
         assert_eq!(block.pool() == pool.id(), lends);
-        // What is not lent has to be released and made again.
+        // Without lending, a segment must be released and another one allocated.
         assert_eq!(bench.source.calls().release - before.release, u64::from(!lends));
         assert_eq!(bench.allocator.stats().borrowed, u64::from(lends));
         let address = block.address();
@@ -211,7 +212,7 @@ fn a_pool_borrows_only_if_it_is_to() {
         if let Ok(block) = got {
             assert_eq!((block.pool(), block.segment()), (keep.pool(), keep.segment()));
         }
-        // What a capture gets would be used elsewhere while the graph uses it.
+        // A capture does not borrow: the block would be used by the lender while the graph uses it.
         bench.streams.set_capturing(s(2), true);
         let refused = pool.allocate(8 * MIB, s(2));
         assert!(matches!(refused, Err(AllocError::CaptureOutsideGraphPool { .. })), "{refused:?}");

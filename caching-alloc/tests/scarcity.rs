@@ -118,7 +118,7 @@ fn when_memory_is_scarce_streams_wait_for_each_other() {
 
 #[test]
 fn blocks_of_one_length_fill_the_memory() {
-    // Of 3 MiB, one block is lost to the segments' steps of 2 MiB.
+    // For blocks of 3 MiB, one block is lost to the segments' steps of 2 MiB.
     for (bytes, room, fit) in [
         (20 * MIB, 2, 2),
         (20 * MIB, 4, 4),
@@ -244,8 +244,8 @@ fn old_addresses_stay_mapped_until_memory_goes_back() {
     check_tiling(&bench.allocator.snapshot().unwrap());
 }
 
-/// Bytes that a block could have, at least, out of pages of 2 MiB: what is free at the end of the last neighbourhood of
-/// pages, idle pages elsewhere, and those that can still be made.
+/// A lower bound on the bytes available for a block, from pages of 2 MiB: free memory at the end of the last
+/// neighbourhood of pages, idle pages elsewhere, and pages that can still be made.
 fn could_have(snapshot: &Snapshot, unmade: u64) -> u64 {
     let mut best = unmade;
     let mut idle = 0;
@@ -286,7 +286,7 @@ proptest! {
                 live.swap_remove(which % live.len());
                 continue;
             }
-            // Half of them short.
+            // Half of them are short.
             let bytes = if which % 2 == 0 { kib } else { kib * 1024 };
             match bench.allocator.allocate(bytes, s(which as u64 % 3)) {
                 Ok(block) => live.push(block),

@@ -3,7 +3,7 @@
 use super::common::{Bench, MIB, bench, s, tight};
 use caching_alloc::core::{Block, Fraction, PoolKind, PoolSettings, Reuse, Rounding, Settings};
 
-/// Nothing is taken from other streams.
+/// Settings without reuse of other streams' memory.
 fn apart() -> Settings {
     Settings { reuse: Reuse::OwnStream, replace_idle: false, ..tight() }
 }
@@ -111,7 +111,7 @@ fn idle_pages_move_before_more_is_reserved_than_is_to_be() {
         let pages = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
         let pages = allocator.pool(pages).unwrap();
         let take = |bytes| pages.allocate(bytes, s(1)).unwrap();
-        // What the pool has needed once it may have again.
+        // The pool may grow again to its earlier peak.
         drop([8 * MIB; 4].map(take));
         allocator.empty_cache().unwrap();
         let [_first, idle, _last] = [8 * MIB; 3].map(take);

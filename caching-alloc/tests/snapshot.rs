@@ -1,4 +1,4 @@
-//! Snapshots: their JSON is what PyTorch's viewer reads, and agrees with the trace.
+//! Snapshots: their JSON is readable by PyTorch's viewer, and agrees with the trace.
 
 use super::common;
 
@@ -38,7 +38,7 @@ fn the_trace_leads_to_the_state() {
     let (_bench, live, snapshot) = busy();
     check_tiling(&snapshot);
     assert!(snapshot.trace.is_sorted_by_key(|entry| entry.time_ns));
-    // Replayed from nothing: the rings are long enough to have everything.
+    // Replayed from nothing: the rings are long enough for all entries.
     let mut blocks = BTreeMap::new();
     let mut segments = BTreeMap::new();
     for entry in &snapshot.trace {
@@ -310,7 +310,8 @@ fn a_short_ring_keeps_the_last_entries() {
     assert!(blocks.windows(2).all(|pair| pair[1].number == pair[0].number + 1));
     assert!(matches!(&blocks[0].action, Action::Alloc(span) if span.requested == 46_000));
 
-    // What the viewer gets begins where nothing is forgotten, of any ring: it undoes the trace from its end.
+    // The viewer undoes the trace from its end, so its trace begins at a point from which every ring is
+    // complete.
     let whole = bench.allocator.allocate(512, s(2)).unwrap();
     for bytes in 1..50u64 {
         bench.allocator.allocate(bytes * 1000, s(1)).unwrap();

@@ -1,4 +1,4 @@
-//! The stress test and the model, run for long; `cargo xtask soak alloc` builds and runs it.
+//! Runs the stress test and the model for a long time; `cargo xtask soak alloc` builds and runs it.
 
 mod common;
 mod model;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     if search.only.is_none() {
         stress(search.seed, Duration::from_secs(seconds));
     }
-    // What shrinking finds on its way is no news.
+    // Panics during shrinking are not reported.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let begin = Instant::now();
@@ -62,7 +62,7 @@ fn stress(seed: u64, length: Duration) {
     }
 }
 
-/// Searches, and shows how far it has come.
+/// Searches, and prints its progress.
 fn watch(search: &Search, done: &AtomicU64) -> Result<u64, Box<model::search::Failure>> {
     let bar = ProgressBar::new(search.operations);
     if let Ok(style) =

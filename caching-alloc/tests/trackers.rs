@@ -1,4 +1,5 @@
-//! What trackers are promised: an exact snapshot, then everything, once and in order; and that they harm nobody.
+//! Guarantees for trackers: an exact snapshot, then every entry, once and in order. Trackers cannot harm the
+//! allocator.
 
 use super::common;
 

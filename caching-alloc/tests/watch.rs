@@ -1,4 +1,5 @@
-//! Those who watch: readers that come late, trackers of several devices, observers of want, statistics, addresses.
+//! Readers of the allocator's state: late readers, trackers of several devices, out-of-memory observers,
+//! statistics, lookups by address.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,7 @@ fn pool(allocator: &Allocator, kind: PoolKind) -> Pool {
     allocator.pool(PoolSettings { kind, ..PoolSettings::default() }).unwrap()
 }
 
-/// Segments by number, as (address, bytes): what a reader of the structure makes of what it is told.
+/// Segments by number, as (address, bytes): a reader's view of the structure.
 #[derive(Debug, Default)]
 struct Reader {
     segments: BTreeMap<u64, (u64, u64)>,
@@ -152,7 +153,7 @@ fn one_tracker_follows_the_devices_that_its_filter_names() {
             // Needs a segment of its own each time.
             let big = allocator.stats().reserved.peak + 4 * MIB;
             drop(allocator.allocate(big, s(1)).unwrap());
-            // What waits for its batch is delivered.
+            // Taking a snapshot delivers the waiting entries.
             allocator.snapshot().unwrap();
         }
         attachments.into_iter().for_each(|attachment| attachment.detach().unwrap());

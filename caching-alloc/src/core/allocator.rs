@@ -17,7 +17,7 @@ use super::stream::{StreamEvents, StreamId};
 use super::sync::atomic::Ordering;
 use super::tracker::{Attachment, Filter, Tracker};
 
-/// A caching allocator of one device's memory: a cheap handle, for use from any thread.
+/// A caching allocator of one device's memory. A cheap handle, usable from any thread.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct Allocator {
     default: Pool,
 }
 
-/// What an address is part of; see [`Allocator::find`].
+/// The segment and the block that contain an address; see [`Allocator::find`].
 #[derive(Debug, Clone)]
 pub struct Found {
     /// The segment.
@@ -54,7 +54,8 @@ pub struct Found {
 }
 
 impl Allocator {
-    /// An allocator over `source`, whose streams are ordered by `events`. It has nothing until it is asked.
+    /// Makes an allocator over `source`, whose streams are ordered by `events`. It allocates nothing until
+    /// the first request.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, events: Arc<dyn StreamEvents>, settings: Settings) -> Self {
         let device = Device::new(source, events, settings);
@@ -89,15 +90,15 @@ impl Allocator {
         self.device.ordinal()
     }
 
-    /// Its settings, as it was made with them.
+    /// The settings that it was made with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.device.settings
     }
 
-    /// A block of at least `bytes`, for use on `stream` from now on: from the default pool, or from the one that this
-    /// thread ([`Pool::use_on_this_thread`]) or a capture of the stream ([`GraphPool::capture`](super::GraphPool::capture))
-    /// has put in its place.
+    /// Allocates a block of at least `bytes`, for use on `stream` from now on. It comes from the default
+    /// pool, unless this thread ([`Pool::use_on_this_thread`]) or a capture of the stream
+    /// ([`GraphPool::capture`](super::GraphPool::capture)) has selected another pool.
     ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
@@ -110,14 +111,14 @@ impl Allocator {
         self.default.allocate(bytes, stream)
     }
 
-    /// The pool that [`allocate`](Self::allocate) uses for `stream` on this thread now.
+    /// The pool that [`allocate`](Self::allocate) now uses for `stream` on this thread.
     #[cold]
     #[must_use]
     pub fn pool_for(&self, stream: StreamId) -> Pool {
         self.device.routes.find(&self.device, stream).unwrap_or_else(|| self.default.clone())
     }
 
-    /// The pool that [`allocate`](Self::allocate) uses where no other has been put in its place.
+    /// The pool that [`allocate`](Self::allocate) uses unless another one has been selected.
     #[must_use]
     pub fn default_pool(&self) -> &Pool {
         &self.default
@@ -133,21 +134,21 @@ impl Allocator {
         Pool::new(&self.device, settings)
     }
 
-    /// Says that `stream` carries collectives: it never waits for another stream's memory, nor another for its.
+    /// Marks `stream` as one that carries collectives: it never waits for another stream's memory, and no
+    /// stream waits for its memory.
     pub fn mark_collective(&self, stream: StreamId) {
         self.device.mark_collective(stream);
     }
 
-    /// Sets the most that all segments together may have, in bytes; `None`: what the source gives. What there is
-    /// already stays.
+    /// Sets the limit on all segments together, in bytes; `None`: the source's limit. Existing segments stay.
     pub fn set_memory_limit(&self, limit: Option<u64>) {
         self.device.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Sets that to a part of the device's memory; returns how many bytes it is.
+    /// Sets the memory limit to a part of the device's memory; returns the limit in bytes.
     ///
     /// # Errors
-    /// If the source cannot say how much there is. The limit is as it was then.
+    /// If the source cannot report the device's memory. The limit is then unchanged.
     #[doc(alias = "set_per_process_memory_fraction")]
     pub fn set_memory_fraction(&self, part: Fraction) -> Result<u64, SourceError> {
         let limit = part.of(self.device.source.memory_info()?.total);
@@ -160,7 +161,7 @@ impl Allocator {
         self.device.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
 
-    /// Lets every peak of the statistics begin anew, at what there is now.
+    /// Resets every peak of the statistics to the current value.
     pub fn reset_peaks(&self) {
         let mut totals = self.device.totals();
         totals.reserved.reset_peak();
@@ -169,13 +170,13 @@ impl Allocator {
         self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_peak, Tallies::reset_peaks));
     }
 
-    /// Lets every total of the statistics begin anew, at what there is now, and every count at 0.
+    /// Resets every total of the statistics to the current value, and every count to 0.
     pub fn reset_totals(&self) {
         self.device.totals().reset_totals();
         self.device.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Tallies::reset_totals));
     }
 
-    /// What each stream's memory is used for, in all pools together.
+    /// Usage of each stream's memory, in all pools together.
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -189,11 +190,11 @@ impl Allocator {
         all
     }
 
-    /// The device's memory and whose it is, by what the allocator's source says. Other processes and other allocators
-    /// may take and give between the looks: a picture, not an account.
+    /// The device's memory and its owners, as reported by the allocator's source. Other processes and
+    /// allocators may allocate and free between the queries, so the figures need not add up exactly.
     ///
     /// # Errors
-    /// If the source cannot say how much there is.
+    /// If the source cannot report the device's memory.
     pub fn memory_report(&self) -> Result<MemoryReport, SourceError> {
         let MemoryInfo { free, total } = self.device.source.memory_info()?;
         let stats = self.stats();
@@ -208,13 +209,13 @@ impl Allocator {
         self.device.stats()
     }
 
-    /// Number of the last structural entry: as long as it stays, no segment has come or gone.
+    /// Number of the last structural entry. While it stays the same, no segment is added or removed.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.device.generation()
     }
 
-    /// Attaches a tracker: it gets a snapshot, then every entry from there on that `filter` lets through.
+    /// Attaches a tracker: it gets a snapshot, then every later entry that passes `filter`.
     ///
     /// # Errors
     /// [`TrackError`]; the tracker is not attached then.
@@ -223,8 +224,8 @@ impl Allocator {
         Ok(Attachment { device: self.device.clone(), slot })
     }
 
-    /// The state of everything, with the entries that are still kept. Trackers have then got everything that
-    /// happened before.
+    /// The state of everything, with the entries that are still kept. Trackers have received every earlier
+    /// entry by then.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -235,7 +236,7 @@ impl Allocator {
         Ok(self.device.capture(&growth))
     }
 
-    /// Places a word of the program among the entries.
+    /// Adds an annotation of the program to the entries.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -250,8 +251,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives back every segment that no block is handed out of; returns how many bytes went. Waits for the work of
-    /// the streams concerned. Frozen, captured and symmetric memory stays.
+    /// Releases every segment without blocks that are handed out; returns the number of bytes released. Waits
+    /// for the work of the streams concerned. Frozen, captured and symmetric memory stays.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -259,8 +260,8 @@ impl Allocator {
         self.trim_to(0)
     }
 
-    /// Gives back segments that no block is handed out of until all together have at most `bytes`; returns how
-    /// many bytes went.
+    /// Releases segments without blocks that are handed out until all segments together have at most `bytes`;
+    /// returns the number of bytes released.
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -278,8 +279,8 @@ impl Allocator {
         Ok(before - self.stats().reserved.current)
     }
 
-    /// Gives back what waited in quarantine and is not held any longer, and what dropped pools left; returns how
-    /// many bytes went.
+    /// Releases quarantined segments that are no longer held, and the memory of dropped pools; returns the
+    /// number of bytes released.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -290,11 +291,11 @@ impl Allocator {
         Ok(before - self.stats().reserved.current)
     }
 
-    /// Says that a stream gets no more work, so that nothing of the allocator is left of it: gives back what is cached
-    /// for it, after waiting for its work. To be called before the stream is destroyed. Returns how many bytes went.
+    /// Removes all state of a stream that gets no more work: releases the memory cached for it, after waiting
+    /// for its work. Call it before the stream is destroyed. Returns the number of bytes released.
     ///
-    /// What is cached for a stream whose memory is frozen, a graph's or a symmetric pool's stays, and so does what the
-    /// stream's blocks need that are still out; a later call, or the next trim, gives that back.
+    /// The cache of a stream stays if its memory is frozen, a graph's or a symmetric pool's. So do segments
+    /// with blocks of the stream that are still handed out; a later call, or the next trim, releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -306,14 +307,14 @@ impl Allocator {
         Ok(before - self.device.totals().reserved.current)
     }
 
-    /// The last things that went wrong where no caller could be told, oldest first.
+    /// The most recent faults that could not be returned to a caller, oldest first.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         self.device.faults()
     }
 
-    /// The segment and block that an address lies in. It walks all segments and, with their stream's lock held, the
-    /// blocks of one: for looking at, not for every call.
+    /// The segment and block that contain an address. It walks all segments and, under their stream's lock,
+    /// the blocks of one: for diagnosis, not for every call.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<Found> {
         let fixed = self.device.shards().iter().find_map(|shard| shard.find(address));

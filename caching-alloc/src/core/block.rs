@@ -1,4 +1,4 @@
-//! A block: memory that somebody owns.
+//! A block: memory with an owner.
 
 use std::fmt;
 use std::panic::Location;
@@ -14,7 +14,7 @@ use super::symmetric::Placement;
 /// Memory of one owner. Dropping it frees it, on its stream: work enqueued there before may still use it, work
 /// enqueued after must not.
 ///
-/// It keeps its pool's memory alive, whatever becomes of the pool and the allocator.
+/// It keeps its pool's memory alive, even after the pool and the allocator are dropped.
 pub struct Block {
     slot: &'static CacheSlot,
     address: u64,
@@ -41,13 +41,13 @@ impl Block {
         self.address
     }
 
-    /// Its length in bytes, at least what was asked for.
+    /// Its length in bytes, at least the requested size.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         bytes_of(self.units)
     }
 
-    /// What was asked for, in bytes.
+    /// The requested size in bytes.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.slot.lock().lease_of(self.id).requested
@@ -71,20 +71,21 @@ impl Block {
         self.slot.lock().origin.pool
     }
 
-    /// Where it was asked for.
+    /// The source location of the request.
     #[must_use]
     pub fn call_site(&self) -> &'static Location<'static> {
         self.slot.lock().site(self.id)
     }
 
-    /// The segment that it lies in; in a re-mappable pool the first of them.
+    /// The segment that contains it; in a re-mappable pool the first one.
     #[must_use]
     pub fn segment(&self) -> Segment {
         let segments = self.segments();
         segments.into_iter().next().expect("a block's segment stays while the block is handed out")
     }
 
-    /// All segments that it lies in, by address: one, but in a re-mappable pool, where a block may span pages.
+    /// All segments that contain it, by address: one, except in a re-mappable pool, where a block may span
+    /// pages.
     #[must_use]
     pub fn segments(&self) -> Vec<Segment> {
         self.slot.lock().segments_of(self.id)
@@ -96,18 +97,18 @@ impl Block {
         self.slot.lock().placement(self.id)
     }
 
-    /// What orders its allocator's streams.
+    /// The streams and events of its allocator.
     #[cfg(feature = "cudarc")]
     pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
         self.slot.lock().events()
     }
 
-    /// Says that work on `stream` uses the block, now or from work that is enqueued before the block is dropped.
-    /// Its memory is used again only after that.
+    /// Records that work on `stream` uses the block, now or in work enqueued before the block is dropped. Its
+    /// memory is reused only after that work.
     ///
     /// # Errors
-    /// [`AllocError::SymmetricUse`] if the block is of a symmetric pool: what is reused when may not depend on
-    /// when work ends. [`AllocError::UnknownStream`] if there is no such stream.
+    /// [`AllocError::SymmetricUse`] if the block is of a symmetric pool, whose reuse must not depend on when
+    /// work ends. [`AllocError::UnknownStream`] if there is no such stream.
     #[doc(alias = "recordStream")]
     pub fn record_stream(&self, stream: StreamId) -> Result<(), AllocError> {
         if stream == self.stream {

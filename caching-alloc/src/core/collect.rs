@@ -1,20 +1,21 @@
-//! Collection by age: what has lain idle longest goes before the limit is reached.
+//! Collection by age: releases the memory that has been idle longest before the limit is reached.
 //!
-//! A segment's age is how often the allocator has grown since a block of it was last handed out. Before it grows, while
-//! more is reserved than the part of the limit that is set, segments that are idle and at least of average age go.
+//! The age of a segment is the number of times that the allocator has grown since a block of it was last
+//! handed out. Before growth, while more is reserved than the configured part of the limit, idle segments of
+//! at least average age are released.
 
 use super::device::{Device, Growth};
 use super::rounding::Fraction;
 use super::sync::atomic::Ordering;
 
 impl Device {
-    /// What is collected above.
+    /// The threshold in reserved bytes above which idle segments are collected.
     pub(super) fn collect_above(&self) -> Option<u64> {
         let part = Fraction::from_millionths(self.collect.load(Ordering::Relaxed))?;
         self.limit().map(|limit| part.of(limit))
     }
 
-    /// Gives back idle segments of at least average age until no more is reserved than is to be. Before growth.
+    /// Releases idle segments of at least average age until the threshold is met. Runs before growth.
     pub(super) fn collect_garbage(&self, growth: &mut Growth) {
         let Some(threshold) = self.collect_above() else { return };
         let shards = self.shards();
@@ -39,7 +40,8 @@ impl Device {
                     self.release_shard(growth, shard, &|_, age| age > 0 && age >= average, left);
                 }
             }
-            // What cannot go (it is held, or its stream cannot be waited for) would be found again.
+            // Stops when nothing was released: a segment that is held, or whose stream cannot be waited for,
+            // would be chosen again.
             if self.totals().reserved.current == reserved {
                 return;
             }

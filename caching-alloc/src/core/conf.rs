@@ -1,4 +1,4 @@
-//! Settings out of the text that PyTorch's users have in `PYTORCH_CUDA_ALLOC_CONF`.
+//! Parses settings from the text that PyTorch's users have in `PYTORCH_CUDA_ALLOC_CONF`.
 
 use super::rounding::{Fraction, Rounding};
 use super::settings::Settings;
@@ -6,7 +6,7 @@ use super::size::MAX_BLOCK;
 
 const MIB: u64 = 1 << 20;
 
-/// What such a text asks for.
+/// The settings in such a text.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -39,15 +39,15 @@ pub struct TorchConf {
     pub expandable_segments: bool,
     /// `per_process_memory_fraction`, of the device's memory.
     pub memory_fraction: Option<Fraction>,
-    /// Keys that PyTorch has and that mean nothing here, with their values.
+    /// Keys of PyTorch that have no meaning here, with their values.
     pub without_meaning: Vec<(String, String)>,
 }
 
-/// What is wrong with such a text.
+/// Why such a text is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfError {
-    /// A key that PyTorch does not have either.
+    /// A key that is also unknown to PyTorch.
     #[error("{key:?} is no setting; known are {}", KNOWN.join(", "))]
     UnknownKey {
         /// The key.
@@ -60,10 +60,10 @@ pub enum ConfError {
         key: String,
         /// Its value.
         value: String,
-        /// What it takes.
+        /// Description of valid values.
         expected: &'static str,
     },
-    /// A part without a key or a value, or brackets that do not match.
+    /// A part without a key or a value, or unbalanced brackets.
     #[error("{part:?} is not of the form key:value, or key:[key:value,…]")]
     Form {
         /// The part.

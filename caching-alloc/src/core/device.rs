@@ -1,4 +1,4 @@
-//! One device: what all pools and streams of an allocator share.
+//! One device: the state shared by all pools and streams of an allocator.
 //!
 //! Structure (segments and trackers) changes only under the growth lock. That lock is held while the source and
 //! trackers are called; a shard's lock never is.
@@ -27,7 +27,7 @@ use super::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard, RwLock};
 use super::tracker::{self, Slot, Slots};
 
-/// Faults that are kept.
+/// Number of faults that are kept.
 const FAULTS: usize = 1 << 10;
 
 #[derive(Debug)]
@@ -46,23 +46,23 @@ pub(super) struct Device {
     collective: RwLock<HashSet<StreamId>>,
     faults: Mutex<VecDeque<Fault>>,
     pub(super) graves: Mutex<Vec<Grave>>,
-    /// The most that all segments may have; `u64::MAX`: no limit.
+    /// The limit on all segments in bytes; `u64::MAX`: no limit.
     pub(super) limit: AtomicU64,
-    /// The part of it above which garbage is collected, in millionths; `u32::MAX`: none is.
+    /// The part of the limit above which garbage is collected, in millionths; `u32::MAX`: never.
     pub(super) collect: AtomicU32,
     /// Segments' statistics; those of blocks are with the shards.
     totals: Mutex<Stats>,
     pub(super) born: Instant,
-    /// The same moment by the calendar.
+    /// The same moment as wall-clock time.
     pub(super) began: SystemTime,
 }
 
-/// What changes under the growth lock.
+/// State that changes under the growth lock only.
 #[derive(Debug)]
 pub(super) struct Growth {
     pub(super) trackers: Slots,
     pub(super) ring: VecDeque<Entry>,
-    /// Segments that trackers have been told of, and not yet that they go.
+    /// Segments whose creation trackers have seen, but not their removal.
     pub(super) segments: BTreeMap<SegmentId, Segment>,
     last_time: u64,
     next_segment: u64,
@@ -79,16 +79,17 @@ impl Growth {
     }
 }
 
-/// What a shard, or a re-mappable pool, left behind.
+/// Memory and entries left by a removed shard or re-mappable pool, to be released later.
 #[derive(Debug, Default)]
 pub(super) struct Grave {
     pub(super) streams: Vec<StreamId>,
     pub(super) segments: Vec<Segment>,
     pub(super) pending: Vec<Pending>,
-    /// Block entries that trackers have still to get, and those trackers.
+    /// Block entries not yet delivered, and the trackers that receive them.
     pub(super) entries: Vec<Entry>,
     pub(super) slots: Slots,
-    /// Old addresses of pages, what marks their last uses, the ranges that they are in, and who made these.
+    /// Old addresses of moved pages, events that mark their last uses, the ranges that contain them, and
+    /// their source.
     pub(super) old: Vec<(u64, u64)>,
     pub(super) events: Vec<EventId>,
     pub(super) ranges: Vec<(u64, u64)>,
@@ -96,13 +97,14 @@ pub(super) struct Grave {
 }
 
 impl Grave {
-    /// What a snapshot shows: every segment as one block, in use as long as any block of it may be.
+    /// The state for a snapshot: every segment as one block, which counts as in use while a block of it may
+    /// be.
     pub(super) fn capture(&self) -> impl Iterator<Item = SegmentState> {
         let usage = if self.pending.is_empty() { Usage::Inactive } else { Usage::PendingFree };
         self.segments.iter().map(move |segment| SegmentState::whole(segment, usage))
     }
 
-    /// The entries that trackers have still to get, and those trackers.
+    /// Takes the undelivered entries, with the trackers that receive them.
     pub(super) fn take_entries(&mut self) -> (Slots, Vec<Entry>) {
         (self.slots.clone(), std::mem::take(&mut self.entries))
     }
@@ -157,12 +159,12 @@ impl Device {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The most that all segments may have.
+    /// The limit on all segments in bytes.
     pub(super) fn limit(&self) -> Option<u64> {
         Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit != u64::MAX)
     }
 
-    /// Bytes that segments may still have under the limit.
+    /// Bytes that segments may still grow by under the limit.
     pub(super) fn room(&self) -> u64 {
         self.limit.load(Ordering::Relaxed).saturating_sub(self.totals().reserved.current)
     }
@@ -176,7 +178,7 @@ impl Device {
         add(&mut self.totals().calls);
     }
 
-    /// The growth lock, unless this is a tracker: it would wait for itself.
+    /// Takes the growth lock. Returns `None` inside a tracker, which would deadlock.
     pub(super) fn grow(&self) -> Option<Guard<'_, Growth>> {
         (!tracker::inside()).then(|| self.growth.lock())
     }
@@ -205,8 +207,8 @@ impl Device {
         self.collective.read().unwrap_or_else(PoisonError::into_inner).contains(&stream)
     }
 
-    /// Whether a stream may wait for others, and others for it, as only this rank's memory demands: not if it
-    /// carries collectives, or is being captured.
+    /// Returns true if a stream may wait for others, and others for it, because of this rank's memory alone.
+    /// False for a stream that carries collectives or is being captured.
     pub(super) fn may_wait(&self, stream: StreamId) -> bool {
         !self.is_collective(stream) && !self.events.is_capturing(stream).unwrap_or(true)
     }
@@ -223,7 +225,7 @@ impl Device {
         self.pools().iter().flat_map(|pool| pool.shards()).collect()
     }
 
-    /// How often blocks have been handed out, freed and taken back so far.
+    /// The number of blocks handed out, freed and completed so far.
     pub(super) fn operations(&self) -> u64 {
         self.shards().iter().map(|shard| shard.state.lock().ring.operations()).sum()
     }
@@ -244,7 +246,7 @@ impl Device {
         growth.trackers.iter().filter(|slot| slot.wants_blocks()).cloned().collect()
     }
 
-    /// Delivers entries to trackers and keeps what goes wrong.
+    /// Delivers entries to trackers and records their failures as faults.
     pub(super) fn tell(&self, slots: &[Arc<Slot>], entries: &[Entry]) {
         if !entries.is_empty() {
             slots.iter().filter_map(|slot| slot.deliver(entries)).for_each(|fault| self.fault(fault));
@@ -276,8 +278,8 @@ impl Device {
         time_ns
     }
 
-    /// Gets a segment of `bytes` for the shard, tells every tracker, and only then publishes it there; the block that
-    /// was asked for is the first one out of it.
+    /// Allocates a segment of `bytes` for the shard and notifies every tracker before publishing it there.
+    /// The requested block is the first one from it.
     pub(super) fn add_segment(
         &self,
         growth: &mut Growth,
@@ -313,8 +315,8 @@ impl Device {
         Ok(shard.state.hand_out(state, id, request, shard.stream))
     }
 
-    /// Tells trackers that a segment goes, and gives it back if nobody holds it. No block of it is used, no work on
-    /// it is left, and no shard has it.
+    /// Notifies trackers that a segment is removed, and releases it unless it is held. No block of it is
+    /// used, no work on it is left, and no shard has it.
     pub(super) fn remove_segment(&self, growth: &mut Growth, segment: Segment) {
         self.emit(growth, segment.pool(), segment.stream(), Action::SegmentFree(segment.clone()));
         if segment.try_release() {
@@ -326,7 +328,7 @@ impl Device {
         }
     }
 
-    /// Gives back what dead shards left, and what nobody holds any longer.
+    /// Releases the memory of removed shards, and quarantined segments that are no longer held.
     pub(super) fn reap(&self, growth: &mut Growth) {
         let graves = std::mem::take(&mut *locked(&self.graves));
         for grave in graves {
@@ -342,24 +344,25 @@ impl Device {
         }
     }
 
-    /// Blocks the host until `stream` is done with what it has. Nothing to do with its memory otherwise.
+    /// Blocks the host until all work enqueued on `stream` has ended. It does not touch the stream's memory.
     pub(super) fn drain_stream(&self, stream: StreamId) -> Result<(), super::stream::EventError> {
         let ended = self.events.record(stream).and_then(|event| {
             let ended = self.events.synchronize(event);
             self.events.recycle(event);
             ended
         });
-        // A stream that is gone takes no event; its work may still run.
+        // A destroyed stream takes no event, but its work may still run.
         ended.or_else(|_| self.events.synchronize_device())
     }
 
-    /// Takes over the memory of a shard that is gone.
+    /// Takes over the memory of a removed shard.
     pub(super) fn bury(&self, grave: Grave) {
         if grave.segments.is_empty() && grave.entries.is_empty() && grave.ranges.is_empty() {
             return;
         }
         locked(&self.graves).push(grave);
-        // If the growth lock is taken (perhaps by this very thread, in a tracker), whoever grows next does it.
+        // If the growth lock is taken (perhaps by this very thread, in a tracker), the next growth releases
+        // it.
         if !tracker::inside()
             && let Some(mut growth) = self.growth.try_lock()
         {
@@ -398,7 +401,7 @@ impl Device {
         }
     }
 
-    /// Unmaps the old addresses of pages; nothing runs on them.
+    /// Unmaps the old addresses of moved pages. No work uses them any more.
     fn unmap_old(&self, grave: &Grave) {
         let Some(source) = grave.source.as_ref().and_then(|source| source.as_pages()) else { return };
         grave.events.iter().for_each(|event| self.events.recycle(*event));
@@ -438,7 +441,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Whoever dropped the last handle may be a tracker; the locks are free all the same, since nobody is left.
+        // The last handle may be dropped inside a tracker. The lock is free even then, since no other handle
+        // is left.
         if let Some(mut growth) = self.growth.try_lock() {
             self.reap(&mut growth);
         }
@@ -449,7 +453,7 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a miss inside a tracker is.
+/// The error for a miss inside a tracker.
 pub(super) fn reentrant() -> AllocError {
     AllocError::ReentrantTracker { operation: "a request that needs more memory" }
 }

@@ -1,11 +1,11 @@
-//! Trace entries: what happened to memory, in order.
+//! Trace entries: the events of memory, in order.
 
 use std::sync::Arc;
 
 use super::segment::{PoolId, Segment};
 use super::stream::StreamId;
 
-/// One thing that happened.
+/// One event.
 ///
 /// *Structural* entries (segments, mappings, out of memory, snapshots, annotations) carry numbers 1, 2, 3… of
 /// their device and reach every tracker in that order. *Block* entries are numbered per (pool, stream).
@@ -20,54 +20,54 @@ pub struct Entry {
     pub device: u32,
     /// The pool.
     pub pool: PoolId,
-    /// The stream whose memory it is.
+    /// The stream that the memory belongs to.
     pub stream: StreamId,
-    /// What happened.
+    /// The event.
     pub action: Action,
 }
 
-/// What happened. Sizes in bytes, addresses on the device.
+/// An event with its data. Sizes in bytes, addresses on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
     /// A block was handed out.
     Alloc(BlockSpan),
-    /// Its owner let go; another stream may still use it.
+    /// The owner freed it; another stream may still use it.
     FreeRequested(BlockSpan),
-    /// It can be handed out again.
+    /// It is available for reuse.
     FreeCompleted(BlockSpan),
-    /// A segment came from its source. Told before any block of it is handed out.
+    /// A segment was allocated from its source. Delivered before any block of it is handed out.
     SegmentAlloc(Segment),
-    /// A segment is to go back to its source. Told before it goes, with no block of it handed out and no work on
-    /// it left: let go of what refers to it, then of the hold.
+    /// A segment is about to return to its source. Delivered before that, when no block of it is handed out
+    /// and no work on it is left. Release everything that refers to it, then the hold.
     SegmentFree(Segment),
-    /// A page was mapped, new or from elsewhere. Told before any block there is handed out. It moves, and goes, only
-    /// while nobody holds it.
+    /// A page was mapped, a new one or one that moved. Delivered before any block there is handed out. It
+    /// moves or is released only while nobody holds it.
     SegmentMap(Segment),
-    /// A page leaves its address: nobody holds it, and nobody can from now on. What was enqueued before may still use
-    /// the address.
+    /// A page was unmapped from its address. Nobody holds it, and it can no longer be held. Work enqueued
+    /// before may still use the address.
     SegmentUnmap(Segment),
-    /// A snapshot was taken; it holds everything up to this entry.
+    /// A snapshot was taken; it contains everything up to this entry.
     Snapshot,
-    /// A request failed for want of memory.
+    /// A request failed for lack of memory.
     OutOfMemory {
-        /// What was asked for.
+        /// The requested size.
         wanted: u64,
-        /// What the device had left, if it said.
+        /// Free memory of the device, if it was reported.
         free: Option<u64>,
     },
-    /// A word of the program, placed among the rest.
+    /// An annotation of the program.
     Annotation(Arc<str>),
 }
 
-/// A block's place.
+/// The addresses of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSpan {
     /// First byte.
     pub address: u64,
     /// Length of the block.
     pub bytes: u64,
-    /// What its owner asked for.
+    /// The size that its owner requested.
     pub requested: u64,
 }
 
@@ -89,7 +89,7 @@ pub enum ActionKind {
 }
 
 impl ActionKind {
-    /// The name that PyTorch's tools know it by.
+    /// The name that PyTorch's tools use for it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,7 +110,7 @@ impl ActionKind {
         1 << (self as u16)
     }
 
-    /// Whether it concerns one block, rather than the device.
+    /// Returns true for events of one block, false for events of the device.
     #[must_use]
     pub fn is_block(self) -> bool {
         matches!(self, Self::Alloc | Self::FreeRequested | Self::FreeCompleted)

@@ -1,4 +1,4 @@
-//! What can go wrong, and what the allocator saw go wrong where it could not return an error.
+//! Errors of the allocator, and faults that it could not return to a caller.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use super::source::{MemoryInfo, SourceError};
 use super::stream::StreamId;
 use super::tracker::TrackerError;
 
-/// Why a request could not be served.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// A size that no block can have.
+    /// An invalid block size.
     #[error(transparent)]
     Size(#[from] SizeError),
-    /// There is no memory, after everything that was cached and could go has gone.
+    /// No memory is left, even after all cached memory that may be released was released.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The pool serves a capture and may place only in the segments that it has.
+    /// The pool is frozen for capture, so it may allocate only from its existing segments.
     #[error(
         "pool {} is frozen for capture and has no room for {wanted} bytes: a new segment of {missing} bytes would be \
          needed; run the captured region once before the capture, or reserve the memory before freezing", pool.0
@@ -31,7 +31,7 @@ pub enum AllocError {
         /// Bytes of the segment that is missing.
         missing: u64,
     },
-    /// The stream captures, and the pool gives its memory to others before the graph is gone.
+    /// The stream captures, and the pool may reuse its memory before the graph is gone.
     #[error(
         "{stream} captures, and pool {} keeps nothing for graphs: begin a capture of a graph pool for the stream \
          (`GraphPool::capture`) before the driver's, or freeze the pool for as long as the graph can be launched", pool.0
@@ -42,12 +42,12 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A tracker asked for what needs the lock under which it is told of entries.
+    /// A tracker tried an operation that needs the lock held during delivery.
     #[error(
         "{operation} inside a tracker: a tracker waits for nobody, so it may only allocate what is cached, and free"
     )]
     ReentrantTracker {
-        /// What it tried.
+        /// The operation.
         operation: &'static str,
     },
     /// A stream that [`StreamEvents`](super::StreamEvents) does not know.
@@ -58,12 +58,12 @@ pub enum AllocError {
         /// The stream.
         stream: StreamId,
     },
-    /// A re-mappable pool serves no more streams at a time.
+    /// A re-mappable pool already serves the maximum number of streams.
     #[error("pool {} serves {streams} streams, the most at a time; ask another pool for memory of {stream}", pool.0)]
     TooManyStreams {
         /// The pool.
         pool: PoolId,
-        /// How many it serves.
+        /// The number of streams that it serves.
         streams: usize,
         /// The stream that a block was asked for on.
         stream: StreamId,
@@ -78,7 +78,8 @@ pub enum AllocError {
         /// The stream asked for.
         stream: StreamId,
     },
-    /// What a symmetric pool reuses may not depend on when work ends.
+    /// A block of a symmetric pool was used on another stream, so its reuse would depend on when that work
+    /// ends.
     #[error(
         "a block of symmetric pool {} cannot be kept back for {stream}: let {bound} wait for {stream} before the block \
          is dropped, on every rank", pool.0
@@ -91,7 +92,7 @@ pub enum AllocError {
         /// The stream that uses the block.
         stream: StreamId,
     },
-    /// The source's segments cannot be multiples of 2 MiB only.
+    /// The source's granularity does not divide 2 MiB.
     #[error(
         "the source makes segments in steps of {granularity} bytes; a symmetric pool needs steps that divide 2 MiB"
     )]
@@ -104,7 +105,7 @@ pub enum AllocError {
     PoolSettings {
         /// The name that was given.
         pool: String,
-        /// What cannot be, and why.
+        /// The contradiction.
         what: &'static str,
     },
     /// A pool's source is of another device than its allocator, whose streams order all of its memory.
@@ -125,18 +126,18 @@ pub enum AllocError {
         "a re-mappable pool needs a source whose pages can be mapped anew (`SegmentSource::as_pages`); this one's cannot"
     )]
     NoPages,
-    /// The source failed for another reason than want of memory.
+    /// The source failed for another reason than lack of memory.
     #[error("a segment of {bytes} bytes could not be made")]
     Source {
         /// The segment's size.
         bytes: u64,
-        /// What the source said.
+        /// The source's error.
         #[source]
         source: SourceError,
     },
 }
 
-/// The figures of a request that found no memory. All sizes in bytes.
+/// The figures of a request that failed for lack of memory. All sizes in bytes.
 #[derive(Debug)]
 pub struct OutOfMemory {
     /// Ordinal of the device.
@@ -147,19 +148,19 @@ pub struct OutOfMemory {
     pub pool_name: Arc<str>,
     /// The stream that asked.
     pub stream: StreamId,
-    /// What was asked for.
+    /// The requested size.
     pub wanted: u64,
-    /// The smallest segment that would have done.
+    /// The smallest segment that would have been enough.
     pub segment: u64,
-    /// The device's memory, if its source could say.
+    /// The device's memory, if its source reported it.
     pub info: Option<MemoryInfo>,
     /// In segments of this allocator.
     pub reserved: u64,
     /// In blocks that are handed out.
     pub allocated: u64,
-    /// In blocks whose owners let go but which other streams may still use.
+    /// In blocks that were freed but that other streams may still use.
     pub pending: u64,
-    /// Kept because somebody holds it.
+    /// In segments that are not released because they are held.
     pub quarantined: u64,
     /// Segments of the pool that was asked.
     pub pool_reserved: u64,
@@ -202,14 +203,14 @@ impl std::fmt::Display for OutOfMemory {
 
 impl std::error::Error for OutOfMemory {}
 
-/// Why a tracker could not be attached, or a snapshot or trim not be made.
+/// Why a tracker could not be attached, or a snapshot or trim failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackError {
-    /// Asked for inside a tracker.
+    /// The call was made inside a tracker.
     #[error("{operation} inside a tracker would wait for the entry that is being delivered; do it elsewhere")]
     Reentrant {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
     },
     /// The tracker refused the snapshot.
@@ -217,11 +218,11 @@ pub enum TrackError {
     Refused {
         /// Its name.
         tracker: String,
-        /// What it said.
+        /// Its error.
         #[source]
         source: TrackerError,
     },
-    /// The tracker panicked over the snapshot.
+    /// The tracker panicked while it received the snapshot.
     #[error("tracker {tracker} panicked while attaching: {message}")]
     Panicked {
         /// Its name.
@@ -231,7 +232,7 @@ pub enum TrackError {
     },
 }
 
-/// Something that went wrong where no caller could be told; see [`Allocator::faults`](super::Allocator::faults).
+/// A failure that could not be returned to a caller; see [`Allocator::faults`](super::Allocator::faults).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Fault {
@@ -253,16 +254,16 @@ pub enum Fault {
         /// The panic's message.
         message: String,
     },
-    /// An observer of want of memory panicked.
+    /// An out-of-memory observer panicked.
     ObserverPanicked {
         /// The panic's message.
         message: String,
     },
-    /// A segment should have gone back but is held.
+    /// A segment should have been released but is held.
     Quarantined {
         /// The segment.
         segment: Segment,
-        /// Who holds it.
+        /// The names of its holders.
         holders: Vec<Arc<str>>,
     },
     /// A source failed to take a segment back.
@@ -272,28 +273,28 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
-    /// Addresses or pages of a re-mappable pool could not be given back; they are lost to it.
+    /// Addresses or pages of a re-mappable pool could not be released; they are leaked.
     Unmapped {
         /// The pool.
         pool: PoolId,
         /// The error, with its causes.
         message: String,
     },
-    /// A stream's work could not be marked. What it uses stays pending until it can be.
+    /// No event could be recorded for a stream's work. The blocks that it uses stay pending until one can be.
     Unordered {
         /// The stream.
         stream: StreamId,
         /// The error, with its causes.
         message: String,
     },
-    /// A source did not say how much memory its device has: it is taken to have plenty.
+    /// A source did not report the memory of its device, so the allocator assumes that there is plenty.
     MemoryUnknown {
         /// The pool of the source.
         pool: PoolId,
         /// The error, with its causes.
         message: String,
     },
-    /// The end of the work on a segment could not be awaited, so it stays where it is.
+    /// Waiting for the end of the work on a segment failed, so the segment stays.
     Stranded {
         /// The segment.
         segment: Segment,
@@ -302,7 +303,7 @@ pub enum Fault {
     },
 }
 
-/// An error with its causes, on one line.
+/// An error with its sources, on one line.
 pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! Memory that other processes can map.
+//! Sharing memory with other processes.
 
 use std::os::fd::OwnedFd;
 
@@ -6,7 +6,7 @@ use super::block::Block;
 use super::segment::{Hold, SegmentReleased};
 use super::source::SourceError;
 
-/// How a handle gets to another process.
+/// The kind of handle that is sent to another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ShareKind {
@@ -16,7 +16,7 @@ pub enum ShareKind {
     Fabric,
 }
 
-/// What another process imports to map a segment's memory, all of it.
+/// A handle that another process imports to map all of a segment's memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ShareHandle {
@@ -26,16 +26,16 @@ pub enum ShareHandle {
     Fabric([u8; 64]),
 }
 
-/// A part of a block that lies in one segment, as another process needs it: import the handle, map it whole
-/// ([`Segment::bytes`](super::Segment::bytes)), and the part is `bytes` from `offset` on.
+/// A part of a block that lies in one segment. To use it in another process, import the handle and map it
+/// whole ([`Segment::bytes`](super::Segment::bytes)); the part is `bytes` from `offset` on.
 ///
-/// It holds the segment: the memory stays what it is until this is dropped. It does not keep the block; as long as
-/// others use it, its owner does.
+/// It holds the segment: the memory stays until this is dropped. It does not keep the block allocated, so the
+/// block's owner must keep it while others use it.
 #[derive(Debug)]
 pub struct ExportedPart {
-    /// What the other process imports.
+    /// The handle to import.
     pub handle: ShareHandle,
-    /// Bytes from the segment's begin.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
@@ -52,7 +52,7 @@ pub enum ExportError {
     Source {
         /// The block's first byte.
         address: u64,
-        /// What the source said.
+        /// The source's error.
         #[source]
         source: SourceError,
     },
@@ -62,8 +62,8 @@ pub enum ExportError {
 }
 
 impl Block {
-    /// What another process needs to map the block: one part, but in a re-mappable pool, where a block may lie in
-    /// several pages, which then stay where they are. `holder` names the hold in reports.
+    /// Exports the block for another process: one part, except in a re-mappable pool. There a block may span
+    /// several pages, and these stay in place while they are held. `holder` names the hold in reports.
     ///
     /// # Errors
     /// [`ExportError`]; nothing is held then. [`SourceError::NotExportable`] if the pool's source has no handles of that
@@ -71,7 +71,7 @@ impl Block {
     pub fn export(&self, kind: ShareKind, holder: &str) -> Result<Vec<ExportedPart>, ExportError> {
         let (begin, end) = (self.address(), self.address() + self.bytes());
         let part = |segment: super::Segment| {
-            // The hold first: what is exported must not go meanwhile.
+            // The hold is taken first: the segment must not be released during the export.
             let hold = segment.hold(holder)?;
             let handle = segment.source().export(&segment.memory(), kind);
             let handle = handle.map_err(|source| ExportError::Source { address: begin, source })?;

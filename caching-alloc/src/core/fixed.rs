@@ -1,31 +1,31 @@
-//! Memory of one stream alone: segments that stay where they are, and their blocks.
+//! Memory of one stream: segments at fixed addresses, and their blocks.
 
 use super::heap::{BlockId, Heap, State};
 use super::segment::{Segment, SizeClass};
 use super::size::{Units, bytes_of};
 use super::symmetric::Placement;
 
-/// Whether a segment is one of those that are meant, by itself and its age.
+/// Selects segments by their properties and their age.
 pub(super) type Fits<'a> = &'a dyn Fn(&Segment, u64) -> bool;
 
 #[derive(Debug)]
 pub(super) struct Fixed {
     pub(super) heap: Heap,
-    /// By the heap's ordinals.
+    /// Indexed by the heap's ordinals.
     pub(super) segments: Vec<Option<Segment>>,
     bases: Vec<u64>,
     splitting: Splitting,
-    /// When a block of each was last handed out, and now: how often the allocator has grown.
+    /// Per segment the growth count at which a block of it was last handed out, and the current count.
     used: Vec<u64>,
     now: u64,
 }
 
-/// Which blocks may be parts of segments.
+/// Limits on splitting free blocks, and on the excess of a block over its request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Splitting {
-    /// No longer ones are split, nor serve requests up to here.
+    /// Longer blocks are not split, and do not serve requests up to this length.
     pub(super) longest: Units,
-    /// Longer requests take no block that is longer than themselves by more.
+    /// Requests longer than `longest` accept at most this much excess.
     pub(super) waste: Units,
 }
 
@@ -35,7 +35,7 @@ impl Splitting {
     /// None may.
     pub(super) const NONE: Self = Self { longest: 0, waste: Units::MAX };
 
-    /// The longest block that serves a request of `units`, and whether it is split.
+    /// The longest block that may serve a request of `units`, and whether that block is split.
     fn most(&self, units: Units) -> (Units, bool) {
         if units <= self.longest { (self.longest, true) } else { (units.saturating_add(self.waste), false) }
     }
@@ -77,19 +77,19 @@ impl Fixed {
         self.segments[self.heap.block(id).segment as usize].as_ref()
     }
 
-    /// Where a block is in its pool.
+    /// The place of a block in its pool.
     pub(super) fn placement(&self, id: BlockId) -> Placement {
         let block = self.heap.block(id);
         Placement { ordinal: block.segment, offset: bytes_of(block.offset) }
     }
 
-    /// Takes out a segment that is one free block.
+    /// Removes a segment that is one free block.
     pub(super) fn withdraw(&mut self, ordinal: usize) -> Option<Segment> {
         let removed = self.heap.remove_segment(u32::try_from(ordinal).ok()?);
         if removed { self.segments[ordinal].take() } else { None }
     }
 
-    /// Takes out the shortest segment of the class that is one free block and has room for `units`.
+    /// Removes the shortest segment of the class that is one free block of at least `units`.
     pub(super) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         let fits = bytes_of(units)..=bytes_of(self.splitting.most(units).0);
         let idle = self.segments.iter().enumerate().filter(|(ordinal, segment)| {
@@ -107,7 +107,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// The allocator has grown once more.
+    /// Counts one growth of the allocator.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {
@@ -117,14 +117,14 @@ impl Fixed {
         }
     }
 
-    /// How often the allocator has grown since segments that are free had a block.
+    /// The ages of all free segments: the number of growths since each last had a block.
     pub(super) fn idle_ages(&self) -> Vec<u64> {
         let idle = (0..self.segments.len()).filter(|ordinal| self.is_idle(*ordinal));
         idle.map(|ordinal| self.now - self.used[ordinal]).collect()
     }
 
-    /// Takes out segments that are free, newest first, of those that `fits` (told their age too), until they have
-    /// `wanted` bytes.
+    /// Removes free segments selected by `fits` (which gets their age), newest first, until they have
+    /// `wanted` bytes together.
     pub(super) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         let mut bytes = 0;
         let mut segments = Vec::new();
@@ -160,7 +160,7 @@ impl Fixed {
         self.segments.iter().flatten().filter(|segment| segment.class() == class).map(Segment::bytes).sum()
     }
 
-    /// The segment that an address lies in, and its block there: whether it is free, where it begins, its length.
+    /// The segment that contains an address, and the block there.
     pub(super) fn find(&self, address: u64) -> Option<(&Segment, Tile)> {
         let (ordinal, segment) = self.segments.iter().enumerate().find_map(|(ordinal, segment)| {
             let segment = segment.as_ref()?;
@@ -171,7 +171,7 @@ impl Fixed {
         Some((segment, self.tile(segment, id)))
     }
 
-    /// Whether there is no segment.
+    /// Returns true if there is no segment.
     pub(super) fn is_empty(&self) -> bool {
         self.segments.iter().all(Option::is_none)
     }
@@ -183,7 +183,7 @@ impl Fixed {
     }
 }
 
-/// A block of the heap, as snapshots want it.
+/// A block of the heap, for snapshots.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tile {
     pub(super) id: BlockId,

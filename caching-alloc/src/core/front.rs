@@ -1,10 +1,11 @@
-//! Freed blocks, kept whole for the next request of the same length: the quick way in and out.
+//! Cache of freed blocks, kept whole for the next request of the same length: the fast path of allocation and
+//! free.
 //!
-//! A fixed table of lists, two possible slots a length. A length that finds both taken by others is not kept;
-//! the blocks of it go to the heap. Bounded in bytes. At the bound a few blocks of each length in turn go to the heap:
-//! the lengths kept are those in use, and no single free takes long. Of long blocks only the last is kept, and only for
-//! the very next request that the heap would serve: if that is of another length, the heap has the block first, as if it
-//! had never been kept.
+//! A fixed table of lists, with two possible slots for each length. If both slots are taken by other lengths,
+//! the block goes to the heap. The cached bytes are bounded. At the bound, a few blocks of each length in
+//! turn go to the heap. So the cached lengths are those in use, and no single free takes long. Of long blocks
+//! only the last one is cached, and only for the next request that the heap would serve: if that has another
+//! length, the block goes to the heap first, as if it had never been cached.
 
 use super::heap::{BlockId, NONE};
 use super::lease::{Leases, Tenancy};
@@ -12,7 +13,7 @@ use super::size::{UNIT, Units, bytes_of};
 
 const SLOTS: usize = 1024;
 
-/// No block longer than this part of the bound is kept.
+/// Blocks longer than the bound divided by this are not cached in slots.
 const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -24,22 +25,22 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct Front {
     slots: Box<[Slot; SLOTS]>,
-    /// A bit for each slot that may have a block, and the slot that gives up blocks next.
+    /// A bit for each slot that may have a block, and the next slot to evict from.
     touched: [u64; SLOTS / 64],
     hand: usize,
     kept: u64,
     limit: u64,
-    /// What it was made for.
+    /// The limit at creation, which is the maximum.
     most: u64,
-    /// The longest blocks that are kept in slots.
+    /// The longest block that is cached in slots.
     longest: Units,
-    /// Whether the last longer one is kept, and which that is.
+    /// True if the last long block is cached; and that block.
     keeps_long: bool,
     long: BlockId,
 }
 
 impl Front {
-    /// A front that keeps at most `limit` bytes, and the last long block if it `keeps_long`.
+    /// Makes a cache of at most `limit` bytes, and of the last long block if it `keeps_long`.
     pub(super) fn new(limit: u64, keeps_long: bool) -> Self {
         Self {
             slots: Box::new([Slot { units: 0, head: NONE }; SLOTS]),
@@ -54,12 +55,12 @@ impl Front {
         }
     }
 
-    /// From now on keeps at most so many bytes, and never more than it was made for. One block is kept always.
+    /// Lowers or raises the limit, at most to the limit at creation. One block is always cached.
     pub(super) fn limit_to(&mut self, bytes: u64) {
         self.limit = bytes.min(self.most);
     }
 
-    /// A block of exactly that length, handed out.
+    /// Takes a block of exactly this length, to be handed out.
     #[inline]
     pub(super) fn take(&mut self, leases: &mut Leases, units: Units) -> Option<BlockId> {
         if !self.is_short(units) {
@@ -85,13 +86,14 @@ impl Front {
         Some(id)
     }
 
-    /// Whether others have to make room before a block of that length is kept.
+    /// Returns true if blocks must be evicted before one of this length is cached.
     #[inline]
     pub(super) fn is_full_for(&self, units: Units) -> bool {
         self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
     }
 
-    /// Keeps a block that is not used any more. Returns the one that is the heap's instead: this, or one that made room.
+    /// Caches a block that is no longer used. Returns the block that goes to the heap instead: this one, or
+    /// one that it replaced.
     #[inline]
     pub(super) fn keep(&mut self, leases: &mut Leases, id: BlockId) -> Option<BlockId> {
         let units = leases[id].units;
@@ -117,7 +119,7 @@ impl Front {
         if slot.units != units {
             slot.units = units;
         }
-        // The next lock waits for what is stored.
+        // A store delays the next lock operation, so it is made only if the value changes.
         let (touched, bit) = (&mut self.touched[place / 64], 1 << (place % 64));
         if *touched & bit == 0 {
             *touched |= bit;
@@ -126,14 +128,14 @@ impl Front {
         None
     }
 
-    /// The long block, for the heap.
+    /// Takes the long block out, for the heap.
     #[inline]
     pub(super) fn give_long(&mut self) -> Option<BlockId> {
         let long = std::mem::replace(&mut self.long, NONE);
         (long != NONE).then_some(long)
     }
 
-    /// Gives up the long block and at most `most` others. Returns whether there are more.
+    /// Evicts the long block and at most `most` others. Returns whether there are more.
     pub(super) fn drain(
         &mut self,
         leases: &mut Leases,
@@ -147,7 +149,7 @@ impl Front {
         self.kept > 0
     }
 
-    /// Gives up at most `most` short blocks, of each length in turn.
+    /// Evicts at most `most` short blocks, a few of each length in turn.
     pub(super) fn evict(
         &mut self,
         leases: &mut Leases,
@@ -171,7 +173,7 @@ impl Front {
         }
     }
 
-    /// The first slot from the hand on, around the end, that may have a block.
+    /// The first slot from the hand on, with wrap-around, that may have a block.
     fn next_touched(&self) -> Option<usize> {
         let first = self.hand / 64;
         let ahead = u64::MAX << (self.hand % 64);
@@ -187,7 +189,7 @@ impl Front {
         })
     }
 
-    /// Whether there is any block.
+    /// Returns true if any block is cached.
     #[inline]
     pub(super) fn keeps_any(&self) -> bool {
         self.kept > 0 || self.long != NONE

@@ -1,8 +1,8 @@
-//! Pools whose memory is baked into graphs.
+//! Pools for CUDA graphs, whose memory must stay in place.
 //!
-//! A graph has the addresses that were handed out while it was captured, and uses them whenever it is launched. So
-//! they come from a pool of their own, which only captures can ask; as long as a graph lives, its pool gives nothing
-//! back and lends nothing, while further captures may use what earlier ones have freed.
+//! A graph contains the addresses that were handed out during its capture, and uses them at each launch. So
+//! they come from a pool of their own, which only captures use. While a graph lives, its pool releases and
+//! lends nothing, but further captures may reuse memory that earlier ones have freed.
 
 use super::allocator::Allocator;
 use super::error::AllocError;
@@ -12,8 +12,9 @@ use super::settings::{PoolKind, PoolSettings};
 use super::stats::Stats;
 use super::stream::StreamId;
 
-/// A pool for graphs. One graph after another can be captured from it; graphs that share a pool are launched one after
-/// the other, in the order of their captures, and never at the same time: each may use what those before it have freed.
+/// A pool for graphs. Several graphs can be captured from it, one after another. Graphs that share a pool
+/// must be launched one after the other, in the order of their captures, and never at the same time: each may
+/// reuse memory that the earlier ones have freed.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -44,7 +45,7 @@ use super::stream::StreamId;
 #[derive(Debug, Clone)]
 pub struct GraphPool(Pool);
 
-/// Streams' requests go to a graph pool. Dropping it ends that and keeps nothing: for a run that only warms up.
+/// Routes requests of streams to a graph pool. Dropping it ends that and keeps no memory: for a warm-up run.
 #[derive(Debug)]
 #[must_use = "requests go to the graph pool until this is ended or dropped"]
 pub struct Capture {
@@ -53,12 +54,12 @@ pub struct Capture {
     keep: Keep,
 }
 
-/// What a graph keeps: the memory of its pool stays where it is, for its pool alone. Drop it when the graph is gone and
+/// Keeps the memory of a graph's pool in place, and for that pool alone. Drop it when the graph is gone and
 /// its last launch has ended.
 #[derive(Debug)]
 #[must_use = "the graph's memory can go when this is dropped"]
 pub struct GraphMemory {
-    // Before the pool, which gives back what nobody holds.
+    // Dropped before the pool, which releases segments that nobody holds.
     holds: Vec<Hold>,
     _keep: Keep,
     pool: GraphPool,
@@ -102,37 +103,37 @@ impl GraphPool {
         self.0.stats()
     }
 
-    /// From now on, requests of these streams to [`Allocator::allocate`], on every thread, take from this pool. Begin
-    /// before the driver's capture and end after it.
+    /// Starts to route requests of these streams to [`Allocator::allocate`], on every thread, to this pool.
+    /// Begin before the driver's capture and end after it.
     ///
-    /// Blocks until a growth or trim that is under way has ended: after it, the allocator waits for none of the
-    /// streams, so that the driver's capture cannot be disturbed.
+    /// Blocks until a running growth or trim has ended. After it, the allocator waits for none of the
+    /// streams, so it cannot disturb the driver's capture.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
         let route = self.0.device().routes.divert(&self.0, streams);
         Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
-    /// Until the guard is dropped, a request that needs a new segment is
-    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture): for captures after a run that has warmed
-    /// up.
+    /// Until the guard is dropped, a request that needs a new segment fails with
+    /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture). Use it for captures after a
+    /// warm-up run.
     pub fn freeze(&self) -> Freeze {
         self.0.freeze()
     }
 }
 
 impl Capture {
-    /// Adds a stream that is to join the capture. Blocks as [`GraphPool::capture`] does.
+    /// Adds a stream that will join the capture. Blocks like [`GraphPool::capture`].
     pub fn add_stream(&self, stream: StreamId) {
         let device = self.pool.0.device();
         device.routes.extend(self.route, stream);
         drop(device.grow());
     }
 
-    /// Ends it; what it returns belongs to the graph.
+    /// Ends the capture; the result belongs to the graph.
     pub fn end(self) -> GraphMemory {
         let segments = self.pool.0.segments();
         let name = format!("graph of pool {}", self.pool.name());
-        // All are live: the pool gives none back now.
+        // All are live: the pool releases none now.
         let holds = segments.iter().filter_map(|segment| segment.hold(&name).ok()).collect();
         GraphMemory { holds, _keep: self.keep.clone(), pool: self.pool.clone() }
     }
@@ -145,7 +146,7 @@ impl Drop for Capture {
 }
 
 impl GraphMemory {
-    /// The pool that it was captured from.
+    /// The pool that the graph was captured from.
     #[must_use]
     pub fn pool(&self) -> &GraphPool {
         &self.pool

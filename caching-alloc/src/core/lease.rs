@@ -1,4 +1,5 @@
-//! What a shard has of its heap: blocks that are handed out, kept for the next request, or still in use elsewhere.
+//! The blocks that a shard has taken from its heap: handed out, cached for the next request, or still in use
+//! by other streams.
 
 use std::panic::Location;
 
@@ -6,35 +7,36 @@ use super::heap::{BlockId, NONE};
 use super::pending::NOBODY;
 use super::size::Units;
 
-/// What a leased block is used for.
+/// The state of a leased block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tenancy {
-    /// Not leased: the heap's, or another shard's.
+    /// Not leased: it belongs to the heap, or to another shard.
     None,
     /// Handed out.
     Owned,
-    /// Free but kept whole, for a request of the same length.
+    /// Free but cached whole, for a request of the same length.
     Kept,
-    /// Let go by its owner, in use by other streams.
+    /// Freed by its owner, in use by other streams.
     Pending,
 }
 
-/// A block that the shard has got from its heap. Two of them share a cache line.
+/// A block that the shard has taken from its heap. Two records share a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 pub(super) struct Lease {
     /// First byte.
     pub(super) address: u64,
-    /// What its owner asked for, in bytes.
+    /// The size that its owner requested, in bytes.
     pub(super) requested: u64,
     /// Its length.
     pub(super) units: Units,
-    /// The next of those that are kept together with it.
+    /// The next block of the same list.
     pub(super) link: BlockId,
     /// The other streams that use it.
     pub(super) uses: u32,
     pub(super) tenancy: Tenancy,
-    /// Whether the copy under way need not look at it: it has changed since that began, and what it was is saved.
+    /// True if the running copy need not read it: it has changed since the copy began, and its former state
+    /// is saved.
     saved: bool,
 }
 
@@ -50,16 +52,16 @@ pub(super) struct InUse {
     pub(super) site: &'static Location<'static>,
 }
 
-/// The leases of a shard, by the heap's names of their blocks.
+/// The leases of a shard, indexed by the heap's block ids.
 ///
-/// They can be copied a piece at a time, with the lock released in between, and the copy is of the moment at which it
-/// [began](Self::begin_copy): whoever changes a lease that has not been copied yet saves what it was.
+/// They can be copied piece by piece, with the lock released in between. The copy is of the moment at which
+/// it [began](Self::begin_copy): a change to a lease that is not copied yet first saves its former state.
 #[derive(Debug)]
 pub(super) struct Leases {
     all: Vec<Lease>,
-    /// Where each was asked for: written with every block, read by hardly anyone.
+    /// The source location of each request: written with every block, rarely read.
     sites: Vec<&'static Location<'static>>,
-    /// Those from here to `copy_end` have not been copied yet; [`BlockId::MAX`] while nothing is.
+    /// Leases from here to `copy_end` are not copied yet; [`BlockId::MAX`] if no copy is running.
     uncopied: BlockId,
     copy_end: BlockId,
     saved: Vec<InUse>,
@@ -73,7 +75,7 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// Takes a block over from the heap, as handed out.
+    /// Takes a block from the heap, as handed out.
     #[inline]
     pub(super) fn add(&mut self, block: BlockId, address: u64, units: Units) {
         if self.all.len() <= block as usize {
@@ -94,13 +96,13 @@ impl Leases {
         self.sites.resize(length, Location::caller());
     }
 
-    /// Ends a lease; the block is the heap's again.
+    /// Ends a lease; the block returns to the heap.
     #[inline]
     pub(super) fn end(&mut self, block: BlockId) {
         self.set(block, Tenancy::None);
     }
 
-    /// Changes what a block is used for.
+    /// Changes the state of a block.
     #[inline]
     pub(super) fn set(&mut self, block: BlockId, tenancy: Tenancy) {
         if block >= self.uncopied {
@@ -109,21 +111,21 @@ impl Leases {
         self.all[block as usize].tenancy = tenancy;
     }
 
-    /// Notes what the owner of a block asked for, and where. Follows the change that made it the owner's.
+    /// Stores the size and the location of a request. Called after the block was set to handed out.
     #[inline]
     pub(super) fn set_request(&mut self, block: BlockId, requested: u64, site: &'static Location<'static>) {
         self.all[block as usize].requested = requested;
         self.sites[block as usize] = site;
     }
 
-    /// Begins a copy of what is in use now.
+    /// Begins a copy of the blocks in use now.
     pub(super) fn begin_copy(&mut self) {
         self.uncopied = 0;
         self.copy_end = BlockId::try_from(self.all.len()).unwrap_or(BlockId::MAX);
     }
 
-    /// Appends the next part of the copy, `most` leases and what has been saved meanwhile. Returns whether there is
-    /// more.
+    /// Appends the next part of the copy: `most` leases, and the states saved meanwhile. Returns whether
+    /// there is more.
     pub(super) fn copy_next(&mut self, copy: &mut Vec<InUse>, most: u32) -> bool {
         copy.append(&mut self.saved);
         let end = self.copy_end.min(self.uncopied.saturating_add(most));
@@ -153,7 +155,7 @@ impl Leases {
         Some(InUse { address, units, requested, is_pending, site: self.sites[block as usize] })
     }
 
-    /// Where a block was asked for.
+    /// The source location of the request for a block.
     pub(super) fn site(&self, block: BlockId) -> &'static Location<'static> {
         self.sites[block as usize]
     }
@@ -185,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// A block that gets an owner, changes hands, or goes back to the heap; or the next part of a copy.
+    /// A block that gets an owner, changes state, or returns to the heap; or the next part of a copy.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Add(u64),
@@ -229,7 +231,7 @@ mod tests {
             during in prop::collection::vec((1..30u32, step()), 0..100),
         ) {
             let mut leases = Leases::default();
-            // Twice: a copy leaves nothing behind that the next one would trip over.
+            // Twice: a copy leaves no state that would affect the next one.
             for _ in 0..2 {
                 before.iter().for_each(|(block, step)| apply(&mut leases, *block, *step));
                 let all = BlockId::try_from(leases.all.len()).unwrap();

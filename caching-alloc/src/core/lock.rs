@@ -4,7 +4,7 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::sync::{Mutex, MutexGuard};
 
-/// The order in which locks are taken. Trackers run under the first two.
+/// The order in which locks are taken. Trackers run while `Growth`, `Delivery` or both are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
     /// Structure: segments, trackers, the order of structural entries. No hit takes it.
@@ -39,7 +39,7 @@ impl<T> Ranked<T> {
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, T> {
         let _held = held::Held::take(self.rank);
-        // A panic under one of these locks is a bug of ours; what it guards stays usable all the same.
+        // A panic under one of these locks is a bug of this crate, but the data stays usable.
         Guard { inner: self.mutex.lock().unwrap_or_else(PoisonError::into_inner), _held }
     }
 
@@ -84,7 +84,7 @@ mod held {
     use super::Rank;
 
     per_thread! {
-        /// How many locks of each rank this thread holds.
+        /// The number of locks of each rank that this thread holds.
         static HELD: Cell<[u32; 6]> = const { Cell::new([0; 6]) };
     }
 

@@ -1,23 +1,25 @@
-//! What a request does that finds no block: the attempts, in order.
+//! The attempts of a request that finds no block, in order.
 //!
-//! 1. Take back pending blocks whose other uses the host can see ended.
-//! 2. Move over a segment that another stream of the pool has idle.
+//! 1. Complete pending blocks whose other uses the host can see ended.
+//! 2. Take over an idle segment of another stream of the pool.
 //! 3. Let the stream wait, on the device, for the uses of its own pending blocks.
-//! 4. Collect what has been idle longer than the average, if more is reserved than the settings want.
-//! 5. Make a segment: generously, then for ever fewer blocks, down to one. Idle segments that are too short make way.
-//! 6. Move over a segment, or borrow a block, of another stream, waiting for it on the device.
-//! 7. Borrow a block of a pool that lends to this one.
-//! 8. Release what is idle and too long to be split, and make a segment.
-//! 9. Release what is cached, everywhere, and make a segment.
-//! 10. Wait on the host for pending blocks; release; make a segment.
-//! 11. Tell the observers, and if one has freed something, all of this once more.
-//! 12. Out of memory.
+//! 4. Collect segments that have been idle longer than average, if more is reserved than the settings allow.
+//! 5. Allocate a segment: first a generous size, then ever fewer blocks, down to one. Idle segments that are
+//!    too short are released for it.
+//! 6. Take over a segment, or borrow a block, of another stream, after a wait on the device.
+//! 7. Borrow a block from a pool that lends to this one.
+//! 8. Release idle segments that are too long to be split, and allocate a segment.
+//! 9. Release all cached memory of all pools, and allocate a segment.
+//! 10. Wait on the host for pending blocks; release; allocate a segment.
+//! 11. Call the observers. If one has freed memory, make all attempts once more.
+//! 12. Report out of memory.
 //!
-//! 1, 4, 5, 8, 9 and 10 are PyTorch's attempts in PyTorch's order, and so is 7 for the default pool; there, what frees
-//! memory on demand is asked at the beginning of a miss, not at its end. 2, 3 and 6 are idle blocks of other streams.
+//! Attempts 1, 4, 5, 8, 9 and 10 are PyTorch's, in PyTorch's order, and so is 7 for the default pool. PyTorch
+//! runs its callbacks that free memory at the beginning of a miss, not at its end. Attempts 2, 3 and 6 use
+//! idle blocks of other streams.
 //!
-//! From 2 to 10 under the growth lock. A symmetric pool does only 5, and 9 and 10 for what other pools have cached:
-//! nothing there can change its placement.
+//! Attempts 2 to 10 run under the growth lock. A symmetric pool makes only 5, and 9 and 10 for memory cached
+//! by other pools: nothing in these can change its placement.
 
 use std::sync::Arc;
 
@@ -34,35 +36,35 @@ use super::source::{self, SourceError};
 use super::symmetric::{OperationKind, SEGMENT_STEP};
 use super::tracker;
 
-/// How often the last attempts are made while other threads allocate and free: each time, one of them got what this
-/// request did not find.
+/// Limit on repeating the last attempts while other threads allocate and free. Each repetition means that
+/// another thread took the memory that this request did not find.
 const LAST_ATTEMPTS: u32 = 100;
 
-/// A segment is made longer than its request only up to this part of the memory that is left.
+/// A segment is made longer than its request only up to this part of the remaining memory.
 const SCARCE: u64 = 4;
 
-/// How much faster segments for small requests grow than those for large ones.
+/// Growth factor of segments for small requests, relative to those for large ones.
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct SegmentSizes {
-    /// The block that is wanted, and the step of segments.
+    /// The requested block, and the step of segments.
     block: u64,
     step: u64,
-    /// Serves further requests too. Made of whole blocks: requests of one length fill it.
+    /// Serves further requests too. A multiple of the block's length, so that requests of one length fill it.
     generous: u64,
     /// Serves this request.
     least: u64,
 }
 
 impl SegmentSizes {
-    /// The size that holds so many blocks.
+    /// The size for this number of blocks.
     fn of_blocks(&self, count: u64) -> u64 {
         (count * self.block).next_multiple_of(self.step).max(self.least)
     }
 
-    /// The generous one, then ever fewer blocks, down to one.
+    /// The generous size, then ever fewer blocks, down to one.
     fn descending(self) -> impl Iterator<Item = u64> {
         std::iter::successors(Some(self.generous), move |bytes| {
             let fewer = self.of_blocks(bytes / self.block / 2);
@@ -72,7 +74,7 @@ impl SegmentSizes {
 }
 
 impl Shard {
-    /// `None`: the shard is retired, and the stream has another one.
+    /// Returns `None` if the shard is retired: the stream has another one.
     #[cold]
     pub(super) fn miss(self: &Arc<Self>, request: Request) -> Result<Option<Block>, AllocError> {
         let mut outcome = self.attempt(request);
@@ -103,7 +105,7 @@ impl Shard {
         }
     }
 
-    /// Counts a request that failed for want of memory, and tells trackers.
+    /// Counts a request that failed for lack of memory, and notifies trackers.
     fn report(&self, figures: &OutOfMemory) {
         self.device.totals().out_of_memory += 1;
         let action = Action::OutOfMemory { wanted: figures.wanted, free: figures.info.map(|info| info.free) };
@@ -116,7 +118,7 @@ impl Shard {
         let sizes = self.segment_sizes(request, class);
         let SegmentSizes { generous, least, .. } = sizes;
         self.refuse_frozen(request, least)?;
-        // What a symmetric pool may never do.
+        // A symmetric pool must not reuse memory of other streams.
         let reuse = if self.pool.is_symmetric() { None } else { Some(self.device.settings.reuse) };
 
         let polled = if reuse.is_some() { self.try_poll_pending() } else { Some(false) };
@@ -206,9 +208,9 @@ impl Shard {
         .ok_or_else(|| self.out_of_memory(request, least))
     }
 
-    /// Repeats the last attempts of a request as long as they fail while blocks change hands: what another thread
-    /// frees in a place that was looked at before, and takes in one that was not, is seen in neither. An attempt looks
-    /// everywhere.
+    /// Repeats the last attempts of a request as long as they fail while blocks change hands. Another thread
+    /// may free a block in a place that was searched before, and take one in a place that was not searched
+    /// yet; one attempt misses both. An attempt searches everywhere.
     pub(super) fn until_nothing_moves(
         &self,
         mut attempt: impl FnMut() -> Result<Option<Block>, AllocError>,
@@ -227,7 +229,7 @@ impl Shard {
         Ok(None)
     }
 
-    /// An error if the pool is frozen: it would have to grow.
+    /// Returns an error if the pool is frozen and so must not grow.
     pub(super) fn refuse_frozen(&self, request: Request, missing: u64) -> Result<(), AllocError> {
         if !self.pool.is_frozen() {
             return Ok(());
@@ -236,7 +238,8 @@ impl Shard {
         Err(AllocError::PoolWouldGrowDuringCapture { pool, wanted, missing })
     }
 
-    /// Gives back idle segments of the pool that are longer than blocks that are split. Returns whether any went.
+    /// Releases idle segments of the pool that exceed the longest block that is split. Returns whether any
+    /// was released.
     fn release_unsplit(&self, growth: &mut Growth, longest: u64, wanted: u64) -> bool {
         let before = self.device.totals().reserved.current;
         let gone = || before - self.device.totals().reserved.current;
@@ -249,7 +252,7 @@ impl Shard {
         gone() > 0
     }
 
-    /// Makes a segment and takes the block out of it. `None`: there is not enough memory.
+    /// Allocates a segment and takes the block out of it. `None`: there is not enough memory.
     fn grow(
         self: &Arc<Self>,
         growth: &mut Growth,
@@ -277,7 +280,7 @@ impl Shard {
         }
         let share = self.state.lock().fixed.reserved(class) / settings.growth_divisor.max(1);
         let (step, floor, share) = match class {
-            // There is less of it in all, so that waste matters less than the number of segments.
+            // Small requests need little memory in all, so waste matters less than the number of segments.
             SizeClass::Small => (step, settings.small_segment, share.saturating_mul(SMALL_FACTOR)),
             SizeClass::Large => (step.max(SEGMENT_STEP), settings.large_segment, share),
         };
@@ -287,14 +290,14 @@ impl Shard {
             return only(least);
         }
         let sizes = SegmentSizes { block, step, generous: least, least };
-        // What is left when memory is nearly full has to do for requests of other lengths too.
+        // When memory is nearly full, the remainder must serve requests of other lengths too.
         let most = floor.max(share).min(self.pool.available() / SCARCE).min(MAX_BLOCK);
         let most = most.next_multiple_of(step).min(longest);
         SegmentSizes { generous: sizes.of_blocks(most / block), ..sizes }
     }
 
-    /// Moves over an idle segment of another stream that has room for the request. Under the growth lock, as
-    /// segments move only there.
+    /// Takes over an idle segment of another stream with room for the request. Under the growth lock, since
+    /// segments change streams only there.
     fn adopt(&self, class: SizeClass, request: Request, wait: bool) -> bool {
         for other in self.others() {
             other.merge();
@@ -327,8 +330,8 @@ impl Shard {
         ready.or_else(|| wait.then(|| self.borrow(request, true, self.others())).flatten())
     }
 
-    /// Hands out a block of another stream's memory, or of another pool's. When it is freed it goes back there, once its
-    /// uses here have ended.
+    /// Hands out a block of another stream's memory, or of another pool's. A freed block returns there once
+    /// its uses here have ended.
     fn borrow(
         &self,
         request: Request,
@@ -340,7 +343,7 @@ impl Shard {
             let Some(id) = other.reserve(request) else { continue };
             let ordered = self.is_ordered_after(&other, wait);
             let mut state = other.state.lock();
-            // A pool that goes lends nothing more: nothing would keep it for what it lent.
+            // A closed pool lends nothing more: a block on loan would not keep it alive.
             if ordered && !state.is_closed {
                 self.device.totals().borrowed += 1;
                 return Some(other.state.hand_out(state, id, request, self.stream));
@@ -350,8 +353,8 @@ impl Shard {
         None
     }
 
-    /// A free block of a pool that lends to this one. None for what is being captured: it would go back to the lender
-    /// and be used there while the graph uses it.
+    /// A free block of a pool that lends to this one. None for a capturing stream: the block would return to
+    /// the lender and be used there while the graph uses it.
     pub(super) fn borrow_from_pools(&self, request: Request) -> Option<Block> {
         if self.device.events.is_capturing(self.stream).unwrap_or(true) {
             return None;
@@ -363,8 +366,8 @@ impl Shard {
         ready.or_else(|| wait.then(|| self.borrow(request, true, lenders())).flatten())
     }
 
-    /// Whether work enqueued on this stream from now on comes after all that was enqueued on the other's: the host
-    /// can see that it has ended, or this stream waits for it if it may.
+    /// Returns true if work enqueued on this stream from now on is ordered after all work enqueued on the
+    /// other. The host can see that it has ended, or this stream waits for it, if that is allowed.
     pub(super) fn is_ordered_after(&self, other: &Self, wait: bool) -> bool {
         let device = &self.device;
         if other.stream == self.stream {
@@ -389,7 +392,7 @@ impl Shard {
         self.pool.shards().into_iter().filter(|other| other.stream != self.stream)
     }
 
-    /// Adds a segment that a shard had before.
+    /// Returns a segment that a shard had before.
     pub(super) fn put_back(&self, segment: Segment) {
         if let Ok(units) = units_for(segment.bytes()) {
             let now = self.device.now();
@@ -397,7 +400,7 @@ impl Shard {
         }
     }
 
-    /// The figures of a request that found nothing.
+    /// The error of a request that found no memory, with its figures.
     pub(super) fn out_of_memory(&self, request: Request, least: u64) -> AllocError {
         let device = &self.device;
         let info = self.pool.source.memory_info().ok();

@@ -1,4 +1,4 @@
-//! Observers of want of memory: told when nothing is left, before the request fails.
+//! Out-of-memory observers: called when no memory is left, before the request fails.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,12 +11,12 @@ use super::error::{Fault, OutOfMemory};
 use super::sync::{Mutex, per_thread};
 use super::tracker;
 
-/// What an observer says to a request that found no memory.
+/// An observer's answer to a request that found no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is nothing more to be had from it.
+    /// The observer has nothing more to free.
     GiveUp,
-    /// It has freed something: try again, once.
+    /// The observer has freed memory: try again, once.
     Retry,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Debug for Observers {
     }
 }
 
-/// An observer's attachment. Dropping it detaches; a call that is under way goes on.
+/// An observer's attachment. Dropping it detaches the observer; a running call completes.
 #[derive(Debug)]
 #[must_use = "dropping an observation detaches its observer"]
 pub struct Observation {
@@ -51,7 +51,8 @@ impl Drop for Observation {
         let mut state = locked(&self.device.observers.0);
         let at = state.list.iter().position(|(key, _)| *key == self.key);
         let gone = at.map(|at| state.list.remove(at));
-        // What it had captured may be anything, this allocator's blocks too.
+        // Dropped after the lock is released: the observer may have captured anything, even blocks of this
+        // allocator.
         drop(state);
         drop(gone);
     }
@@ -62,7 +63,7 @@ per_thread! {
 }
 
 impl Device {
-    /// Tells every observer. Returns whether one of them has freed something.
+    /// Calls every observer. Returns whether one of them has freed memory.
     pub(super) fn ask_observers(&self, figures: &OutOfMemory) -> bool {
         let list: Vec<_> =
             locked(&self.observers.0).list.iter().map(|(_, observe)| observe.clone()).collect();
@@ -82,9 +83,10 @@ impl Device {
 }
 
 impl Allocator {
-    /// Attaches an observer: when a request has found no memory, after all attempts, it is told the figures, on the
-    /// thread of the request and under no lock. It may free blocks, allocate and trim, and ask for one more try. A
-    /// request of its own that fails is not told to anybody. If it panics, that is a [`Fault`], and the request goes on.
+    /// Attaches an observer. When all attempts of a request have failed, it gets the figures, on the
+    /// request's thread and without any lock held. It may free blocks, allocate and trim, and ask for one
+    /// more try. Its own failing requests are not reported to any observer. If it panics, that is a
+    /// [`Fault`], and the request goes on.
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};

@@ -1,7 +1,7 @@
-//! Blocks whose owners let go while other streams still use them.
+//! Blocks that their owners freed while other streams still use them.
 //!
-//! Freeing such a block records an event on each of those streams. Whether it has come to pass is asked only when
-//! a request would otherwise miss.
+//! Freeing such a block records an event on each of those streams. The events are queried only when a request
+//! would otherwise miss.
 
 use std::sync::Arc;
 
@@ -21,14 +21,15 @@ pub(super) struct Pending {
     pub(super) waits: Vec<Wait>,
 }
 
-/// A stream's last use. Without an event as long as none could be recorded: while the stream is being captured.
+/// A stream's last use of a block. It has no event while none can be recorded, because the stream is being
+/// captured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wait {
     pub(super) stream: StreamId,
     pub(super) event: Option<EventId>,
 }
 
-/// The streams that use blocks besides their own: short lists in one table.
+/// The streams that use blocks besides the blocks' own streams: short lists in one table.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     nodes: Vec<(StreamId, u32)>,
@@ -68,20 +69,20 @@ impl Uses {
 }
 
 impl Shard {
-    /// Records the last uses of a block that was let go.
+    /// Records events for the last uses of a block that was freed.
     pub(super) fn await_uses(&self, id: BlockId, streams: &[StreamId]) {
         let waits = streams.iter().map(|stream| Wait { stream: *stream, event: self.device.mark(*stream) });
         let pending = Pending { id, waits: waits.collect() };
         self.state.lock().newly_pending.push(pending);
     }
 
-    /// Takes back every pending block whose uses the host has seen end. Returns whether there was one. Waits for a
-    /// thread that does so already.
+    /// Completes every pending block whose uses have ended, as far as the host can see. Returns whether there
+    /// was one. Waits for a thread that is doing so already.
     pub(super) fn poll_pending(&self) -> bool {
         self.poll(&mut self.pending.lock())
     }
 
-    /// The same, unless another thread does so already.
+    /// Like [`poll_pending`](Self::poll_pending); returns `None` if another thread is doing so already.
     pub(super) fn try_poll_pending(&self) -> Option<bool> {
         self.pending.try_lock().map(|mut pending| self.poll(&mut pending))
     }
@@ -90,7 +91,7 @@ impl Shard {
         let mut busy = Vec::new();
         self.settle(pending, |device, waits| {
             waits.retain_mut(|wait| {
-                // A stream's events end in order: after the first that has not, the others need no query.
+                // A stream's events end in order: after the first unfinished one, the others need no query.
                 let ended = !busy.contains(&wait.stream) && device.has_ended(wait);
                 if !ended {
                     busy.push(wait.stream);
@@ -117,7 +118,7 @@ impl Shard {
         })
     }
 
-    /// Blocks the host until no block is pending, but for those that no event can be had for.
+    /// Blocks the host until no block is pending, except those whose uses have no event yet.
     pub(super) fn synchronize_pending(&self) -> bool {
         self.settle(&mut self.pending.lock(), |device, waits| {
             waits.retain_mut(|wait| !device.wait_for(wait));
@@ -125,9 +126,9 @@ impl Shard {
         })
     }
 
-    /// Runs `settled` over the pending blocks, oldest first, and takes back those for which it returns true. No lock
-    /// that a hit takes is held meanwhile. A thread that wants a pending block waits for the lock on `pending`, so a
-    /// block that is merely being queried is never overlooked.
+    /// Runs `settled` over the pending blocks, oldest first, and completes those for which it returns true.
+    /// No lock that a hit takes is held meanwhile. A thread that needs a pending block waits for the lock on
+    /// `pending`, so a block that is just being queried is never overlooked.
     fn settle(
         &self,
         pending: &mut Vec<Pending>,
@@ -147,7 +148,7 @@ impl Shard {
 }
 
 impl Device {
-    /// Marks the end of a stream's work so far; nothing while that cannot be had.
+    /// Records an event at the end of a stream's work so far; `None` while no event can be recorded.
     pub(super) fn mark(&self, stream: StreamId) -> Option<EventId> {
         match self.events.is_capturing(stream) {
             Ok(false) => {}
@@ -162,15 +163,15 @@ impl Device {
         None
     }
 
-    /// Whether the host can see that a use has ended.
+    /// Returns true if a use has ended, as far as the host can see.
     pub(super) fn has_ended(&self, wait: &mut Wait) -> bool {
         let Some(event) = wait.event else {
-            // Work that was captured runs in the order of whoever launches the graph; what follows the capture on
-            // the stream is marked now.
+            // Captured work runs when the graph is launched, in an order that the program ensures. Only work
+            // after the capture on the stream is marked now.
             wait.event = self.mark(wait.stream);
             return wait.event.is_some() && self.has_ended(wait);
         };
-        // An error, as over a stream that is being captured, tells nothing.
+        // An error, as for a stream that is being captured, says nothing about the use.
         let ended = self.events.query(event).unwrap_or(false);
         if ended {
             self.events.recycle(event);
@@ -192,7 +193,7 @@ impl Device {
         ended
     }
 
-    /// Lets `stream` wait for the event, which is used up. Returns whether it does.
+    /// Lets `stream` wait for the event, which is recycled. Returns whether it does.
     pub(super) fn order(&self, stream: StreamId, event: EventId) -> bool {
         let ordered = self.events.wait(stream, event).is_ok();
         if ordered {

@@ -1,4 +1,4 @@
-//! Pools, and how a request finds its shard.
+//! Pools, and the lookup of a request's shard.
 
 use std::fmt;
 use std::sync::atomic::AtomicUsize as CaptureCount;
@@ -27,7 +27,7 @@ use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{Mutex, MutexGuard};
 use super::table::ShardTable;
 
-/// Memory that is kept apart from all other pools: a cheap handle.
+/// Memory that is kept apart from all other pools. A cheap handle.
 ///
 /// When the last handle and the last block are gone, its segments go back to their source.
 #[derive(Clone)]
@@ -35,13 +35,13 @@ pub struct Pool(Arc<Handle>);
 
 struct Handle {
     core: Arc<PoolCore>,
-    /// Not 0 while a stream may be capturing.
+    /// Non-zero while a stream may be capturing.
     captures: Arc<CaptureCount>,
-    /// If requests are rounded to more than units.
+    /// Set if requests are rounded to more than units.
     rounding: Option<Rounding>,
 }
 
-/// What a pool's shards know of it.
+/// The part of a pool that its shards refer to.
 #[derive(Debug)]
 pub(super) struct PoolCore {
     pub(super) id: PoolId,
@@ -56,29 +56,29 @@ pub(super) struct PoolCore {
     freezes: AtomicUsize,
     keeps: AtomicUsize,
     shards: Mutex<ShardTable>,
-    /// What retired shards have counted.
+    /// Usage counted by retired shards.
     past: Mutex<PastUsages>,
-    /// What the streams of a re-mappable pool share.
+    /// The arena that the streams of a re-mappable pool share.
     pub(super) arena: Option<Arc<Ranked<Arena>>>,
-    /// What dead shards of such a pool left in use by other streams.
+    /// Pending blocks that removed shards of such a pool left, in use by other streams.
     orphans: Mutex<Orphans>,
     reserved: Mutex<Gauge>,
-    /// The memory of the source's device, in bytes, once it has been asked for.
+    /// The memory of the source's device, in bytes, once it has been queried.
     total: OnceLock<u64>,
 }
 
-/// What is still to be waited for when a re-mappable pool goes.
+/// Uses that must end before the memory of a dropped re-mappable pool is released.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
     pub(super) streams: Vec<StreamId>,
     pub(super) pending: Vec<Pending>,
 }
 
-/// Keeps a pool from giving memory back, and from lending it, while it is alive.
+/// Prevents a pool from releasing and lending memory while it is alive.
 #[derive(Debug)]
 pub(super) struct Keep(Arc<PoolCore>);
 
-/// Keeps a pool from growing, and from asking the driver anything, while it is alive: for capture.
+/// Prevents a pool from growing, and from calling the driver, while it is alive: for capture.
 #[derive(Debug)]
 #[must_use = "the pool thaws when this is dropped"]
 pub struct Freeze(Arc<PoolCore>);
@@ -106,7 +106,7 @@ impl Pool {
         Ok(Self::add(device, &mut growth, settings))
     }
 
-    /// The pool that a new allocator has.
+    /// The default pool of a new allocator.
     pub(super) fn default_of(device: &Arc<Device>, kind: PoolKind) -> Self {
         let settings = PoolSettings { name: "default".into(), kind, ..PoolSettings::default() };
         Self::add(device, &mut device.growth.lock(), settings)
@@ -153,24 +153,25 @@ impl Pool {
         &self.0.core.name
     }
 
-    /// What it is for.
+    /// The kind of the pool.
     #[must_use]
     pub fn kind(&self) -> PoolKind {
         self.0.core.kind
     }
 
-    /// Where its segments come from.
+    /// The source of its segments.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.0.core.source
     }
 
-    /// A block of at least `bytes`, for use on `stream` from now on.
+    /// Allocates a block of at least `bytes`, for use on `stream` from now on.
     ///
-    /// A stream that captures is served only by a pool whose memory stays for the graph: a symmetric one, one that is
-    /// [frozen](Self::freeze), or a graph pool during [`GraphPool::capture`](super::GraphPool::capture). Otherwise the
-    /// request is [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). A hit during a capture that
-    /// [`StreamEvents::captures`](super::StreamEvents::captures) does not count goes unnoticed.
+    /// A stream that captures is served only by a pool whose memory stays in place for the graph. These are
+    /// symmetric pools, [frozen](Self::freeze) pools, and a graph pool during
+    /// [`GraphPool::capture`](super::GraphPool::capture). Otherwise the request fails with
+    /// [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). A hit is not checked during a
+    /// capture that [`StreamEvents::captures`](super::StreamEvents::captures) does not count.
     ///
     /// # Errors
     /// See [`AllocError`]. Nothing is changed then.
@@ -193,14 +194,15 @@ impl Pool {
     /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture), and nothing of the pool is trimmed
     /// or lent.
     ///
-    /// Blocks until a growth or trim that is under way has ended, so that none overlaps the guard. Inside a tracker
-    /// it does not block: the entry that is being delivered belongs to a change that still completes.
+    /// Blocks until a running growth or trim has ended, so that none overlaps the guard. Inside a tracker it
+    /// does not block: the entry that is being delivered belongs to a change that still completes.
     pub fn freeze(&self) -> Freeze {
         self.0.core.retain(&self.0.core.freezes);
         Freeze(self.0.core.clone())
     }
 
-    /// Nothing of the pool is given back or lent until the guard is dropped. Blocks as [`freeze`](Self::freeze) does.
+    /// Prevents the pool from releasing and lending memory until the guard is dropped. Blocks like
+    /// [`freeze`](Self::freeze).
     pub(super) fn keep(&self) -> Keep {
         self.0.core.retain(&self.0.core.keeps);
         Keep(self.0.core.clone())
@@ -210,19 +212,19 @@ impl Pool {
         &self.0.core.device
     }
 
-    /// Its segments now, but for those of a re-mappable pool.
+    /// Its current segments, except those of a re-mappable pool.
     pub(super) fn segments(&self) -> Vec<Segment> {
-        // Inside a tracker the lock is held already, or nothing of the pool is under way.
+        // Inside a tracker the lock is already held, or no change of the pool is running.
         let _growth = self.0.core.device.grow();
         self.0.core.shards().iter().flat_map(|shard| shard.segments()).collect()
     }
 
-    /// Lets every peak of its statistics begin anew, at what there is now.
+    /// Resets every peak of its statistics to the current value.
     pub fn reset_peaks(&self) {
         self.0.core.reset(Gauge::reset_peak, Tallies::reset_peaks);
     }
 
-    /// Lets every total of its statistics begin anew, at what there is now.
+    /// Resets every total of its statistics to the current value.
     pub fn reset_totals(&self) {
         self.0.core.reset(Gauge::reset_total, Tallies::reset_totals);
     }
@@ -233,7 +235,8 @@ impl Pool {
         self.0.core.stats()
     }
 
-    /// A symmetric pool's segments, with its allocation log at the creation of each; of another pool: none.
+    /// The segments of a symmetric pool, with its allocation log at the creation of each; empty for another
+    /// pool.
     #[must_use]
     pub fn symmetric_segments(&self) -> Vec<SymmetricSegment> {
         let PoolKind::Symmetric { stream, .. } = self.kind() else { return Vec::new() };
@@ -241,7 +244,7 @@ impl Pool {
         shard.state.lock().symmetric.as_ref().map(|journal| journal.segments().to_vec()).unwrap_or_default()
     }
 
-    /// A symmetric pool's allocation log; of another pool, or before the first request: nothing.
+    /// The allocation log of a symmetric pool; `None` for another pool, or before the first request.
     #[must_use]
     pub fn log(&self) -> Option<Log> {
         let PoolKind::Symmetric { stream, .. } = self.kind() else { return None };
@@ -252,7 +255,7 @@ impl Pool {
 }
 
 impl fmt::Debug for Pool {
-    /// Not what is in it: pools and what diverts requests to them refer to each other.
+    /// Omits the contents: pools and their routes refer to each other.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
             .field("id", &self.id().0)
@@ -280,7 +283,7 @@ impl PoolCore {
         locked(&self.shards).find(stream)
     }
 
-    /// A block, by way of the shard that this thread does not remember, or that has none at hand.
+    /// Allocates a block from a shard that this thread has not cached, or that has no free block at hand.
     #[cold]
     fn allocate(self: &Arc<Self>, key: Key, request: Request) -> Result<Block, AllocError> {
         loop {
@@ -295,7 +298,7 @@ impl PoolCore {
             if let Some(block) = shard.miss(request)? {
                 return Ok(block);
             }
-            // It was retired meanwhile.
+            // The shard was retired meanwhile.
         }
     }
 
@@ -308,7 +311,7 @@ impl PoolCore {
         if !self.device.events.knows(stream) {
             return Err(AllocError::UnknownStream { stream });
         }
-        // Trackers and their snapshots see every shard: none is added while one attaches.
+        // Trackers and their snapshots cover every shard, so none is added while a tracker attaches.
         let growth = self.device.grow().ok_or_else(reentrant)?;
         if let Some(shard) = self.find(stream) {
             return Ok(shard);
@@ -321,13 +324,13 @@ impl PoolCore {
             return Err(AllocError::TooManyStreams { pool: self.id, streams: Arena::STREAMS, stream });
         };
         let shard = shards.add(|age| Shard::new(self.clone(), stream, age, list, slots));
-        // What is dropped takes locks of its own.
+        // Dropping the shards takes locks of its own.
         drop(shards);
         drop(retired);
         Ok(shard)
     }
 
-    /// Retires shards that have nothing, if there are many.
+    /// Retires shards without memory and blocks, if there are many shards.
     fn retire_idle(&self) -> Vec<Arc<Shard>> {
         let limit = if self.arena.is_some() { Arena::STREAMS } else { usize::MAX };
         let candidates = locked(&self.shards).candidates(limit);
@@ -339,13 +342,13 @@ impl PoolCore {
         retired
     }
 
-    /// Retires those of the shards that have nothing, and returns them to be dropped under no lock but the growth lock,
-    /// which the caller holds. What they have free in an arena is left to the others, if the host sees, or with `wait`
-    /// has waited until, their streams' work has ended.
+    /// Retires those of the shards that are empty, and returns them, to be dropped without a lock except the
+    /// growth lock, which the caller holds. Their free memory in an arena goes to the other streams if the
+    /// host sees that their streams' work has ended, or, with `wait`, has waited for that.
     pub(super) fn retire(&self, shards: &[Arc<Shard>], wait: bool) -> Vec<Arc<Shard>> {
         let mut retired = shards.to_vec();
         retired.retain(|shard| self.leave_arena(shard, wait));
-        // Whoever adds up the usages meanwhile waits until what goes here has been added to the past.
+        // A thread that sums the usages waits for this lock until the retired shards are counted as past.
         let mut past = locked(&self.past);
         retired.retain(|shard| shard.retire());
         if retired.is_empty() {
@@ -360,7 +363,8 @@ impl PoolCore {
         retired
     }
 
-    /// Leaves what a shard has free in the arena, if there is one, to the others. Returns whether it has nothing there.
+    /// Leaves a shard's free memory in the arena, if there is one, to the others. Returns whether it has none
+    /// left there.
     fn leave_arena(&self, shard: &Shard, wait: bool) -> bool {
         if self.arena.is_none() {
             return true;
@@ -390,7 +394,7 @@ impl PoolCore {
 
     /// The pages of a re-mappable pool, by address. The caller holds the growth lock.
     pub(super) fn pages(&self) -> Vec<Segment> {
-        /// Granules that are looked at while the lock is held once.
+        /// Granules that are examined per acquisition of the lock.
         const PIECE: usize = 1024;
         let Some(arena) = &self.arena else { return Vec::new() };
         let mut pages = Vec::new();
@@ -408,12 +412,12 @@ impl PoolCore {
         pages
     }
 
-    /// Increments `count`, and returns when no growth or release is under way that has not seen it.
+    /// Increments `count`, and returns when no running growth or release can have missed the increment.
     fn retain(&self, count: &AtomicUsize) {
         let growth = self.device.grow();
         count.fetch_add(1, Ordering::AcqRel);
         if growth.is_none() {
-            // Inside a tracker. Memory is withdrawn under these locks, where the count is read again.
+            // Inside a tracker. Memory is withdrawn under these locks, and the count is read again there.
             self.shards().iter().for_each(|shard| drop(shard.state.lock()));
             drop(self.arena.as_ref().map(|arena| arena.lock()));
         }
@@ -423,15 +427,17 @@ impl PoolCore {
         self.freezes.load(Ordering::Acquire) > 0
     }
 
-    /// Whether nothing of it may be given back or lent: it is frozen, or its memory is a graph's.
+    /// Returns true if no memory of the pool may be released or lent: it is frozen, or a graph uses its
+    /// memory.
     pub(super) fn is_kept(&self) -> bool {
         self.is_frozen() || self.keeps.load(Ordering::Acquire) > 0
     }
 
-    /// An error if the stream captures and the pool would give its memory to others while the graph can be launched.
+    /// Returns an error if the stream captures and the pool would reuse its memory while the graph can be
+    /// launched.
     #[cold]
     pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
-        // Without an answer there is no capture: only of a stream that takes no part in one is the driver silent.
+        // An error counts as no capture: the driver fails to answer only for streams that take part in none.
         if self.is_symmetric() || self.is_kept() || !self.device.events.is_capturing(stream).unwrap_or(false)
         {
             return Ok(());
@@ -439,16 +445,16 @@ impl PoolCore {
         Err(AllocError::CaptureOutsideGraphPool { pool: self.id, stream })
     }
 
-    /// Whether this pool may have free blocks of the other before it is out of memory.
+    /// Returns true if this pool may use free blocks of the other before it is out of memory.
     pub(super) fn may_borrow_from(&self, other: &Self) -> bool {
         let is_default = |pool: &Self| pool.id == PoolId::default();
         let agreed = is_default(self) && other.lends || self.borrows && is_default(other);
-        // What moves is for its own device alone: it is no substitute for what stays.
+        // Memory that moves is for its own device alone, so it cannot replace memory that stays in place.
         let stays = self.arena.is_some() || other.arena.is_none();
         agreed && stays && !other.is_kept()
     }
 
-    /// Which of its blocks may be parts of segments.
+    /// The rule for splitting its blocks.
     pub(super) fn splitting(&self) -> Splitting {
         let settings = &self.device.settings;
         match (self.kind, settings.max_split) {
@@ -467,12 +473,12 @@ impl PoolCore {
         matches!(self.kind, PoolKind::Symmetric { .. })
     }
 
-    /// What the streams of a re-mappable pool share.
+    /// The arena that the streams of a re-mappable pool share.
     pub(super) fn arena_mut(&self) -> Guard<'_, Arena> {
         self.arena.as_ref().expect("asked of a re-mappable pool").lock()
     }
 
-    /// The page of a re-mappable pool and the block that an address lies in.
+    /// The page of a re-mappable pool, and the block, that contain an address.
     pub(super) fn find_mapped(&self, address: u64) -> Option<Found> {
         let shards = self.shards();
         let found = self.arena.as_ref()?.lock().find(address).map(|(page, tile)| (page.clone(), tile))?;
@@ -481,21 +487,22 @@ impl PoolCore {
         Some(Found { segment, block: super::shard::block_state(&tile, tenant) })
     }
 
-    /// The streams that may use memory of a re-mappable pool, those too whose shards are gone.
+    /// The streams that may use memory of a re-mappable pool, including those whose shards are gone.
     pub(super) fn streams(&self) -> Vec<StreamId> {
         let mut streams = locked(&self.orphans).streams.clone();
         streams.extend(self.shards().iter().map(|shard| shard.stream));
         streams
     }
 
-    /// A shard of a re-mappable pool is gone: its memory stays until the pool is.
+    /// Takes over from a removed shard of a re-mappable pool, whose memory stays until the pool is dropped.
     pub(super) fn leave(&self, stream: StreamId, pending: impl IntoIterator<Item = Pending>) {
         let mut orphans = locked(&self.orphans);
         orphans.streams.push(stream);
         orphans.pending.extend(pending);
     }
 
-    /// Bytes that the allocator may still ask the pool's source for, as far as is known without asking it again.
+    /// Bytes that the allocator may still request from the pool's source, as far as is known without another
+    /// query.
     pub(super) fn available(&self) -> u64 {
         let total = *self.total.get_or_init(|| match self.source.memory_info() {
             Ok(info) => info.total,
@@ -523,16 +530,16 @@ impl PoolCore {
         Stats { all, small, large, reserved: *self.reserved(), ..Stats::default() }
     }
 
-    /// What its blocks are used for, and were.
+    /// The current and past usage of its blocks.
     pub(super) fn usages(&self) -> PoolUsages {
         let shards = self.shards();
-        // No shard is retired between the two sums.
+        // The lock stays held, so no shard is retired between the two sums.
         let mut past = locked(&self.past);
         past.with(sum_of(&shards))
     }
 }
 
-/// What shards that are not retired have counted.
+/// The usage of shards that are not retired.
 fn sum_of(shards: &[Arc<Shard>]) -> PoolUsages {
     let mut sum = PoolUsages::default();
     for state in shards.iter().map(|shard| shard.state.lock()) {

@@ -1,4 +1,4 @@
-//! Blocks by their addresses, for programs that can keep nothing else: those that plug in C functions.
+//! Blocks identified by their addresses, for programs that cannot keep a handle, such as C function plug-ins.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use super::error::AllocError;
 use super::snapshot::Usage;
 use super::stream::StreamId;
 
-/// Why an address does not name a block that can be given back by it.
+/// Why an address does not name a block that can be released by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
-    /// No memory of this allocator.
+    /// The address is not in memory of this allocator.
     #[error("{address:#x} is no memory of this allocator; give it to the one that it came from")]
     Foreign {
         /// The address.
         address: u64,
     },
-    /// It is free.
+    /// The memory is free.
     #[error("the memory at {address:#x} is free: it was given back before; one of its users must not")]
     Free {
         /// The address.
         address: u64,
     },
-    /// A block has that address inside.
+    /// The address is inside a block, after its first byte.
     #[error("{address:#x} is inside the block at {begin:#x}; give back the block's first byte")]
     Inside {
         /// The address.
@@ -33,7 +33,7 @@ pub enum RawError {
         /// The block's first byte.
         begin: u64,
     },
-    /// Its owner has it as a [`Block`].
+    /// The block is owned by a [`Block`] handle.
     #[error("the block at {address:#x} was not allocated raw: it is given back when its owner drops it")]
     Owned {
         /// The address.
@@ -42,8 +42,9 @@ pub enum RawError {
 }
 
 impl Allocator {
-    /// As [`allocate`](Self::allocate), but the block is kept here, under its address, until it is
-    /// [released](Self::release_raw). If the last handle of the allocator goes before, it stays allocated.
+    /// Like [`allocate`](Self::allocate), but the allocator keeps the block, under its address, until
+    /// [`release_raw`](Self::release_raw). If the last handle of the allocator is dropped before, the block
+    /// stays allocated.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -55,12 +56,12 @@ impl Allocator {
         Ok(address)
     }
 
-    /// Frees a block that was allocated raw, on its stream. If another thread is inside [`with_raw`](Self::with_raw) with
-    /// it, it is freed when that returns.
+    /// Frees a block that was allocated raw, on its stream. If another thread is inside
+    /// [`with_raw`](Self::with_raw) with it, the block is freed when that returns.
     ///
     /// # Errors
-    /// [`RawError`]; nothing is changed then. Memory that was given back and handed out again meanwhile cannot be told
-    /// from a block that was not.
+    /// [`RawError`]; nothing is changed then. A double release of memory that was handed out again meanwhile
+    /// cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
         let block = locked(&self.shared().raw).remove(&address);
         block.map(drop).ok_or_else(|| self.not_raw(address))

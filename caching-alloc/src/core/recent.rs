@@ -1,6 +1,6 @@
-//! The shards that each thread has used last, so that a hit finds its shard without a lock or a shared counter.
+//! The shards that each thread used last, so that a hit finds its shard without a lock or a shared counter.
 //!
-//! An entry is a hint. The slot that it names may serve another shard by now, which [`CacheSlot::lock_of`] finds out.
+//! An entry is a hint. Its slot may serve another shard by now, which [`CacheSlot::lock_of`] detects.
 
 use std::cell::Cell;
 
@@ -16,7 +16,7 @@ per_thread! {
     static RECENT: [Entry; ENTRIES] = const { [const { Cell::new(None) }; ENTRIES] };
 }
 
-/// The slot that this thread has used for the key last.
+/// The slot that this thread last used for the key.
 #[inline]
 pub(super) fn find(key: Key) -> Option<&'static CacheSlot> {
     let (of, slot) = RECENT.with(|recent| recent[place(key)].get())?;

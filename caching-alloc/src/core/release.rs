@@ -1,4 +1,4 @@
-//! Giving memory back: cached segments, and what the last block of a dropped pool leaves.
+//! Releasing memory: cached segments, and the memory of dropped pools.
 
 use super::device::{Device, Growth};
 use super::entry::Action;
@@ -10,7 +10,7 @@ use super::shard::Shard;
 use super::stream::StreamId;
 
 impl Shard {
-    /// Whether its segments may be released.
+    /// Returns true if its segments may be released.
     pub(super) fn may_release(&self) -> bool {
         let stays = self.pool.is_symmetric() || self.pool.is_kept();
         !stays && !self.device.is_captured(self.stream)
@@ -18,17 +18,17 @@ impl Shard {
 }
 
 impl Device {
-    /// Whether a stream captures, or has been announced to: the host must not wait for it.
+    /// Returns true if a stream captures, or a capture of it was announced: the host must not wait for it.
     pub(super) fn is_captured(&self, stream: StreamId) -> bool {
         self.routes.has_stream(stream) || self.events.is_capturing(stream).unwrap_or(false)
     }
 
-    /// Gives back segments without blocks, newest first, until `wanted` bytes have gone or none are left; returns
-    /// how many bytes went. Held ones go into quarantine and do not count.
+    /// Releases segments without blocks, newest first, until `wanted` bytes are released or none are left;
+    /// returns the number of bytes released. Held ones are quarantined and do not count.
     pub(super) fn release_cached(&self, growth: &mut Growth, wanted: u64, but: Option<PoolId>) -> u64 {
         let before = self.totals().reserved.current;
         let gone = |device: &Self| before - device.totals().reserved.current;
-        // Pools that have gone since this began have left theirs.
+        // Includes the memory of pools that were dropped since this began.
         self.reap(growth);
         for shard in self.shards() {
             let left = wanted.saturating_sub(gone(self));
@@ -47,7 +47,8 @@ impl Device {
         gone(self)
     }
 
-    /// Gives back what every pool has cached for a stream, and retires the stream's shards that have nothing then.
+    /// Releases the memory that every pool has cached for a stream, and retires the stream's shards that are
+    /// empty then.
     pub(super) fn forget_stream(&self, growth: &mut Growth, stream: StreamId) {
         self.unmark_collective(stream);
         for pool in self.pools() {
@@ -61,7 +62,7 @@ impl Device {
         }
     }
 
-    /// Gives back idle pages of a re-mappable pool that nobody holds, until `wanted` bytes have gone.
+    /// Releases idle pages of a re-mappable pool that nobody holds, until `wanted` bytes are released.
     fn release_pages(&self, growth: &mut Growth, pool: &PoolCore, wanted: u64) {
         let (shards, streams) = (pool.shards(), pool.streams());
         let captured = |stream: &StreamId| {
@@ -72,7 +73,7 @@ impl Device {
             return;
         }
         shards.iter().for_each(|shard| shard.merge());
-        // A page goes back only when nothing of it is mapped elsewhere any more.
+        // A page is released only when no part of it is mapped elsewhere any more.
         if !pool.retire_ghosts(true) {
             return;
         }
@@ -80,7 +81,7 @@ impl Device {
         pool.unmap_stale(source, &stale);
         let idle = {
             let mut arena = pool.arena_mut();
-            // A tracker may have kept the pool meanwhile.
+            // A tracker may have started to keep the pool meanwhile.
             if pool.is_kept() { Vec::new() } else { arena.detach_idle(wanted) }
         };
         if idle.is_empty() {
@@ -106,7 +107,7 @@ impl Device {
             self.count(|calls| calls.unmap += 1);
             match source.unmap(address, pages.iter().map(Segment::bytes).sum()) {
                 Ok(()) => pool.arena_mut().vacate(&pieces),
-                // Something may still be mapped there: the pieces stay out of every list.
+                // Pages may still be mapped there, so the fragments stay out of every list.
                 Err(error) => {
                     self.fault(Fault::Unmapped { pool: pool.id, message: chain(&error) });
                 }
@@ -122,7 +123,7 @@ impl Device {
         }
     }
 
-    /// A segment of the pool is given back.
+    /// Counts a segment of the pool as released.
     fn count_out(&self, pool: &PoolCore, bytes: u64) {
         let mut totals = self.totals();
         totals.source_releases += 1;
@@ -132,7 +133,8 @@ impl Device {
         pool.reserved().sub(bytes);
     }
 
-    /// Gives back a shard's segments without blocks, of those that `fits`, until `wanted` bytes have gone.
+    /// Releases a shard's segments without blocks, among those selected by `fits`, until `wanted` bytes are
+    /// released.
     pub(super) fn release_shard(&self, growth: &mut Growth, shard: &Shard, fits: Fits<'_>, wanted: u64) {
         if !shard.may_release() {
             return;
@@ -140,7 +142,7 @@ impl Device {
         shard.merge();
         let segments = {
             let mut state = shard.state.lock();
-            // A tracker may have kept the pool meanwhile.
+            // A tracker may have started to keep the pool meanwhile.
             if shard.pool.is_kept() { Vec::new() } else { state.withdraw_all(fits, wanted) }
         };
         if segments.is_empty() {

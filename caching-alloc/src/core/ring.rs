@@ -1,7 +1,7 @@
-//! The last block entries of a shard, and those that trackers have still to get.
+//! The most recent block entries of a shard, and those not yet delivered to trackers.
 //!
-//! An entry is 32 bytes and costs no clock: it carries the shard's stamp, renewed every [`STAMP`] entries and on
-//! every miss.
+//! An entry is 32 bytes and needs no clock query: it carries the shard's time stamp, renewed every [`STAMP`]
+//! entries and on every miss.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::segment::PoolId;
 use super::size::{Units, bytes_of};
 use super::stream::StreamId;
 
-/// Entries between two looks at the clock.
+/// Entries between two queries of the clock.
 pub(super) const STAMP: u64 = 64;
 
 /// The longest ring, in entries: 640 MiB.
@@ -34,7 +34,7 @@ pub(super) enum BlockEvent {
     Alloc,
     FreeRequested,
     FreeCompleted,
-    /// Requested and completed at once: two entries.
+    /// Requested and completed at once: counts as two entries.
     Free,
 }
 
@@ -44,7 +44,7 @@ impl BlockEvent {
     }
 }
 
-/// Where a shard's entries come from.
+/// The device, pool and stream of a shard's entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) device: u32,
@@ -54,23 +54,23 @@ pub(super) struct Origin {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Made as entries come, so that a stream that is used little costs little.
+    /// Allocated as entries come, so that a rarely used stream needs little memory.
     pages: Vec<Box<[RawEntry]>>,
-    /// How many entries are kept, a power of two.
+    /// The number of entries that are kept, a power of two.
     capacity: u64,
     /// Raw entries so far.
     pushed: u64,
-    /// Raw entries so far that stand for two.
+    /// Raw entries so far that count as two.
     doubled: u64,
-    /// When the allocator was made, and the time of the entries now made.
+    /// Creation time of the allocator, and the current time stamp.
     born: Instant,
     clock: u64,
-    /// Entries that block trackers have still to get, if there are any such trackers.
+    /// Entries not yet delivered to block trackers, if there are any such trackers.
     outbox: Vec<RawEntry>,
     pub(super) subscribed: bool,
 }
 
-/// Entries of a shard, taken out of it to be expanded where no lock is held.
+/// Entries taken out of a shard, to be expanded without a lock.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     raw: Vec<RawEntry>,
@@ -89,7 +89,7 @@ impl Batch {
 #[derive(Debug)]
 pub(super) struct RingCopy {
     batch: Batch,
-    /// The next entry, and the first that is not copied any more, counted in raw entries.
+    /// The next entry, and the end of the copy, counted in raw entries.
     next: u64,
     end: u64,
 }
@@ -155,7 +155,7 @@ impl Ring {
         self.pages.push(vec![RawEntry::default(); length].into_boxed_slice());
     }
 
-    /// Entries from here on are not older than `now`.
+    /// Ensures that later entries are not older than `now`.
     pub(super) fn renew(&mut self, now: u64) {
         self.clock = self.clock.max(now);
     }
@@ -165,12 +165,12 @@ impl Ring {
         self.clock = nanoseconds_since(self.born);
     }
 
-    /// Entries so far, a free counting twice.
+    /// Entries so far; a free at once counts twice.
     pub(super) fn number(&self) -> u64 {
         self.pushed + self.doubled
     }
 
-    /// Entries so far: how often a block was handed out, let go, or taken back later.
+    /// Operations so far: blocks handed out, freed, or completed later.
     pub(super) fn operations(&self) -> u64 {
         self.pushed
     }
@@ -179,21 +179,21 @@ impl Ring {
         self.outbox.len()
     }
 
-    /// Exchanges the entries that trackers have still to get for an empty batch, whose memory is used again.
+    /// Exchanges the undelivered entries for an empty batch, whose memory is reused.
     pub(super) fn take_outbox(&mut self, batch: &mut Batch) {
         batch.raw.clear();
         std::mem::swap(&mut batch.raw, &mut self.outbox);
         batch.last = self.number();
     }
 
-    /// Begins a copy of what the ring has now.
+    /// Begins a copy of the ring's current entries.
     pub(super) fn begin_copy(&self) -> RingCopy {
         let next = self.pushed.saturating_sub(self.capacity);
         RingCopy { batch: Batch { raw: Vec::new(), last: self.number() }, next, end: self.pushed }
     }
 
-    /// Copies at most `most` entries more. Returns whether there are more. What has been overwritten meanwhile is
-    /// missing, and then what is older is left out too.
+    /// Copies at most `most` more entries. Returns whether there are more. If entries were overwritten
+    /// meanwhile, these and all older ones are left out of the copy.
     pub(super) fn copy_next(&self, copy: &mut RingCopy, most: u64) -> bool {
         let oldest = self.pushed.saturating_sub(self.capacity).min(copy.end);
         if oldest > copy.next {
@@ -216,7 +216,7 @@ pub(super) fn nanoseconds_since(then: Instant) -> u64 {
     u64::try_from(then.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends the entries that `raw` stands for, the last of which has the number `last`.
+/// Appends the entries for `raw`; the last one has the number `last`.
 fn expand(raw: &[RawEntry], last: u64, origin: Origin, entries: &mut Vec<Entry>) {
     let mut number = last - raw.iter().map(|entry| entry.event.count()).sum::<u64>();
     for raw in raw {
@@ -243,7 +243,7 @@ mod tests {
 
     const ORIGIN: Origin = Origin { device: 0, pool: PoolId(0), stream: StreamId(1) };
 
-    /// Adds entries whose addresses are their raw numbers.
+    /// Adds entries with their raw numbers as addresses.
     fn push(ring: &mut Ring, count: u64) {
         for _ in 0..count {
             let event = if ring.pushed.is_multiple_of(3) { BlockEvent::Free } else { BlockEvent::Alloc };

@@ -1,13 +1,14 @@
-//! Requests rounded up, so that near sizes share blocks; and parts of a whole.
+//! Rounding of requests, so that similar sizes share blocks; and fractions.
 
 use super::size::{MAX_BLOCK, UNIT};
 
-/// Ranges that have divisions of their own: from 1 MiB (and less) up to 32 GiB (and more).
+/// Ranges with a number of divisions each: from 1 MiB (and less) up to 32 GiB (and more).
 const RANGES: usize = 16;
 const FIRST: u32 = 20;
 
-/// How requests are rounded up: every power of two in a number of equal steps, for each power of two its own. Fewer
-/// steps waste more inside blocks, and make more requests the same size.
+/// The rounding of requests: each power of two is divided into equal steps, and each power of two may have a
+/// different number of steps. Fewer steps waste more memory inside blocks, and give more requests the same
+/// size.
 ///
 /// ```
 /// use caching_alloc::core::Rounding;
@@ -18,45 +19,47 @@ const FIRST: u32 = 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounding {
-    /// By range: the steps of a power of two, as a power of two.
+    /// By range: the number of steps of a power of two, as an exponent of two.
     steps: [u8; RANGES],
 }
 
 impl Rounding {
-    /// To multiples of 512 bytes only.
+    /// Rounds to multiples of 512 bytes only.
     #[must_use]
     pub const fn none() -> Self {
         Self { steps: [0; RANGES] }
     }
 
-    /// `divisions` steps for all sizes: a power of two. 0 and 1 are [`none`](Self::none). `None` for anything else.
+    /// Uses `divisions` steps, a power of two, for all sizes. 0 and 1 mean [`none`](Self::none). Returns
+    /// `None` for another number.
     #[must_use]
     pub fn divisions(divisions: u64) -> Option<Self> {
         Self::none().with(0..RANGES, divisions)
     }
 
-    /// `divisions` steps for sizes from 2^`power` bytes up to the next power of two; what is shorter than 1 MiB counts
-    /// to that, what is longer than 32 GiB to that. `None` if `divisions` is not a power of two or 0.
+    /// Uses `divisions` steps for sizes from 2^`power` bytes up to the next power of two. Sizes below 1 MiB
+    /// use the range of 1 MiB, and sizes above 32 GiB that of 32 GiB. Returns `None` if `divisions` is not a
+    /// power of two or 0.
     #[must_use]
     pub fn for_power(self, power: u32, divisions: u64) -> Option<Self> {
         let range = Self::range(power);
         self.with(range..range + 1, divisions)
     }
 
-    /// The same for all sizes from 2^`power` bytes on.
+    /// Like [`for_power`](Self::for_power), for all sizes from 2^`power` bytes on.
     #[must_use]
     pub fn from_power(self, power: u32, divisions: u64) -> Option<Self> {
         self.with(Self::range(power)..RANGES, divisions)
     }
 
-    /// The same for all sizes below 2^`power` bytes.
+    /// Like [`for_power`](Self::for_power), for all sizes below 2^`power` bytes.
     #[must_use]
     pub fn below_power(self, power: u32, divisions: u64) -> Option<Self> {
         self.with(0..Self::range(power), divisions)
     }
 
-    /// By range, from that of 1 MiB (and less) to that of 32 GiB (and more): its least size in MiB, and its steps, 0 for
-    /// none.
+    /// For each range, from that of 1 MiB (and less) to that of 32 GiB (and more): its smallest size in MiB,
+    /// and its steps, 0 for none.
     pub(super) fn by_mebibytes(&self) -> impl Iterator<Item = (u64, u64)> {
         let divisions = |steps| if steps == 0 { 0 } else { 1u64 << steps };
         self.steps.into_iter().enumerate().map(move |(range, steps)| (1 << range, divisions(steps)))
@@ -76,7 +79,7 @@ impl Rounding {
         (power.saturating_sub(FIRST) as usize).min(RANGES - 1)
     }
 
-    /// What a request of `bytes` is rounded to, before multiples of 512 bytes are made of it.
+    /// Rounds a request of `bytes`, before it is rounded up to a multiple of 512 bytes.
     #[must_use]
     pub fn round(&self, bytes: u64) -> u64 {
         if bytes == 0 || bytes >= MAX_BLOCK {
@@ -89,20 +92,20 @@ impl Rounding {
     }
 }
 
-/// A part of a whole, from 0 to 1, in millionths.
+/// A fraction from 0 to 1, in millionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fraction(u32);
 
 const WHOLE: u32 = 1_000_000;
 
 impl Fraction {
-    /// The part; `None` if it is not from 0 to 1.
+    /// Makes a fraction; `None` if `part` is not from 0 to 1.
     #[must_use]
     pub fn new(part: f64) -> Option<Self> {
         (0.0..=1.0).contains(&part).then(|| Self((part * f64::from(WHOLE)).round() as u32))
     }
 
-    /// So much of `bytes`.
+    /// This fraction of `bytes`.
     #[must_use]
     pub fn of(self, bytes: u64) -> u64 {
         let part = u128::from(bytes) * u128::from(self.0) / u128::from(WHOLE);
@@ -117,7 +120,7 @@ impl Fraction {
         f64::from(self.0) / f64::from(WHOLE)
     }
 
-    /// The inverse of [`millionths`](Self::millionths); `None` for what is no part.
+    /// The inverse of [`millionths`](Self::millionths); `None` above 1.
     pub(super) fn from_millionths(millionths: u32) -> Option<Self> {
         (millionths <= WHOLE).then_some(Self(millionths))
     }

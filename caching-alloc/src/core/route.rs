@@ -1,8 +1,9 @@
-//! Which pool a request to the allocator goes to.
+//! Selection of the pool for a request to the allocator.
 //!
-//! Two guards divert requests from the default pool: a [`ThreadRoute`] those of one thread, a capture those of its
-//! streams on every thread. They nest: the one made last that takes the request wins. The allocator counts the guards
-//! in force, so that a hit pays one load of that count as long as there are none, and no thread-local at all.
+//! Two guards route requests away from the default pool: a [`ThreadRoute`] those of one thread, a capture
+//! those of its streams on every thread. They nest: among those that apply to a request, the newest wins. The
+//! allocator counts the active guards, so without guards a hit costs one load of that count, and no
+//! thread-local access.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -15,19 +16,19 @@ use super::stream::StreamId;
 use super::sync::atomic::{AtomicUsize, Ordering};
 use super::sync::{RwLock, per_thread};
 
-/// The order in which guards were made, over all allocators; it names them too, and orders nothing else.
+/// Creation numbers of guards, over all allocators. They also identify guards, and order nothing else.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 per_thread! {
     static HERE: RefCell<Vec<Route>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Where a guard diverts requests to.
+/// The pool that a guard selects, and for which requests.
 #[derive(Debug)]
 struct Route {
     made: u64,
     pool: Pool,
-    /// Whose requests: these streams', or, on a thread, all.
+    /// The streams concerned; for a thread's guard, empty: all requests of the thread.
     streams: Vec<StreamId>,
 }
 
@@ -45,20 +46,21 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// Whether any guard is in force.
+    /// Returns true if any guard is active.
     #[inline]
     pub(super) fn any(&self) -> bool {
-        // A thread sees its own guards; whoever is to see another's has been told of it, which orders this load.
+        // A thread sees its own guards. Another thread's guards are only expected to be seen after
+        // synchronisation with that thread, which orders this load.
         self.count.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a capture of the stream has been announced.
+    /// Returns true if a capture of the stream has been announced.
     pub(super) fn has_stream(&self, stream: StreamId) -> bool {
         let routes = self.by_stream.read().unwrap_or_else(PoisonError::into_inner);
         routes.iter().any(|route| route.streams.contains(&stream))
     }
 
-    /// The pool that takes a request of this thread on `stream`, if it is not the default pool.
+    /// The pool for a request of this thread on `stream`, if it is not the default pool.
     pub(super) fn find(&self, device: &Arc<Device>, stream: StreamId) -> Option<Pool> {
         let here = |route: &&Route| Arc::ptr_eq(route.pool.device(), device);
         let of_thread = HERE.try_with(|routes| {
@@ -71,7 +73,7 @@ impl Routes {
         routes.max_by_key(|(made, _)| *made).map(|(_, pool)| pool)
     }
 
-    /// Diverts the requests of streams, on every thread; returns the route's name.
+    /// Routes the requests of streams, on every thread, to a pool; returns the route's id.
     pub(super) fn divert(&self, pool: &Pool, streams: &[StreamId]) -> u64 {
         let route = Route::new(pool, streams);
         let made = route.made;
@@ -90,32 +92,34 @@ impl Routes {
         }
     }
 
-    /// Ends a route of streams.
+    /// Removes a route of streams.
     pub(super) fn restore(&self, made: u64) {
         let mut routes = self.by_stream.write().unwrap_or_else(PoisonError::into_inner);
         let at = routes.iter().position(|route| route.made == made);
         let gone = at.map(|at| routes.remove(at));
         drop(routes);
         self.count.fetch_sub(1, Ordering::Relaxed);
-        // The last handle of a pool gives its memory back, which calls trackers: under no lock.
+        // Dropping the last handle of a pool releases its memory, which calls trackers, so no lock is held
+        // here.
         drop(gone);
     }
 }
 
-/// While it lives, [`Allocator::allocate`](super::Allocator::allocate) takes from its pool on this thread; see
+/// While it lives, [`Allocator::allocate`](super::Allocator::allocate) on this thread uses its pool; see
 /// [`Pool::use_on_this_thread`].
 #[derive(Debug)]
 #[must_use = "the thread uses the pool until this is dropped"]
 pub struct ThreadRoute {
     made: u64,
     device: Arc<Device>,
-    /// It ends on the thread that it began on.
+    /// It ends on the thread on which it began.
     _thread: PhantomData<*const ()>,
 }
 
 impl Pool {
-    /// Makes this the pool that [`Allocator::allocate`](super::Allocator::allocate) uses on this thread, until the
-    /// guard is dropped. Guards nest: the last one made counts. Other threads and other allocators are not concerned.
+    /// Makes [`Allocator::allocate`](super::Allocator::allocate) on this thread use this pool, until the
+    /// guard is dropped. Guards nest: the newest one applies. Other threads and other allocators are not
+    /// affected.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -138,7 +142,7 @@ impl Pool {
     pub fn use_on_this_thread(&self) -> ThreadRoute {
         let route = Route::new(self, &[]);
         let (made, device) = (route.made, self.device().clone());
-        // Without thread-locals the thread ends, and there is nothing to divert.
+        // Without thread-locals the thread is exiting, so there is nothing to route.
         let _ = HERE.try_with(|routes| routes.borrow_mut().push(route));
         device.routes.count.fetch_add(1, Ordering::Relaxed);
         ThreadRoute { made, device, _thread: PhantomData }
@@ -153,7 +157,7 @@ impl Drop for ThreadRoute {
             let at = routes.iter().rposition(|route| route.made == self.made);
             at.map(|at| routes.remove(at))
         });
-        // As above: nothing is borrowed any more when the pool goes.
+        // Like in `restore`: dropping the pool may call trackers, so nothing is borrowed here.
         drop(gone);
     }
 }

@@ -1,4 +1,4 @@
-//! A segment as others see it, and the holds they take on it.
+//! Segments, and the holds that keep them.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -8,7 +8,7 @@ use super::stream::StreamId;
 use super::sync::atomic::{AtomicU64, Ordering};
 use super::sync::{Mutex, MutexGuard};
 
-/// A segment's number on its device, in order of creation; never used again.
+/// A segment's number on its device, in order of creation; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct SegmentId(pub u64);
 
@@ -16,7 +16,7 @@ pub struct SegmentId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub struct PoolId(pub u32);
 
-/// Which requests a segment serves.
+/// The requests that a segment serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SizeClass {
@@ -26,10 +26,10 @@ pub enum SizeClass {
     Large,
 }
 
-/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address. A re-mappable pool's are
-/// its pages: one that moves is a new segment at its new address.
+/// A segment: memory that came from its [`SegmentSource`] in one piece, at a fixed address. The segments of a
+/// re-mappable pool are its pages: one that moves is a new segment at its new address.
 ///
-/// A cheap handle. It does not keep the memory; a [`Hold`] does.
+/// A cheap handle. It does not keep the memory alive; a [`Hold`] does.
 #[derive(Clone)]
 pub struct Segment(Arc<Inner>);
 
@@ -51,19 +51,19 @@ struct Holds {
     holders: Vec<(u64, Arc<str>)>,
 }
 
-/// What has become of a segment's memory.
+/// The state of a segment's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fate {
-    /// It is the allocator's.
+    /// The allocator owns it.
     #[default]
     Live,
-    /// It should have gone back, but is held. Nothing runs on it.
+    /// It should have been released, but is held. No work runs on it.
     Quarantined,
-    /// It has gone back.
+    /// It has been released.
     Released,
 }
 
-/// What a [`Segment`] is made of.
+/// The fields of a [`Segment`].
 pub(super) struct SegmentParts {
     pub(super) id: SegmentId,
     pub(super) device: u32,
@@ -99,7 +99,7 @@ impl Segment {
         self.0.memory.bytes
     }
 
-    /// The memory as its source handed it out.
+    /// The memory as its source returned it.
     #[must_use]
     pub fn memory(&self) -> SegmentMemory {
         self.0.memory
@@ -117,8 +117,8 @@ impl Segment {
         self.0.pool
     }
 
-    /// The stream on which its blocks are freed and reused without further order. A segment without blocks can
-    /// be moved to another stream.
+    /// The stream on which its blocks are freed and reused without further ordering. A segment without blocks
+    /// can be moved to another stream.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         StreamId(self.0.stream.load(Ordering::Relaxed))
@@ -128,26 +128,26 @@ impl Segment {
         self.0.stream.store(stream.0, Ordering::Relaxed);
     }
 
-    /// Which requests it serves.
+    /// The class of requests that it serves.
     #[must_use]
     pub fn class(&self) -> SizeClass {
         self.0.class
     }
 
-    /// Where the memory came from.
+    /// The source of the memory.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.0.source
     }
 
-    /// Keeps the memory from going back to its source until the hold is dropped.
+    /// Prevents the memory from being released to its source until the hold is dropped.
     ///
-    /// A registrar takes one for as long as something outside (a communicator, a peer, a graph) can reach the
-    /// segment. When the segment is to go, trackers see `SegmentFree` first; whoever then still holds it leaves
-    /// it in quarantine, under the name `holder`.
+    /// A registrar holds a segment as long as an outside user (a communicator, a peer, a graph) can access
+    /// it. Before a segment is released, trackers get `SegmentFree`. If it is still held after that, it is
+    /// quarantined, with `holder` as the name in reports.
     ///
     /// # Errors
-    /// [`SegmentReleased`] when the memory has gone back already.
+    /// [`SegmentReleased`] if the memory has been released already.
     pub fn hold(&self, holder: &str) -> Result<Hold, SegmentReleased> {
         let mut holds = self.holds();
         if holds.fate == Fate::Released {
@@ -160,25 +160,26 @@ impl Segment {
         Ok(Hold { segment: self.clone(), key })
     }
 
-    /// Who holds it now.
+    /// The names of its current holders.
     #[must_use]
     pub fn holders(&self) -> Vec<Arc<str>> {
         self.holds().holders.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Marks the memory as given back, so that nobody can hold it any more; or, if somebody does, as quarantined.
+    /// Marks the memory as released, so it can no longer be held; or, if it is held, as quarantined. Returns
+    /// whether it is released.
     pub(super) fn try_release(&self) -> bool {
         let mut holds = self.holds();
         holds.fate = if holds.holders.is_empty() { Fate::Released } else { Fate::Quarantined };
         holds.fate == Fate::Released
     }
 
-    /// Whether somebody holds it.
+    /// Returns true if it is held.
     pub(super) fn is_held(&self) -> bool {
         !self.holds().holders.is_empty()
     }
 
-    /// Ends the page at this address, unless somebody holds it: nobody can any more.
+    /// Claims the page at this address unless it is held: from then on it cannot be held.
     pub(super) fn claim(&self) -> bool {
         let mut holds = self.holds();
         let free = holds.holders.is_empty();
@@ -188,7 +189,7 @@ impl Segment {
         free
     }
 
-    /// Takes back [`claim`](Self::claim).
+    /// Undoes [`claim`](Self::claim).
     pub(super) fn revive(&self) {
         self.holds().fate = Fate::Live;
     }
@@ -199,11 +200,11 @@ impl Segment {
 }
 
 impl Drop for Inner {
-    /// A quarantined segment can outlive its allocator, in its holds. The last of them gives the memory back.
+    /// A quarantined segment can outlive its allocator in its holds. The last one releases the memory.
     fn drop(&mut self) {
         let holds = self.holds.get_mut().unwrap_or_else(PoisonError::into_inner);
         if holds.fate == Fate::Quarantined {
-            // Nobody is left who could be told of a failure.
+            // A failure cannot be reported any more.
             let _ = self.source.release(&self.memory);
         }
     }
@@ -231,8 +232,8 @@ impl fmt::Debug for Segment {
     }
 }
 
-/// Keeps a segment's memory where it is. Dropping it lets go and calls nobody: memory that waited for it goes
-/// back to its source when the allocator next grows, trims or [reaps](super::Allocator::reap).
+/// Keeps a segment's memory in place. Dropping it calls nobody: quarantined memory returns to its source when
+/// the allocator next grows, trims or [reaps](super::Allocator::reap).
 #[derive(Debug)]
 pub struct Hold {
     segment: Segment,
@@ -240,7 +241,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// What is held.
+    /// The segment that is held.
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.segment
@@ -253,7 +254,7 @@ impl Drop for Hold {
     }
 }
 
-/// A hold that comes too late.
+/// The error of a hold that was requested too late.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "{holder} cannot hold segment {} at {address:#x}: its memory has gone back to its source; take the hold while \
@@ -262,8 +263,8 @@ impl Drop for Hold {
 pub struct SegmentReleased {
     /// The segment.
     pub id: SegmentId,
-    /// Where it was.
+    /// Its former address.
     pub address: u64,
-    /// Who asked.
+    /// The name that was passed for the hold.
     pub holder: String,
 }

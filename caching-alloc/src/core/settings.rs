@@ -1,4 +1,4 @@
-//! What can be set.
+//! Settings of allocators and pools.
 
 use std::sync::Arc;
 
@@ -10,41 +10,44 @@ use super::symmetric::Geometry;
 /// An allocator's settings. Sizes in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The most that all segments together may have; `None`: what the source gives.
+    /// The limit on all segments together; `None`: the source's limit.
     pub memory_limit: Option<u64>,
-    /// Freed blocks of a pool and stream that are kept whole for the next request of the same size, at most so many
-    /// bytes, and of blocks of up to a sixteenth of that.
-    /// Re-mappable pools keep less, a 4096th of the most that they have needed: what is kept does not merge.
+    /// Bytes of freed blocks that each pool and stream caches whole for the next request of the same size.
+    /// Blocks longer than a sixteenth of it are not cached. Re-mappable pools cache less, a 4096th of their
+    /// peak need, since cached blocks do not merge.
     pub front_bytes: u64,
-    /// Least size of a segment for requests of up to 1 MiB.
+    /// Smallest segment for requests of up to 1 MiB.
     pub small_segment: u64,
-    /// Least size of a segment for larger requests.
+    /// Smallest segment for larger requests.
     pub large_segment: u64,
-    /// A new segment for larger requests is at least this fraction of what its pool and stream have already:
-    /// 1/`growth_divisor`; one for requests of up to 1 MiB four times that. A segment holds whole blocks of the length
-    /// that is asked for; when memory is scarce, ever fewer, down to one, and never more than a quarter of what is left.
-    /// Larger divisors waste less, smaller ones make fewer segments.
+    /// A new segment for larger requests is at least this fraction of the memory that its pool and stream
+    /// already have: 1/`growth_divisor`; a segment for requests of up to 1 MiB, four times that. A segment
+    /// holds whole blocks of the requested length. When memory is scarce it holds ever fewer, down to one,
+    /// and never more than a quarter of the remaining memory. Larger divisors waste less, smaller ones make
+    /// fewer segments.
     pub growth_divisor: u64,
-    /// Before a segment for larger requests is made, segments of its pool and stream that are idle but too short
-    /// go back, up to as many bytes: little is reserved that large requests cannot use. The host waits for the
-    /// stream then, which becomes rare as the short ones have gone.
+    /// Before a segment for larger requests is made, idle segments of its pool and stream that are too short
+    /// are released, up to as many bytes, so little memory is reserved that large requests cannot use. The
+    /// host waits for the stream then, which becomes rare as the short segments are gone.
     pub replace_idle: bool,
-    /// Before more is reserved, while it is above this part of the memory limit, segments that have been idle longer than
-    /// the average go. `None`, or no limit: none does. Re-mappable memory has no age: above that part, what is idle is
-    /// moved before more is made for its pool.
+    /// While more than this part of the memory limit is reserved, segments that have been idle longer than
+    /// average are released before more is reserved. `None`, or no limit: never. Re-mappable memory has no
+    /// age: above that part, idle pages are moved before new ones are made for their pool.
     #[doc(alias = "garbage_collection_threshold")]
     pub collect_above: Option<Fraction>,
-    /// How requests of splitting pools are rounded up.
+    /// The rounding of requests in pools that split blocks.
     #[doc(alias = "roundup_power2_divisions")]
     pub rounding: Rounding,
-    /// Blocks longer than this (rounded up to the segments' steps) are not split, and serve requests that are longer too,
-    /// and only whole: so that long ones are not eaten up by short ones. Of pools that are [`PoolKind::Cached`].
+    /// Blocks longer than this (rounded up to the segments' step) are not split. They serve only requests
+    /// that are also longer, and only whole, so that short requests do not use up long blocks. Applies to
+    /// [`PoolKind::Cached`] pools.
     #[doc(alias = "max_split_size_mb")]
     pub max_split: Option<u64>,
-    /// A request that is longer than [`max_split`](Self::max_split) leaves a block alone of which it would waste more.
+    /// The most bytes that a request longer than [`max_split`](Self::max_split) may waste of a block; it does
+    /// not use a block that exceeds it by more.
     #[doc(alias = "max_non_split_rounding_mb")]
     pub max_unsplit_waste: u64,
-    /// Whether memory of other streams is used before a new segment is made.
+    /// Use of other streams' memory before a new segment is made.
     pub reuse: Reuse,
     /// Trace entries kept per pool and stream (rounded up to a power of two, at most 2^24).
     pub ring_entries: usize,
@@ -72,15 +75,16 @@ impl Default for Settings {
     }
 }
 
-/// What a request that would miss may take from other streams of its pool. Never is memory taken from or for a
-/// stream that carries collectives or is being captured unless the host has seen the end of its uses.
+/// The memory that a request may take from other streams of its pool before it misses. A stream that carries
+/// collectives, or is being captured, gives and takes memory only after the host has seen the end of its
+/// uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reuse {
-    /// Nothing.
+    /// None.
     OwnStream,
-    /// What the host has seen the other stream finish with.
+    /// Memory that the other stream has finished using, as far as the host has seen.
     HostSeen,
-    /// Also what the other stream has still to finish with: the new stream waits for it on the device.
+    /// Also memory that the other stream is still using: the new stream waits for it on the device.
     DeviceWait,
 }
 
@@ -89,20 +93,20 @@ pub enum Reuse {
 pub struct PoolSettings {
     /// A name for reports.
     pub name: String,
-    /// Where its segments come from; `None`: from the allocator's source.
+    /// The source of its segments; `None`: the allocator's source.
     pub source: Option<Arc<dyn SegmentSource>>,
-    /// What it is for.
+    /// The kind of the pool.
     pub kind: PoolKind,
-    /// Whether the default pool may have free blocks of it before a request there is out of memory.
+    /// True if the default pool may use its free blocks before a request there is out of memory.
     #[doc(alias = "use_on_oom")]
     pub lends: bool,
-    /// Whether it may have free blocks of the default pool before a request of it is out of memory. Its own source made
-    /// none of those; of re-mappable memory only a re-mappable pool borrows.
+    /// True if it may use free blocks of the default pool before a request of it is out of memory. Those
+    /// blocks do not come from its own source. Only a re-mappable pool borrows re-mappable memory.
     pub borrows: bool,
 }
 
 impl PoolSettings {
-    /// What in it cannot be.
+    /// Describes a contradiction in the settings, if there is one.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
         match self.kind {
             PoolKind::Symmetric { .. } if self.lends || self.borrows => Some(
@@ -116,27 +120,27 @@ impl PoolSettings {
     }
 }
 
-/// What a pool does with its segments.
+/// The way in which a pool manages its segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PoolKind {
-    /// Splits, merges and reuses, as the default pool does.
+    /// Splits, merges and reuses blocks, like the default pool.
     #[default]
     Cached,
-    /// As [`Cached`](Self::Cached), over pages that are mapped where they are needed: what all streams of the pool
-    /// reserve stays within a few parts in a hundred of what they use. For memory of its own device alone: peers,
-    /// other processes and communicators want memory that stays. Needs a source of pages
-    /// ([`SegmentSource::as_pages`]).
+    /// Like [`Cached`](Self::Cached), over pages that are mapped where they are needed: the reserved memory
+    /// of all its streams stays within a few per cent of the memory in use. For memory used by its own device
+    /// alone, since peers, other processes and communicators need memory that stays in place. Needs a source
+    /// of pages ([`SegmentSource::as_pages`]).
     Remappable,
-    /// One block a segment: never splits, so that each block can be registered, exported or mapped by itself.
+    /// One block per segment: never splits, so each block can be registered, exported or mapped by itself.
     NoSplit,
-    /// Places by the sequence of requests alone (see [`symmetric`](super::symmetric)), on one stream. It is never
-    /// trimmed, lends nothing and takes nothing from other streams, and a free takes effect at once: its caller
-    /// orders every other stream's use before it.
+    /// Places blocks by the sequence of requests alone (see [`symmetric`](super::symmetric)), on one stream.
+    /// It is never trimmed, lends nothing and takes nothing from other streams. A free takes effect at once:
+    /// the caller must order every other stream's use before it.
     Symmetric {
         /// The one stream.
         stream: StreamId,
-        /// How its segments grow; the same on every rank.
+        /// The rule for the size of its segments; the same on every rank.
         geometry: Geometry,
     },
 }

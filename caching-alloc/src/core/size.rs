@@ -21,7 +21,7 @@ pub enum SizeError {
     /// A request that no segment can serve.
     #[error("a block of {bytes} bytes was asked for; the most that one block can have is {MAX_BLOCK}")]
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         bytes: u64,
     },
 }
@@ -45,13 +45,13 @@ pub(super) fn bytes_of(units: Units) -> u64 {
     u64::from(units) * UNIT
 }
 
-/// Which class serves a block of that many units.
+/// The class that serves a block of this many units.
 #[inline]
 pub(super) fn class_of(units: Units) -> SizeClass {
     if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
 }
 
-/// Sub-bins of a power of two, as a power of two.
+/// Sub-bins of a power of two, as an exponent of two.
 const SUB: u32 = 7;
 
 /// Number of bins.

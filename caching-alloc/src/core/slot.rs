@@ -1,9 +1,8 @@
-//! Where a shard's state lies: memory that is never freed, so that blocks and threads refer to it without counting
-//! references.
+//! Memory for the state of shards. It is never freed, so blocks and threads refer to it without counting references.
 //!
-//! A hit takes one lock; counting a reference as well would cost half of that again. The slot of a shard that is gone
-//! serves the next shard, of whatever pool: there are never more slots than there were shards at one time. So a thread
-//! that has remembered a slot says whose state it expects there.
+//! A hit takes one lock. A reference count would add half of the lock's cost. The slot of a removed shard is used again
+//! by the next shard of any pool, so the number of slots is the largest number of shards at one time. A thread that has
+//! cached a slot therefore passes the key of the shard that it expects there.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +20,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Of a shard that is retired: no pool has this number.
+    /// The key of a retired shard. No pool has this number.
     pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
 
     /// A number that no other pool has or had.

@@ -1,4 +1,4 @@
-//! Where segments come from.
+//! Sources of segments.
 
 use std::error::Error;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::fmt;
 use super::export::{ShareHandle, ShareKind};
 use super::size::{MAX_BLOCK, UNIT};
 
-/// Memory of one segment as its source handed it out.
+/// Memory of one segment as its source returned it.
 ///
 /// The allocator gives it back to the same source unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentMemory {
     /// First byte, a device address; a multiple of 512.
     pub address: u64,
-    /// Length in bytes: what was asked for.
+    /// Length in bytes: the requested size.
     pub bytes: u64,
-    /// The source's own name for it; the allocator does not look at it.
+    /// The source's own identifier; the allocator does not interpret it.
     pub token: u64,
 }
 
@@ -27,31 +27,31 @@ impl SegmentMemory {
     }
 }
 
-/// What a device has left, in bytes.
+/// A device's memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Not in use by anybody.
+    /// Free memory.
     pub free: u64,
     /// All of the device's memory.
     pub total: u64,
 }
 
-/// Why a source could not do what it was asked.
+/// Why a call of a source failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// There is not enough memory. The allocator lets go of cached segments and asks again.
+    /// There is not enough memory. The allocator releases cached segments and tries again.
     #[error("the source has no {wanted} bytes left")]
     OutOfMemory {
         /// Bytes asked for.
         wanted: u64,
     },
-    /// Anything else; asking again would not help.
+    /// Any other failure; a retry would not help.
     #[error("{call} failed")]
     Failed {
         /// The call that failed.
         call: &'static str,
-        /// What it said.
+        /// The cause.
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
@@ -66,24 +66,25 @@ pub enum SourceError {
         /// The kind.
         kind: ShareKind,
     },
-    /// The source broke its contract. What it gave was given back.
+    /// The source broke its contract. The memory that it returned was released.
     #[error("asked for {wanted} bytes, the source gave {} at {:#x}, which {what}", given.bytes, given.address)]
     BadSegment {
         /// Bytes asked for.
         wanted: u64,
-        /// What it gave.
+        /// The memory that it returned.
         given: SegmentMemory,
-        /// What is wrong with it.
+        /// Description of the fault.
         what: &'static str,
     },
 }
 
-/// The step of a source's segments, in bytes; a power of two and at least a unit, whatever it says.
+/// The step of a source's segments, in bytes: a power of two and at least a unit, whatever the source
+/// reports.
 pub(super) fn step(source: &dyn SegmentSource) -> u64 {
     source.granularity().clamp(UNIT, MAX_BLOCK).next_power_of_two()
 }
 
-/// Asks `source` for `bytes` and checks what it gives.
+/// Requests `bytes` from `source` and checks the result.
 pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<SegmentMemory, SourceError> {
     let given = source.allocate(bytes)?;
     let what = if given.bytes != bytes {
@@ -95,47 +96,49 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
     } else {
         return Ok(given);
     };
-    // The contract is broken already; a failure here tells nothing new.
+    // The contract is broken already, so another failure does not matter.
     let _ = source.release(&given);
     Err(SourceError::BadSegment { wanted: bytes, given, what })
 }
 
 /// Upstream memory: device allocations, virtual memory with exportable handles, or plain numbers in tests.
 ///
-/// The allocator calls a source only while it holds no lock that a hit takes, and never two calls of one
-/// source at a time for one allocator. A source must not call back into the allocator.
+/// The allocator calls a source only while it holds no lock that a hit takes. For one allocator, it never
+/// makes two calls of one source at the same time. A source must not call the allocator.
 pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// Ordinal of the device whose memory this is.
     fn device(&self) -> u32;
 
-    /// Sizes asked for are multiples of this (bytes, a power of two, at least 512).
+    /// Requested sizes are multiples of this (bytes, a power of two, at least 512).
     fn granularity(&self) -> u64 {
         2 << 20
     }
 
-    /// Makes a segment of `bytes`, a multiple of [`granularity`](Self::granularity).
+    /// Allocates a segment of `bytes`, a multiple of [`granularity`](Self::granularity).
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] when a smaller segment, or a later try, might succeed.
+    /// [`SourceError::OutOfMemory`] if a smaller segment, or a later try, might succeed.
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError>;
 
-    /// Takes a segment back. All work that used it has ended on the device, and nobody holds it.
+    /// Releases a segment. All work that used it has ended on the device, and nobody holds it.
     ///
     /// # Errors
-    /// After an error the memory is the source's to account for; the allocator reports it and forgets it.
+    /// After an error the source must account for the memory; the allocator reports the error and forgets the
+    /// memory.
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
 
-    /// The same source as one of pages, if it is one: for re-mappable pools.
+    /// Returns this source as a source of pages, if it is one: for re-mappable pools.
     fn as_pages(&self) -> Option<&dyn PageSource> {
         None
     }
 
-    /// Whether its segments can be [exported](Self::export) in some way, as who lets others reach them needs.
+    /// Returns true if its segments can be [exported](Self::export) in some way. Users that share segments
+    /// with others need that.
     fn is_exportable(&self) -> bool {
         false
     }
 
-    /// What another process needs to map the memory. The caller holds the segment.
+    /// Exports a handle with which another process can map the memory. The caller holds the segment.
     ///
     /// # Errors
     /// [`SourceError::NotExportable`] if there are no handles of that kind.
@@ -143,57 +146,58 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Err(SourceError::NotExportable { memory: *memory, kind })
     }
 
-    /// What the device has left; for error texts and reports. How much it has in all also bounds how far a segment
-    /// exceeds the request that it is made for.
+    /// Returns the device's memory, for error texts and reports. The total also limits the excess of a
+    /// segment over its request.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's error.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
 }
 
-/// Upstream memory whose pages can be mapped where they are needed.
+/// Upstream memory with pages that can be mapped at any address of a reserved range.
 ///
-/// A page is physical memory of its own; it can be mapped at several addresses at a time, of which the allocator uses one.
-/// [`SegmentSource::release`] takes back a page together with the one mapping that it has then. Sizes and addresses are
-/// multiples of [`granularity`](SegmentSource::granularity).
+/// A page is physical memory of its own. It can be mapped at several addresses at a time, of which the
+/// allocator uses one. [`SegmentSource::release`] releases a page together with the one mapping that it then
+/// has. Sizes and addresses are multiples of [`granularity`](SegmentSource::granularity).
 pub trait PageSource: SegmentSource {
-    /// Reserves addresses without memory; returns the first.
+    /// Reserves addresses without memory; returns the first one.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's error.
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError>;
 
-    /// Gives addresses back, at the latest when nothing is mapped there any more.
+    /// Releases addresses, at the latest when nothing is mapped there any more.
     fn unreserve(&self, address: u64, bytes: u64);
 
-    /// Makes a page; returns the name that [`SegmentMemory::token`] has for it.
+    /// Makes a page; returns its [`SegmentMemory::token`].
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] when a smaller page, or a later try, might succeed.
+    /// [`SourceError::OutOfMemory`] if a smaller page, or a later try, might succeed.
     fn create(&self, bytes: u64) -> Result<u64, SourceError>;
 
-    /// Takes back a page that is mapped nowhere.
+    /// Releases a page that is mapped nowhere.
     ///
     /// # Errors
-    /// After an error the memory is the source's to account for.
+    /// After an error the source must account for the memory.
     fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError>;
 
     /// Maps a page, whole, at reserved addresses where nothing is mapped. It cannot be used before
     /// [`enable`](Self::enable).
     ///
     /// # Errors
-    /// Nothing is mapped then.
+    /// On an error nothing is mapped.
     fn map(&self, memory: &SegmentMemory) -> Result<(), SourceError>;
 
-    /// Lets the device use what is mapped in a range.
+    /// Lets the device access the pages mapped in a range.
     ///
     /// # Errors
-    /// The range must be unmapped then.
+    /// On an error the caller must unmap the range.
     fn enable(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
 
-    /// Unmaps a range that holds whole pages; the pages stay. No work on the device uses these addresses.
+    /// Unmaps a range that consists of whole pages; the pages stay. No work on the device uses these
+    /// addresses.
     ///
     /// # Errors
-    /// What was mapped is the source's to account for.
+    /// After an error the source must account for the mappings.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError>;
 }

@@ -1,15 +1,15 @@
-//! Statistics, always on: plain counters beside what they count.
+//! Statistics, always on: plain counters beside the data that they count.
 
 use super::segment::SizeClass;
 
 /// A quantity over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Gauge {
-    /// Now.
+    /// The current value.
     pub current: u64,
-    /// The most it ever was, or since it was reset.
+    /// The highest value, ever or since it was reset.
     pub peak: u64,
-    /// All that was ever added, or since it was reset.
+    /// The sum of all additions, ever or since it was reset.
     pub total: u64,
 }
 
@@ -26,12 +26,12 @@ impl Gauge {
         self.current -= amount;
     }
 
-    /// The peak begins anew, at what there is now.
+    /// Resets the peak to the current value.
     pub(super) fn reset_peak(&mut self) {
         self.peak = self.current;
     }
 
-    /// The total begins anew, at what there is now.
+    /// Resets the total to the current value.
     pub(super) fn reset_total(&mut self) {
         self.total = self.current;
     }
@@ -42,20 +42,20 @@ impl Gauge {
         self.total += other.total;
     }
 
-    /// The same with the peak of something that is counted elsewhere.
+    /// The same gauge with a peak that was counted elsewhere.
     fn peaking(self, peak: u64) -> Self {
         Self { peak, ..self }
     }
 }
 
-/// What blocks are used for. Bytes, but for `blocks`.
+/// Usage of blocks. In bytes, except for `blocks`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usages {
     /// Number of blocks that are handed out.
     pub blocks: Gauge,
     /// In blocks that are handed out.
     pub allocated: Gauge,
-    /// What the owners of those asked for.
+    /// Requested sizes of blocks that are handed out.
     pub requested: Gauge,
     /// In blocks that are handed out or that other streams may still use.
     pub active: Gauge,
@@ -70,8 +70,9 @@ impl Usages {
     }
 }
 
-/// What a shard counts, on every hit: each class for itself, and of their sums only the peaks, which cannot be had
-/// later. Few stores: the next lock waits for them.
+/// Counters that a shard updates on every hit: one set for each class. For the sums of both classes only the
+/// peaks are stored, since they cannot be computed later. There are few stores, because they delay the next
+/// lock operation.
 #[derive(Debug, Default)]
 pub(super) struct Tallies {
     classes: [Tally; 2],
@@ -83,12 +84,12 @@ struct Tally {
     blocks: Flow,
     allocated: Flow,
     requested: Flow,
-    /// Bytes of blocks that were let go but not taken back.
+    /// Bytes of blocks that were freed but are not yet reusable.
     pending: u64,
     peaks: Peaks,
 }
 
-/// What came and what went.
+/// Sums of additions and of removals.
 #[derive(Debug, Default)]
 struct Flow {
     added: u64,
@@ -139,7 +140,7 @@ impl Tally {
 }
 
 impl Tallies {
-    /// A block is handed out.
+    /// Counts a block that is handed out.
     #[inline]
     pub(super) fn hand_out(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         let [small, large] = &mut self.classes;
@@ -153,7 +154,7 @@ impl Tallies {
         self.peaks.raise(now);
     }
 
-    /// Its owner lets go.
+    /// Counts a block that its owner freed.
     #[inline]
     pub(super) fn let_go(&mut self, class: SizeClass, bytes: u64, requested: u64) {
         let tally = &mut self.classes[class as usize];
@@ -162,7 +163,7 @@ impl Tallies {
         tally.requested.removed += requested;
     }
 
-    /// It stays in use elsewhere, or does so no longer.
+    /// Counts a block that stays in use by other streams, or no longer does.
     pub(super) fn set_pending(&mut self, class: SizeClass, bytes: u64, pending: bool) {
         let sum = &mut self.classes[class as usize].pending;
         *sum = if pending { *sum + bytes } else { *sum - bytes };
@@ -178,7 +179,7 @@ impl Tallies {
         self.classes.iter().map(|tally| tally.allocated.current() + tally.pending).sum()
     }
 
-    /// Every peak begins anew, at what there is now.
+    /// Resets every peak to the current value.
     pub(super) fn reset_peaks(&mut self) {
         let mut sum = [0; 4];
         for tally in &mut self.classes {
@@ -191,7 +192,7 @@ impl Tallies {
         self.peaks.raise(sum);
     }
 
-    /// Every total begins anew, at what there is now.
+    /// Resets every total to the current value.
     pub(super) fn reset_totals(&mut self) {
         for tally in &mut self.classes {
             let Tally { blocks, allocated, requested, .. } = tally;
@@ -201,7 +202,7 @@ impl Tallies {
         }
     }
 
-    /// The sum, and of which small and large.
+    /// The sum, and the parts of small and of large blocks.
     pub(super) fn usages(&self) -> PoolUsages {
         let [small, large] = self.classes.each_ref().map(|tally| {
             let [.., active] = tally.now();
@@ -225,7 +226,7 @@ impl Tallies {
     }
 }
 
-/// What blocks are used for: all, and of which small and large.
+/// Usage of blocks: all, small and large.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PoolUsages {
     pub(super) all: Usages,
@@ -249,13 +250,13 @@ impl PoolUsages {
     }
 }
 
-/// What shards of a pool have counted that are retired: their totals, and the most that all shards that there were at
-/// a time can have had together. Nothing of it is current.
+/// Usage counted by retired shards of a pool: their totals, and an upper bound of the peak over all shards
+/// that existed at the same time. It has no current values.
 #[derive(Debug, Default)]
 pub(super) struct PastUsages(PoolUsages);
 
 impl PastUsages {
-    /// Adds what shards have counted that are retired; `live`: what all others have counted until then.
+    /// Adds the counts of retired shards; `live` is the sum of all others at that moment.
     pub(super) fn add(&mut self, mut retired: PoolUsages, mut live: PoolUsages) {
         for ((past, retired), live) in self.0.gauges().zip(retired.gauges()).zip(live.gauges()) {
             past.total += retired.total;
@@ -263,7 +264,7 @@ impl PastUsages {
         }
     }
 
-    /// The sums with those of the shards that there are.
+    /// The sums, with those of the existing shards.
     pub(super) fn with(&mut self, mut live: PoolUsages) -> PoolUsages {
         for (live, past) in live.gauges().zip(self.0.gauges()) {
             live.total += past.total;
@@ -279,65 +280,64 @@ impl PastUsages {
 
 /// An allocator's or a pool's statistics.
 ///
-/// What is summed over streams is counted for each stream by itself: a peak of the sum is therefore an upper bound,
-/// exact as long as one stream is used. `reserved` and `segments` are exact.
+/// Sums over streams are computed from counts per stream. So a peak of a sum is an upper bound, exact while
+/// only one stream is used. `reserved` and `segments` are exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// All blocks.
     pub all: Usages,
-    /// Those of up to 1 MiB.
+    /// Blocks of up to 1 MiB.
     pub small: Usages,
-    /// The others.
+    /// Larger blocks.
     pub large: Usages,
     /// Bytes of segments, quarantined ones included.
     pub reserved: Gauge,
     /// Number of segments.
     pub segments: Gauge,
-    /// Bytes of segments that should have gone back but are held.
+    /// Bytes of segments that should have been released but are held.
     pub quarantined: u64,
-    /// Times that the source was asked for a segment.
+    /// Number of segments requested from the source.
     pub source_allocations: u64,
-    /// Times that a segment was given back.
+    /// Number of segments released.
     pub source_releases: u64,
-    /// Times that cached segments were released to serve a request.
+    /// Number of times that cached segments were released to serve a request.
     pub retries: u64,
-    /// Requests that failed for want of memory.
+    /// Requests that failed for lack of memory.
     pub out_of_memory: u64,
     /// Blocks taken from other streams' memory.
     pub borrowed: u64,
-    /// Bytes of pages that were mapped where they were needed.
+    /// Bytes of pages that were moved to where they were needed.
     pub remapped: u64,
     /// Calls of sources, by kind.
     pub calls: SourceCalls,
 }
 
-/// How often sources were called, whether or not they did what they were asked. On a device each is a call of the
-/// driver, or few.
+/// Number of calls of sources, successful or not. On a device each is one driver call, or a few.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct SourceCalls {
-    /// Segments asked for.
+    /// Segments requested.
     pub allocate: u64,
-    /// Segments given back.
+    /// Segments released.
     pub release: u64,
     /// Ranges of addresses reserved.
     pub reserve: u64,
-    /// Ranges of addresses given back.
+    /// Ranges of addresses released.
     pub unreserve: u64,
     /// Pages made.
     pub create: u64,
-    /// Pages given back.
+    /// Pages released.
     pub discard: u64,
     /// Pages mapped.
     pub map: u64,
-    /// Ranges that the device was let use.
+    /// Ranges to which the device was given access.
     pub enable: u64,
     /// Ranges unmapped.
     pub unmap: u64,
 }
 
 impl Stats {
-    /// The part of what is reserved that no block has, and so no request: from 0, nothing is wasted, to 1. 0 if nothing
-    /// is reserved.
+    /// The fraction of reserved memory that is in no block, from 0 (nothing is wasted) to 1. 0 if nothing is
+    /// reserved.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.reserved.current == 0 {
@@ -358,17 +358,17 @@ impl Stats {
     }
 }
 
-/// A device's memory, and whose it is. All in bytes.
+/// A device's memory, by owner. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryReport {
-    /// All of it.
+    /// Total memory of the device.
     pub total: u64,
-    /// Nobody's.
+    /// Free memory.
     pub free: u64,
     /// This allocator's segments, of all pools.
     pub reserved: u64,
-    /// Of those, what is in blocks.
+    /// The part of `reserved` that is in blocks.
     pub active: u64,
-    /// Neither free nor this allocator's: other processes', the driver's, communicators'.
+    /// Neither free nor this allocator's: memory of other processes, of the driver, of communicators.
     pub foreign: u64,
 }

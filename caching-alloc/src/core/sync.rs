@@ -1,9 +1,9 @@
-//! Locks, counters and what a thread has for itself: the standard library's, or those of a checker, which chooses the
-//! order in which threads run (`--cfg loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders
-//! of whole flows). `cargo xtask interleave` runs the crate's models with each.
+//! Locks, atomics and thread-locals: those of the standard library, or of a checker that chooses the order of
+//! threads. `--cfg loom` tries every order of small models, up to a bound; `--cfg shuttle` tries many orders
+//! of whole flows. `cargo xtask interleave` runs the crate's models with each.
 //!
-//! References are counted by the standard library's `Arc` always, and what is set once stays its `OnceLock`: a checker
-//! runs its threads in turns, and takes no turn inside of these.
+//! Reference counts are always the standard library's `Arc`, and values set once its `OnceLock`. A checker
+//! switches threads only inside its own types, so never inside of these.
 
 #[cfg(all(test, loom))]
 pub(super) use loom::sync::{Mutex, MutexGuard, RwLock, atomic};
@@ -23,7 +23,7 @@ mod statics {
         };
     }
 
-    /// A static that each thread has for itself.
+    /// A static with one value per thread.
     macro_rules! per_thread {
         ($($statics:tt)*) => {
             std::thread_local! { $($statics)* }
@@ -33,7 +33,7 @@ mod statics {
     pub(in crate::core) use {global, per_thread};
 }
 
-/// The same of a checker's threads: made anew for each order that is tried.
+/// The same for a checker's threads: made anew for each order that is tried.
 #[cfg(all(test, any(loom, shuttle)))]
 mod statics {
     macro_rules! global {

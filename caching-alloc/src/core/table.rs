@@ -8,21 +8,21 @@ use super::remap::Arena;
 use super::shard::Shard;
 use super::stream::StreamId;
 
-/// So many shards that have nothing are kept, the youngest: their streams may want memory again, and their traces stay.
-/// Fewer where checkers choose the order of threads: their programs have few streams.
+/// Number of empty shards that are kept: the youngest ones. Their streams may allocate again, and their traces stay
+/// readable. Model checkers use a smaller number because their programs have few streams.
 const IDLE: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 
 /// Shards by stream, and by age.
 #[derive(Debug)]
 pub(super) struct ShardTable {
     by_stream: HashMap<StreamId, Arc<Shard>>,
-    /// Those too that only live until their last block is back.
+    /// Also holds shards that live only until their last block is freed.
     by_age: BTreeMap<u64, Weak<Shard>>,
     /// The age of the next shard: how many there were before it.
     next_age: u64,
-    /// With so many, idle ones are looked for.
+    /// Number of shards from which on idle ones are searched for.
     crowd: usize,
-    /// Lists of the arena that shards had which are gone.
+    /// Lists of the arena that removed shards had.
     spare_lists: Vec<List>,
     next_list: List,
 }

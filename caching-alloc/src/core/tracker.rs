@@ -1,4 +1,4 @@
-//! Trackers: observers that are told of everything, exactly once and in order.
+//! Trackers: observers that receive every entry, exactly once and in order.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -15,39 +15,39 @@ use super::snapshot::Snapshot;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::per_thread;
 
-/// What a tracker may fail with.
+/// The error of a tracker.
 pub type TrackerError = Box<dyn Error + Send + Sync>;
 
 /// An observer of one allocator.
 ///
-/// It gets a [`Snapshot`] when it is attached and every later entry that its [`Filter`] lets through: nothing
-/// missed, nothing twice. A structural entry is delivered on the thread that caused it, before the change can be
-/// seen by anybody else: a segment's `SegmentAlloc` before any block of it is handed out, its `SegmentFree`
-/// before its memory goes. Block entries come in batches, in order for each pool and stream.
+/// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly
+/// once. A structural entry is delivered on the thread that caused it, before any other thread can see the
+/// change: a segment's `SegmentAlloc` before any block of it is handed out, its `SegmentFree` before its
+/// memory is released. Block entries come in batches, in order for each pool and stream.
 ///
-/// A tracker waits for nobody. It may allocate and free where that is a hit; a miss inside one is
+/// A tracker must not wait. It may allocate and free if that is a hit; a miss inside a tracker is
 /// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If it fails or panics, that is recorded as a
 /// [`Fault`] and the allocation goes on.
 pub trait Tracker: Send + Sync {
     /// A name for reports.
     fn name(&self) -> &str;
 
-    /// The state from which the entries go on. No entry comes before this returns.
+    /// Receives the state on which later entries build. No entry comes before this returns.
     ///
     /// # Errors
-    /// An error means: not attached.
+    /// With an error, the tracker is not attached.
     fn attached(&self, _snapshot: &Snapshot) -> Result<(), TrackerError> {
         Ok(())
     }
 
-    /// Entries, in order: one structural entry, or a batch of block entries.
+    /// Receives entries, in order: one structural entry, or a batch of block entries.
     ///
     /// # Errors
     /// An error is recorded as a fault; the tracker stays attached.
     fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError>;
 }
 
-/// Which entries a tracker wants.
+/// The entries that a tracker receives.
 ///
 /// ```
 /// use caching_alloc::core::{ActionKind, Filter};
@@ -61,44 +61,44 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Everything.
+    /// All entries.
     #[must_use]
     pub const fn all() -> Self {
         Self { kinds: u16::MAX, device: None }
     }
 
-    /// Everything but single blocks: costs nothing on a hit.
+    /// All entries except those of single blocks: costs nothing on a hit.
     #[must_use]
     pub fn structural() -> Self {
         use ActionKind::{Alloc, FreeCompleted, FreeRequested};
         Self { kinds: !(Alloc.bit() | FreeRequested.bit() | FreeCompleted.bit()), device: None }
     }
 
-    /// Only these kinds.
+    /// Entries of these kinds only.
     #[must_use]
     pub fn only(kinds: &[ActionKind]) -> Self {
         Self { kinds: kinds.iter().fold(0, |mask, kind| mask | kind.bit()), device: None }
     }
 
-    /// Only those of this device: attached to allocators of several, a tracker gets entries, and a snapshot, of that one
-    /// alone.
+    /// Restricts the filter to one device: a tracker attached to the allocators of several devices gets
+    /// entries, and a snapshot, of that one alone.
     #[must_use]
     pub fn on_device(self, device: u32) -> Self {
         Self { device: Some(device), ..self }
     }
 
-    /// What it is for an allocator of that device.
+    /// The filter for an allocator of this device; `None` if it passes nothing of it.
     pub(super) fn of_device(self, device: u32) -> Option<Self> {
         self.device.is_none_or(|wanted| wanted == device).then_some(self)
     }
 
-    /// Whether entries of this kind pass.
+    /// Returns true if entries of this kind pass.
     #[must_use]
     pub fn passes(self, kind: ActionKind) -> bool {
         self.kinds & kind.bit() != 0
     }
 
-    /// Whether any block entry passes.
+    /// Returns true if any block entries pass.
     #[must_use]
     pub fn passes_blocks(self) -> bool {
         [ActionKind::Alloc, ActionKind::FreeRequested, ActionKind::FreeCompleted]
@@ -116,17 +116,17 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Whether the tracker is attached to this allocator.
+    /// Returns true if the tracker is attached to this allocator.
     #[must_use]
     pub fn is_of(&self, allocator: &Allocator) -> bool {
         Arc::ptr_eq(&self.device, allocator.shared())
     }
 
-    /// Detaches: the tracker gets what happened before, and once this returns it is not called any more.
+    /// Detaches: delivers all earlier entries to the tracker, and does not call it after this returns.
     ///
     /// # Errors
-    /// [`TrackError::Reentrant`] inside a tracker. It is detached all the same; entries that are under way on
-    /// other threads may still reach it.
+    /// [`TrackError::Reentrant`] inside a tracker. The tracker is still detached; deliveries running on other
+    /// threads may still reach it.
     pub fn detach(self) -> Result<(), TrackError> {
         self.device.detach(&self.slot)
     }
@@ -135,7 +135,7 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         if self.slot.attached.load(Ordering::Acquire) {
-            // Inside a tracker it may still be called on other threads; nobody can be told.
+            // Inside a tracker, other threads may still call it; the error cannot be reported.
             let _ = self.device.detach(&self.slot);
         }
     }
@@ -144,7 +144,7 @@ impl Drop for Attachment {
 /// An attached tracker.
 pub(super) struct Slot {
     pub(super) tracker: Arc<dyn Tracker>,
-    /// `None`: nothing of this device.
+    /// `None`: no entry of this device passes.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
 }
@@ -159,12 +159,12 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// Whether any block entry passes.
+    /// Returns true if any block entries pass.
     pub(super) fn wants_blocks(&self) -> bool {
         self.filter.is_some_and(Filter::passes_blocks)
     }
 
-    /// Delivers what passes the filter; what goes wrong is returned.
+    /// Delivers the entries that pass the filter; returns the fault, if any.
     pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
         if !self.attached.load(Ordering::Acquire) {
             return None;
@@ -189,7 +189,7 @@ impl Slot {
         }
     }
 
-    /// Delivers the snapshot from which the entries go on.
+    /// Delivers the snapshot on which later entries build.
     pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
         if self.filter.is_none() {
             return Ok(());
@@ -207,12 +207,12 @@ per_thread! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether this thread is inside a tracker, of whatever allocator.
+/// Returns true if this thread is inside a tracker, of any allocator.
 pub(super) fn inside() -> bool {
     INSIDE.with(Cell::get) > 0
 }
 
-/// Runs a tracker's code; a panic ends here, as its message.
+/// Runs a tracker's code; a panic is caught and returned as its message.
 fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     INSIDE.with(|inside| inside.set(inside.get() + 1));
     let result = catch_unwind(AssertUnwindSafe(call));
@@ -220,7 +220,7 @@ fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     result.map_err(|panic| message(&*panic))
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())

@@ -1,7 +1,7 @@
-//! Who watches a device: snapshots, trackers that come and go, and late readers of its structure.
+//! Watching a device: snapshots, attaching and detaching of trackers, and late readers of its structure.
 //!
-//! All of it under the growth lock, so that a snapshot and what follows it fit together exactly. A shard is copied piece
-//! by piece, so that a hit waits for one piece at most.
+//! All of it runs under the growth lock, so a snapshot and the entries after it fit together exactly. A shard
+//! is copied piece by piece, so a hit waits for one piece at most.
 
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -22,20 +22,21 @@ use super::snapshot::{BlockState, MappedState, SegmentState, Snapshot, Usage};
 use super::sync::atomic::Ordering;
 use super::tracker::{Filter, Slot, Slots, Tracker};
 
-/// What a reader of an allocator's structure has missed; see [`Allocator::since`].
+/// The structural changes that a reader has missed; see [`Allocator::since`].
 #[derive(Debug, Clone)]
 pub enum Since {
-    /// Every structural entry from there on, in order.
+    /// Every structural entry after the given one, in order.
     Entries(Vec<Entry>),
-    /// Not all of them are kept any more: the state of now, without a trace. What follows is asked for by its generation.
+    /// Some of them are no longer kept: the current state instead, without a trace. Continue from its
+    /// generation.
     TooOld(Box<Snapshot>),
 }
 
 impl Allocator {
-    /// The structural entries after `generation`, which is that of a snapshot or the number of the last entry that the
-    /// caller has: exactly what follows, nothing missed and nothing twice. Whoever has nothing yet begins with a snapshot
-    /// or with 0. [`Settings::structural_entries`](super::Settings::structural_entries) are kept; whoever comes too late
-    /// for them, or asks for what has not been yet, gets a snapshot instead.
+    /// Returns the structural entries after `generation`, each exactly once. That is the generation of a
+    /// snapshot, or the number of the caller's last entry. A new reader begins with a snapshot or with 0.
+    /// [`Settings::structural_entries`](super::Settings::structural_entries) are kept. A reader that is too
+    /// late for them, or passes a future generation, gets a snapshot instead.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -74,14 +75,14 @@ impl Allocator {
 }
 
 impl Device {
-    /// The state of everything, without a trace.
+    /// The current state of everything, without a trace.
     fn state_of_now(&self, growth: &Growth) -> Snapshot {
         let mut states = States::default();
         self.pools().iter().for_each(|pool| states.capture(pool, false, |_, _| {}));
         self.assemble(growth, states)
     }
 
-    /// The state of everything; each shard's at one moment.
+    /// The current state of everything; each shard's as of one moment.
     pub(super) fn capture(&self, growth: &Growth) -> Snapshot {
         let mut states = States { trace: growth.ring.iter().cloned().collect(), ..States::default() };
         self.pools().iter().for_each(|pool| states.capture(pool, true, |_, _| {}));
@@ -91,13 +92,13 @@ impl Device {
     fn assemble(&self, growth: &Growth, states: States) -> Snapshot {
         let States { mut segments, mapped, mut trace } = states;
         segments.extend(locked(&self.graves).iter().flat_map(Grave::capture));
-        // What a shard leaves is in no place for a moment, and known to trackers all the same.
+        // A segment that moves from a removed shard is briefly in no list, although trackers know it.
         let mapped_ids = mapped.iter().flat_map(|range| &range.segments).map(Segment::id);
         let shown: HashSet<_> = segments.iter().map(|state| state.segment.id()).chain(mapped_ids).collect();
         let left = growth.segments.values().filter(|segment| !shown.contains(&segment.id()));
         segments.extend(left.map(|segment| SegmentState::whole(segment, Usage::Inactive)));
         segments.sort_by_key(|state| state.segment.address());
-        // Stable: equal stamps keep their order, structure first.
+        // The sort is stable: equal stamps keep their order, structural entries first.
         trace.sort_by_key(|entry| entry.time_ns);
         Snapshot {
             generation: self.generation(),
@@ -112,7 +113,7 @@ impl Device {
         }
     }
 
-    /// Attaches a tracker: it gets the state of now, and every entry from now on.
+    /// Attaches a tracker: it gets the current state, and every entry from now on.
     pub(super) fn attach(&self, tracker: Arc<dyn Tracker>, filter: Filter) -> Result<Arc<Slot>, TrackError> {
         let mut growth = self.grow().ok_or(TrackError::Reentrant { operation: "attaching a tracker" })?;
         let slot =
@@ -121,7 +122,7 @@ impl Device {
         growth.trackers = others.chain([slot.clone()]).collect();
         let for_blocks = Self::block_trackers(&growth);
         let shards = self.shards();
-        // All deliveries wait, so that no block entry overtakes the snapshot.
+        // All deliveries wait, so no block entry overtakes the snapshot.
         let turns: Vec<_> = shards.iter().map(|shard| shard.delivery.lock()).collect();
         let mut states = States::default();
         let mut before = Vec::new();
@@ -143,22 +144,22 @@ impl Device {
         Ok(slot)
     }
 
-    /// Delivers the block entries that wait, those of shards that are gone too.
+    /// Delivers the waiting block entries, including those of removed shards.
     pub(super) fn flush(&self) {
         for shard in self.shards() {
             shard.settle_entries();
         }
-        // A tracker may free the last block of a pool: no lock that this takes is held.
+        // A tracker may free the last block of a pool, so no lock that this takes is held.
         let last: Vec<_> = locked(&self.graves).iter_mut().map(Grave::take_entries).collect();
         for (slots, entries) in last {
             self.tell(&slots, &entries);
         }
     }
 
-    /// Delivers to a tracker what has happened, and forgets it.
+    /// Delivers all earlier entries to a tracker, and removes it.
     pub(super) fn detach(&self, slot: &Slot) -> Result<(), TrackError> {
         let Some(mut growth) = self.grow() else {
-            // The slot is dead; it is swept with the next that comes or goes.
+            // The slot is inactive; the next attach or detach removes it.
             slot.attached.store(false, Ordering::Release);
             return Err(TrackError::Reentrant { operation: "detaching a tracker" });
         };
@@ -168,7 +169,7 @@ impl Device {
         Ok(())
     }
 
-    /// Forgets trackers that are detached.
+    /// Removes trackers that are detached.
     fn sweep(&self, growth: &mut Growth) {
         let attached = growth.trackers.iter().filter(|slot| slot.attached.load(Ordering::Acquire)).cloned();
         growth.trackers = attached.collect();
@@ -200,8 +201,8 @@ struct States {
 }
 
 impl States {
-    /// Adds a pool; `look` is shown each of its shards at the moment that its state is of. The caller holds the growth
-    /// lock, so memory changes from stream to stream neither during one shard's copy nor between two.
+    /// Adds a pool; `look` sees each of its shards at the moment of its copy. The caller holds the growth
+    /// lock, so no memory moves between streams during one shard's copy or between two.
     fn capture(&mut self, pool: &PoolCore, with_trace: bool, mut look: impl FnMut(&Shard, &mut ShardState)) {
         let mut shared = Vec::new();
         for shard in pool.shards() {
@@ -230,7 +231,7 @@ impl States {
     }
 }
 
-/// Blocks by address, between which everything is free.
+/// Used blocks by address; everything between them is free.
 struct Tiles(Peekable<vec::IntoIter<InUse>>);
 
 impl Tiles {
@@ -239,7 +240,7 @@ impl Tiles {
         Self(blocks.into_iter().peekable())
     }
 
-    /// What tiles the addresses from `begin` to `end`. Asked in ascending order.
+    /// The blocks that tile the addresses from `begin` to `end`. Must be called in ascending order.
     fn over(&mut self, begin: u64, end: u64) -> Vec<BlockState> {
         let mut tiles = Vec::new();
         let mut at = begin;

@@ -1,4 +1,4 @@
-//! What can go wrong between the allocator and cudarc.
+//! Errors of the integration with cudarc.
 
 use std::any::Any;
 
@@ -19,7 +19,8 @@ pub enum CudarcError {
         /// The device.
         ordinal: usize,
     },
-    /// The driver that was found has another primary context: it is another copy, or it counts the devices otherwise.
+    /// The driver that was found has another primary context: it is another copy, or numbers the devices
+    /// differently.
     #[error(
         "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
          {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",
@@ -30,10 +31,10 @@ pub enum CudarcError {
         ordinal: usize,
         /// cudarc's context.
         wanted: usize,
-        /// Ours, if there is such a device.
+        /// This crate's context, if there is such a device.
         found: Option<usize>,
     },
-    /// The stream is of another context.
+    /// The stream belongs to another context.
     #[error("a stream of device {wanted} was expected, this one is of a context of device {found}")]
     OtherContext {
         /// The device of the context that was adopted.
@@ -46,7 +47,8 @@ pub enum CudarcError {
         "the per-thread default stream is another one on every thread, so no memory can be freed on it; make a stream"
     )]
     PerThreadStream,
-    /// The block is not of an allocator over the adopted context's streams, or not of the stream that was named.
+    /// The block's allocator does not use the adopted context's streams, or the block belongs to another
+    /// stream than the given one.
     #[error(
         "the block at {address:#x} of {stream} cannot be a slice here: its allocator has to be made with this \
          `Adopted::events`, and the stream to be the one that it was allocated on"
@@ -57,17 +59,17 @@ pub enum CudarcError {
         /// Its stream.
         stream: StreamId,
     },
-    /// The block has less bytes than the slice would have.
+    /// The block has fewer bytes than the slice needs.
     #[error("{len} elements of {size} bytes do not fit into a block of {bytes} bytes")]
     TooLong {
-        /// Elements asked for.
+        /// Elements requested.
         len: usize,
         /// Bytes of one.
         size: usize,
         /// Bytes of the block.
         bytes: u64,
     },
-    /// The elements' alignment is more than a block's.
+    /// The elements' alignment exceeds that of a block.
     #[error("elements aligned to {align} bytes cannot lie in a block, which begins at a multiple of 512")]
     Alignment {
         /// Their alignment, in bytes.
@@ -79,10 +81,10 @@ pub enum CudarcError {
     /// The driver layer failed.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// cudarc failed; possibly over something earlier, which it tells of at its next call.
+    /// cudarc failed; possibly with an earlier error, which it reports at its next call.
     #[error("cudarc: {0}")]
     Cuda(#[from] DriverError),
-    /// cudarc panicked where it has no error.
+    /// cudarc panicked where it does not return an error.
     #[error("cudarc panicked while it made a slice: {message}")]
     Panicked {
         /// The panic's message.

@@ -1,8 +1,8 @@
-//! Blocks as memory of `cudarc`, and its streams as the allocator's.
+//! Blocks as memory of `cudarc`, and streams of cudarc in the allocator.
 //!
-//! | type | what it is |
+//! | type | purpose |
 //! | --- | --- |
-//! | [`Adopted`] | a context of cudarc's as this workspace sees it: the source's context, the allocator's streams |
+//! | [`Adopted`] | a cudarc context for this workspace: the source's context, the allocator's streams |
 //! | [`BlockSlice`] | a block as typed memory of cudarc: [`DevicePtr`], [`DevicePtrMut`], a kernel's argument, [views](CudaView) |
 //!
 //! ```no_run
@@ -28,26 +28,27 @@
 //! ```
 //!
 //! # What is shared
-//! - **The driver.** cudarc and `cuda-driver` each have a loader and types of their own. cudarc loads first, since it
-//!   made the context; [`Driver::load`] then takes the copy that the process has. That it is the same one is
-//!   [checked](CudarcError::NotShared) by the context.
-//! - **The context**: the device's primary one, which both retain. Other kinds of contexts are
+//! - **The driver.** cudarc and `cuda-driver` each have a loader and types of their own. cudarc loads first,
+//!   since it made the context; [`Driver::load`] then uses the copy that the process has loaded. The context
+//!   is used to [check](CudarcError::NotShared) that it is the same copy.
+//! - **The context**: the device's primary one, retained by both. Other kinds of contexts are
 //!   [refused](CudarcError::NotPrimary).
-//! - **Streams** go from cudarc to the allocator, which keeps them until [`Adopted::forget`]. The per-thread default
-//!   stream is a different one on every thread and is [refused](CudarcError::PerThreadStream).
+//! - **Streams** are passed from cudarc to the allocator, which keeps them until [`Adopted::forget`]. The
+//!   per-thread default stream is a different one on every thread and is
+//!   [refused](CudarcError::PerThreadStream).
 //!
-//! # Which order is kept
-//! A slice waits and records as cudarc's own do: while the context manages several streams and event tracking is on,
-//! a use on one stream waits for the writes of others (and a write for their reads), and the slice's own stream waits
-//! for the last uses before the memory is free. In addition the allocator itself keeps the memory back for streams
-//! that were [introduced](Adopted::introduce) and read or write through [`DevicePtr`] and [`DevicePtrMut`], whether
-//! events are tracked or not.
+//! # Ordering
+//! A slice waits and records like cudarc's own slices. While the context manages several streams and event
+//! tracking is on, a use on one stream waits for the writes of others (and a write for their reads), and the
+//! slice's own stream waits for the last uses before the memory is free. In addition, the allocator keeps the
+//! memory back for [introduced](Adopted::introduce) streams with accesses through [`DevicePtr`] and
+//! [`DevicePtrMut`], with or without event tracking.
 //!
-//! cudarc has one event for a slice's reads: when several streams read side by side it knows of the last one alone.
-//! That is enough for streams that were introduced; name others, and those that read through views or as kernels'
-//! arguments, to [`Block::record_stream`].
+//! cudarc has one event for a slice's reads: when several streams read concurrently it knows only the last
+//! one. That is enough for introduced streams. Pass other streams, and streams that read through views or as
+//! kernels' arguments, to [`Block::record_stream`].
 //!
-//! The memory is the allocator's in any case: it is never given to `cuMemFree`.
+//! The memory always belongs to the allocator: it is never passed to `cuMemFree`.
 
 mod error;
 mod slice;
@@ -65,10 +66,10 @@ pub use self::slice::BlockSlice;
 use crate::core::{Block, Pool, StreamId};
 use crate::driver::DriverEvents;
 
-/// The handle that means another stream on every thread.
+/// The handle that means a different stream on every thread.
 const PER_THREAD: usize = 2;
 
-/// A context of cudarc's as this workspace sees it.
+/// A cudarc context for this workspace.
 #[derive(Debug)]
 pub struct Adopted {
     cuda: Arc<CudaContext>,
@@ -77,7 +78,7 @@ pub struct Adopted {
 }
 
 impl Adopted {
-    /// Finds the same context by the driver that the process has loaded.
+    /// Looks up the same context in the driver that the process has loaded.
     ///
     /// # Errors
     /// [`CudarcError::NotPrimary`], [`CudarcError::NotShared`]; [`CudarcError::Driver`] if the driver is out of reach.
@@ -102,14 +103,14 @@ impl Adopted {
         &self.context
     }
 
-    /// The streams for the allocator. Those of several allocators may be the same.
+    /// The streams for the allocator. Several allocators may share them.
     #[must_use]
     pub fn events(&self) -> &Arc<DriverEvents> {
         &self.events
     }
 
-    /// Makes a stream known, and keeps it, until [`forget`](Self::forget); gives the number that the allocator has
-    /// for it. Asking again is no error.
+    /// Registers a stream and keeps it, until [`forget`](Self::forget). Returns the allocator's number for
+    /// it. Registering it again is no error.
     ///
     /// # Errors
     /// [`CudarcError::OtherContext`], [`CudarcError::PerThreadStream`].
@@ -127,22 +128,24 @@ impl Adopted {
         Ok(self.events.introduce(&stream))
     }
 
-    /// Lets go of a stream that was introduced, as [`DriverEvents::forget`] does.
+    /// Removes a stream that was introduced, like [`DriverEvents::forget`].
     pub fn forget(&self, stream: &CudaStream) {
         if let Some(number) = self.events.number_of(stream.cu_stream().cast()) {
             self.events.forget(number);
         }
     }
 
-    /// Memory for `len` elements from `pool`, for use on `stream` from now on; the stream is introduced by that.
+    /// Allocates memory for `len` elements from `pool`, for use on `stream` from now on; introduces the
+    /// stream.
     ///
     /// # Errors
-    /// [`CudarcError::Alloc`] if the pool refuses, also none or too many bytes; [`CudarcError::ForeignBlock`] if the
-    /// pool is of an allocator with other [`events`](Self::events); else as [`introduce`](Self::introduce) and
-    /// [`slice`](Self::slice).
+    /// [`CudarcError::Alloc`] if the pool fails, also for zero or too many bytes;
+    /// [`CudarcError::ForeignBlock`] if the pool's allocator has other [`events`](Self::events); else as
+    /// [`introduce`](Self::introduce) and [`slice`](Self::slice).
     ///
     /// # Safety
-    /// The memory is not set: it has to be written before it is read, unless every pattern of bits is a `T`.
+    /// The memory is uninitialised: it must be written before it is read, unless every bit pattern is a valid
+    /// `T`.
     #[track_caller]
     pub unsafe fn alloc<T: DeviceRepr>(
         &self,
@@ -157,7 +160,7 @@ impl Adopted {
         unsafe { self.slice(block, stream, len) }
     }
 
-    /// The same, set to zeros on the stream.
+    /// Like [`alloc`](Self::alloc), set to zeros on the stream.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), and [`CudarcError::Cuda`].
@@ -174,7 +177,7 @@ impl Adopted {
         Ok(slice)
     }
 
-    /// A block as `len` elements from its first byte on. `stream` is the block's own.
+    /// Makes a slice of `len` elements from the block's first byte on. `stream` is the block's own.
     ///
     /// # Errors
     /// The block is freed then. [`CudarcError::ForeignBlock`] if it is not of an allocator with these

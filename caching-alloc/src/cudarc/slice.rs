@@ -1,4 +1,4 @@
-//! A block as a slice of cudarc's.
+//! A block as a slice of cudarc.
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -18,19 +18,19 @@ use crate::driver::DriverEvents;
 
 /// A block as typed memory of cudarc, made by [`Adopted`](super::Adopted). Dropping it frees the block on its stream.
 ///
-/// It goes wherever cudarc takes a [`DevicePtr`] or [`DevicePtrMut`], is a kernel's argument, and is lent out as a
-/// [`CudaSlice`] to be looked at (so also as [`CudaView`](::cudarc::driver::CudaView)s) and as [`CudaViewMut`]s. A view
-/// cannot be made of a pointer, so it holds a `CudaSlice` over the block ([`CudaStream::upgrade_device_ptr`]) that is
-/// never dropped but [leaked](CudaSlice::leak). Never is it given out by value or `&mut`: who could move it out could
-/// free it.
+/// It can be passed wherever cudarc takes a [`DevicePtr`] or [`DevicePtrMut`], and as a kernel's argument. It
+/// lends a [`CudaSlice`] for reading (and so [`CudaView`](::cudarc::driver::CudaView)s), and
+/// [`CudaViewMut`]s. cudarc cannot make a view of a pointer, so this holds a `CudaSlice` over the block
+/// ([`CudaStream::upgrade_device_ptr`]), which is never dropped but [leaked](CudaSlice::leak). That slice is
+/// never given out by value or `&mut`, since code that moves it out could free it.
 pub struct BlockSlice<T> {
-    // First, so that the stream waits for other streams' uses before the block is freed on it.
+    // The first field, so that the stream waits for other streams' uses before the block is freed on it.
     lent: Lent<T>,
     block: Block,
     events: Arc<DriverEvents>,
 }
 
-/// A slice over memory of which cudarc is not the owner.
+/// A slice over memory that cudarc does not own.
 struct Lent<T>(ManuallyDrop<CudaSlice<T>>);
 
 impl<T> Drop for Lent<T> {
@@ -54,7 +54,7 @@ impl<T> BlockSlice<T> {
         if len.checked_mul(size).is_none_or(|wanted| wanted as u64 > bytes) {
             return Err(CudarcError::TooLong { len, size, bytes });
         }
-        // What an earlier call parked in the context would be this one's panic.
+        // An error that an earlier call left in the context would otherwise cause a panic in this call.
         stream.context().check_err()?;
         let address = block.address();
         // SAFETY: the block is allocated as long as the slice is used, and long enough; `Adopted::slice` asked its
@@ -63,7 +63,8 @@ impl<T> BlockSlice<T> {
         let slice = catch_unwind(AssertUnwindSafe(upgrade))
             .map_err(|payload| CudarcError::of_panic(payload.as_ref()))?;
         let mut slice = Self { lent: Lent(ManuallyDrop::new(slice)), block, events };
-        // The memory is free from now on in the order of its own stream: others' first use has to come after this.
+        // The memory is free in the order of its own stream only, so the first use by others must come after
+        // this.
         drop(slice.device_ptr_mut(stream));
         Ok(slice)
     }
@@ -74,23 +75,23 @@ impl<T> BlockSlice<T> {
         &self.block
     }
 
-    /// The block back, as it was before: on the device, its stream waits for the uses by others.
+    /// Returns the block; on the device, its stream waits for the uses by other streams.
     #[must_use]
     pub fn into_block(self) -> Block {
         self.block
     }
 
-    /// All of it, to be changed.
+    /// A mutable view of all of it.
     pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.lent.0.as_view_mut()
     }
 
-    /// Elements of it, to be changed; nothing if there are not so many.
+    /// A mutable view of some elements; `None` if there are not enough.
     pub fn try_slice_mut(&mut self, bounds: impl RangeBounds<usize>) -> Option<CudaViewMut<'_, T>> {
         self.lent.0.try_slice_mut(bounds)
     }
 
-    /// Two parts of it, to be changed; nothing if there are less than `mid` elements.
+    /// Mutable views of its two parts; `None` if there are fewer than `mid` elements.
     pub fn try_split_at_mut(&mut self, mid: usize) -> Option<(CudaViewMut<'_, T>, CudaViewMut<'_, T>)> {
         self.lent.0.try_split_at_mut(mid)
     }

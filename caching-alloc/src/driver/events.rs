@@ -10,9 +10,9 @@ use cuda_driver::{Context, Error, Event, EventFlags, Stream};
 
 use crate::core::{EventError, EventId, StreamEvents, StreamId};
 
-/// Order between the streams of one device, by untimed events that are used again and again.
+/// Ordering between the streams of one device, by events without timing that are reused.
 ///
-/// A stream has to be [introduced](Self::introduce) before the allocator meets its number.
+/// A stream must be [introduced](Self::introduce) before its number is passed to the allocator.
 #[derive(Debug)]
 pub struct DriverEvents {
     context: Context,
@@ -23,8 +23,8 @@ pub struct DriverEvents {
     captures: Arc<AtomicUsize>,
 }
 
-/// The streams that are known. Numbers are not used twice, as the driver's handles are: memory that was freed on a
-/// stream that is gone must not look like another stream's.
+/// The known streams. Numbers are never reused, unlike the driver's handles: memory that was freed on a
+/// destroyed stream must not appear to be another stream's.
 #[derive(Debug, Default)]
 struct Streams {
     known: HashMap<StreamId, Stream>,
@@ -33,13 +33,14 @@ struct Streams {
 }
 
 impl DriverEvents {
-    /// Events of the context's device, whose streams are captured by [`Stream::begin_capture`] only.
+    /// Events of a context's device, whose streams are captured by [`Stream::begin_capture`] only.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, context.driver().open_captures().clone())
     }
 
-    /// The same for streams whose captures nobody counts: the driver is asked at every request.
+    /// Like [`new`](Self::new), for streams whose captures are not counted: the driver is asked at every
+    /// request.
     #[cfg(feature = "cudarc")]
     pub(crate) fn with_uncounted_captures(context: &Context) -> Self {
         Self::with(context, Arc::new(AtomicUsize::new(1)))
@@ -56,8 +57,8 @@ impl DriverEvents {
         }
     }
 
-    /// Makes a stream known, and gives the number under which the allocator is to be told of it: the same until
-    /// [`forget`](Self::forget), which keeps the stream until then, and never another stream's.
+    /// Registers a stream, and returns its number for the allocator. The number stays the same until
+    /// [`forget`](Self::forget), which keeps the stream alive until then, and is never another stream's.
     pub fn introduce(&self, stream: &Stream) -> StreamId {
         let mut streams = lock(&self.streams);
         let handle = stream.raw().addr();
@@ -71,15 +72,15 @@ impl DriverEvents {
         id
     }
 
-    /// The number under which the stream of this handle was [introduced](Self::introduce), if it was.
+    /// The number of the stream with this handle, if it was [introduced](Self::introduce).
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
         lock(&self.streams).by_handle.get(&handle.addr()).copied()
     }
 
-    /// Lets go of a stream. Nothing of the allocator may name it any more: such calls fail. What the allocator has
-    /// cached under its number goes back to the driver when memory is scarce or trimmed, or at once with
-    /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this.
+    /// Forgets a stream. The allocator must not use its number any more: such calls fail. Memory that the
+    /// allocator has cached under its number is released when memory is scarce or trimmed, or at once if
+    /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) was called before this.
     pub fn forget(&self, stream: StreamId) {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);
@@ -169,12 +170,12 @@ impl StreamEvents for DriverEvents {
     }
 }
 
-/// The allocator was told of a stream that this adapter does not know.
+/// The allocator passed the number of a stream that this adapter does not know.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is unknown here, or was forgotten: introduce the stream before its number is used")]
 struct UnknownStream(StreamId);
 
-/// An event's number that is not out.
+/// The number is not that of a live event.
 #[derive(Debug, thiserror::Error)]
 #[error("event {} is not recorded here, or was given back", .0.0)]
 struct UnknownEvent(EventId);

@@ -1,17 +1,17 @@
-//! The allocator's upstream on a real device: where segments come from, and what orders streams.
+//! The allocator's upstream on a real device: segment sources, and ordering of streams.
 //!
-//! | type | serves |
+//! | type | implements |
 //! | --- | --- |
 //! | [`DriverSource`] | [`SegmentSource`](crate::core::SegmentSource) from `cuMemAlloc`: for memory that stays in the process |
-//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments: for memory that peers, communicators and other processes reach; and [`PageSource`](crate::core::PageSource): pages that move, for one device alone |
+//! | [`VirtualMemorySource`] | the same from fixed virtual-memory segments, for memory shared with peers, communicators and other processes; and [`PageSource`](crate::core::PageSource): movable pages, for one device alone |
 //! | [`DriverEvents`] | [`StreamEvents`](crate::core::StreamEvents) from the driver's streams and events |
 //!
-//! Everything here may be called while a stream captures: the thread's capture mode is relaxed for the calls that a
-//! capture would refuse, since memory and events of the allocator are no part of what is captured.
+//! Everything here may be called while a stream captures: the thread's capture mode is relaxed for calls
+//! refused during a capture, since memory and events of the allocator are not part of the capture.
 //!
-//! Invariants: a segment is given back to the driver exactly once, through the source that made it; a failure on the
-//! way to a segment leaves nothing behind; no lock is held while the driver is called, but that of the range of
-//! addresses in which pages are mapped.
+//! Invariants: a segment is returned to the driver exactly once, through the source that made it. A failure
+//! while making a segment leaks nothing. No lock is held during driver calls, except that of the range in
+//! which pages are mapped.
 
 mod events;
 mod pages;
@@ -68,7 +68,7 @@ impl<T> Segments<T> {
 #[error("{} bytes at {:#x} are no segment of this source, or have been given back already", .0.bytes, .0.address)]
 struct NotOfThisSource(SegmentMemory);
 
-/// What a driver's failure means to an allocator that wanted `wanted` bytes.
+/// Converts a driver's failure to the error of a source; the allocator requested `wanted` bytes.
 fn source_error(call: &'static str, wanted: u64, error: Error) -> SourceError {
     if error.is_out_of_memory() {
         SourceError::OutOfMemory { wanted }

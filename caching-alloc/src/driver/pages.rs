@@ -9,30 +9,30 @@ use super::virtual_memory::VirtualMemorySource;
 use super::{failed, host_size, source_error};
 use crate::core::{PageSource, SegmentMemory, SegmentSource as _, SourceError};
 
-/// The pages and ranges of a source that are out.
+/// The live pages and ranges of a source.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// By the driver's handle, which is their token.
+    /// Keyed by the driver's handle, which is the token.
     pages: Mutex<HashMap<u64, Page>>,
-    /// By first address.
+    /// Keyed by first address.
     ranges: Mutex<BTreeMap<u64, Arc<Mutex<Range>>>>,
 }
 
 #[derive(Debug)]
 struct Page {
     memory: PhysicalMemory,
-    /// Places where it is mapped, as far as anybody knows.
+    /// The number of its known mappings.
     mappings: u32,
 }
 
 #[derive(Debug)]
 struct Range {
     table: PageTable,
-    /// Nothing comes here any more, and the addresses go with the last page.
+    /// No page is mapped here any more; the addresses are released with the last page.
     is_closing: bool,
 }
 
-/// The allocator named what this source does not have.
+/// The allocator named a page or a range that this source does not have.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 enum PageError {
@@ -55,7 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pages {
-    /// The physical memory that is mapped at an address, if a page begins there.
+    /// The physical memory at an address, if a page is mapped there and begins there.
     pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         let (base, range) = self.range(address, 1).ok()?;
         let range = lock(&range);
@@ -63,12 +63,12 @@ impl Pages {
         (base + start as u64 == address).then(|| memory.clone())
     }
 
-    /// Whether a page with this token is mapped at this address.
+    /// Returns true if a page with this token is mapped at this address.
     pub(super) fn has(&self, memory: &SegmentMemory) -> bool {
         self.physical(memory.address).is_some_and(|page| page.raw() == memory.token)
     }
 
-    /// The range around some addresses, and where it begins.
+    /// The range that contains some addresses, and its first address.
     fn range(&self, address: u64, bytes: u64) -> Result<(u64, Arc<Mutex<Range>>), PageError> {
         let found =
             lock(&self.ranges).range(..=address).next_back().map(|(base, range)| (*base, range.clone()));
@@ -98,7 +98,7 @@ impl Pages {
         }
     }
 
-    /// Unmaps whole pages by one call. The range goes with its last page, if it is to go.
+    /// Unmaps whole pages by one call. The range is released with its last page, if it was unreserved.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         const CALL: &str = "cuMemUnmap";
         let (base, range) = self.range(address, bytes).map_err(wrong(CALL))?;
@@ -122,7 +122,7 @@ impl Pages {
         self.page(token, bytes).map_err(wrong(CALL))?;
         let page = lock(&self.pages).remove(&token);
         match page {
-            // What is mapped keeps it until it is unmapped.
+            // A mapped page is kept until it is unmapped.
             Some(Page { mappings, .. }) if mappings > 0 => {
                 Err(wrong(CALL)(PageError::Mapped { token, mappings }))
             }
@@ -130,7 +130,7 @@ impl Pages {
         }
     }
 
-    /// Takes back a page with the one mapping that it has.
+    /// Releases a page with its one mapping.
     pub(super) fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let unmapped = self.unmap(memory.address, memory.bytes);
         let discarded = self.discard(memory.token, memory.bytes);
@@ -138,8 +138,9 @@ impl Pages {
     }
 }
 
-/// Pages are for the device alone that they are of: no peer reaches them, since each would make every move slower by
-/// orders of magnitude. Addresses are kept together with what could not be unmapped there, and given back with it.
+/// Pages are for their own device alone: no peer can access them, since each peer would make every move
+/// slower by orders of magnitude. Addresses are kept together with pages that could not be unmapped there,
+/// and released with them.
 impl PageSource for VirtualMemorySource {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);

@@ -7,8 +7,8 @@ use cuda_driver::memory::DeviceMemory;
 use super::{SEGMENT_GRANULARITY, Segments, failed, host_size, memory_info, source_error};
 use crate::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// Segments from `cuMemAlloc`. Cheap to set up and reachable by every peer that has access to the device, but not
-/// exportable as descriptors, and giving one back waits for the device.
+/// Segments from `cuMemAlloc`. They need no setup, and every peer with access to the device can access them.
+/// They are not exportable as descriptors, and releasing one waits for the device.
 #[derive(Debug)]
 pub struct DriverSource {
     context: Context,

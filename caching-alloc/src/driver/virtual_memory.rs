@@ -11,11 +11,11 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
 };
 
-/// Who else may reach the segments of a [`VirtualMemorySource`].
+/// Users outside of the device that may access the segments of a [`VirtualMemorySource`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Sharing {
-    /// How the memory can be exported to other processes.
+    /// The handle types for exporting the memory to other processes.
     pub handle_types: HandleTypes,
     /// Devices of this process, besides the memory's own, that may read and write it. Each makes mapping slower by
     /// orders of magnitude: milliseconds instead of µs.
@@ -23,7 +23,7 @@ pub struct Sharing {
 }
 
 impl Sharing {
-    /// Nobody else: fastest.
+    /// No other user: the fastest.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
@@ -35,18 +35,18 @@ impl Sharing {
         Self { handle_types: HandleTypes::POSIX_FD, peers: Vec::new() }
     }
 
-    /// Other processes, in every way that the driver [grants](HandleTypes::granted): by file descriptors, and by fabric
-    /// handles, which reach other hosts, where there are such.
+    /// Other processes, by every handle type that the driver [grants](HandleTypes::granted): file
+    /// descriptors, and fabric handles if available, for other hosts too.
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if the device has none left to find out with.
+    /// [`SourceError::OutOfMemory`] if the device has no memory left for the attempt.
     pub fn granted(context: &Context) -> Result<Self, SourceError> {
         let handle_types = HandleTypes::granted(context)
             .map_err(|error| source_error("cuMemCreate", SEGMENT_GRANULARITY, error))?;
         Ok(Self { handle_types, ..Self::none() })
     }
 
-    /// Also other devices of this process.
+    /// Adds other devices of this process.
     #[must_use]
     pub fn with_peers(mut self, peers: impl IntoIterator<Item = Device>) -> Self {
         self.peers.extend(peers);
@@ -54,9 +54,9 @@ impl Sharing {
     }
 }
 
-/// Segments that never move or change: each is one physical handle, mapped once into one reservation, whole. This is
-/// what communicators can register, peers can map and other processes can import. Bases and sizes are multiples of
-/// 2 MiB, and of the driver's granularity if that is larger.
+/// Segments that never move or change: each is one physical handle, mapped once into one reservation, whole.
+/// Communicators can register such memory, peers can map it and other processes can import it. Bases and
+/// sizes are multiples of 2 MiB, and of the driver's granularity if that is larger.
 ///
 /// Without peers it also makes pages for [re-mappable](crate::core::PoolKind::Remappable) pools.
 #[derive(Debug)]
@@ -69,17 +69,17 @@ pub struct VirtualMemorySource {
     row: Option<Mutex<Row>>,
 }
 
-/// Where the next segment of a row lies.
+/// The place of the next segment in a contiguous row.
 #[derive(Debug)]
 struct Row {
-    /// How much is reserved at a time, in bytes.
+    /// Bytes to reserve at a time.
     range: usize,
     reservation: Option<Reservation>,
     used: usize,
 }
 
 impl Row {
-    /// Where a segment of `size` bytes lies: behind the last one, or in a new reservation if there is no room.
+    /// Places a segment of `size` bytes: behind the last one, or in a new reservation if there is no room.
     fn place(
         &mut self,
         size: usize,
@@ -99,7 +99,7 @@ impl Row {
 }
 
 impl VirtualMemorySource {
-    /// Segments of the context's device, for its own use and that of those named in `sharing`.
+    /// Segments of the context's device, for its own use and that of the users in `sharing`.
     ///
     /// # Errors
     /// [`SourceError::Failed`] if the driver or the device has no virtual memory, or cannot export it in the way asked
@@ -118,8 +118,8 @@ impl VirtualMemorySource {
         })
     }
 
-    /// With segments that lie one behind the other, in reservations as large as the device's memory: what a window may
-    /// span from NCCL 2.30.3 on. Addresses of segments that are gone are not used again.
+    /// Places segments one behind the other, in reservations as large as the device's memory: from NCCL
+    /// 2.30.3 on a window may span several of them. Addresses of released segments are not reused.
     ///
     /// # Errors
     /// [`SourceError::Failed`] if the driver does not tell how much memory the device has.
@@ -130,9 +130,9 @@ impl VirtualMemorySource {
         Ok(Self { row: Some(Mutex::new(row)), ..self })
     }
 
-    /// The physical memory of the live segment, or of the page, that starts at `address`: to be exported, or mapped
-    /// once more. A clone of the handle keeps the memory beyond the segment's end; see that nobody uses the address
-    /// then, and that whoever exports a page holds it.
+    /// The physical memory of the live segment, or of the page, that starts at `address`: for exporting it,
+    /// or mapping it once more. A clone of the handle keeps the memory alive beyond the segment's end. The
+    /// caller must ensure that nobody uses the address then, and must hold a page that it exports.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.segments
@@ -140,7 +140,7 @@ impl VirtualMemorySource {
             .or_else(|| self.pages.physical(address))
     }
 
-    /// Devices besides the memory's own that may reach it.
+    /// Devices besides the memory's own that may access it.
     fn peers(&self) -> impl Iterator<Item = &Device> {
         self.sharing.peers.iter().filter(|peer| *peer != self.context.device())
     }
@@ -150,7 +150,7 @@ impl VirtualMemorySource {
         let alignment = host_size(self.granularity)?;
         let memory = PhysicalMemory::create(&self.context, size, self.sharing.handle_types)
             .map_err(|error| source_error("cuMemCreate", bytes, error))?;
-        // Addresses that run out are not memory that runs out: releasing segments would not mend it.
+        // Running out of addresses is not reported as out of memory, since releasing segments would not help.
         let reserve = |size| {
             Reservation::new(self.context.driver(), size, alignment).map_err(failed("cuMemAddressReserve"))
         };

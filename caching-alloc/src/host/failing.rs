@@ -1,4 +1,4 @@
-//! Calls that are made to fail.
+//! Injection of failures into calls.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -21,7 +21,7 @@ pub enum SourceCall {
 }
 
 impl SourceCall {
-    /// All of them; giving addresses back cannot fail.
+    /// All of them except `unreserve`, which cannot fail.
     pub const ALL: [Self; 9] = [
         Self::Allocate,
         Self::Release,
@@ -59,7 +59,7 @@ impl StreamCall {
     ];
 }
 
-/// Which calls of a kind fail, and how.
+/// The calls of a kind that fail, and the error.
 #[derive(Debug, Clone, Copy)]
 pub struct Failing {
     after: u64,
@@ -68,25 +68,26 @@ pub struct Failing {
 }
 
 impl Failing {
-    /// The one after `calls` further ones.
+    /// The one after `calls` further calls.
     #[must_use]
     pub fn once(calls: u64) -> Self {
         Self { after: calls, for_ever: false, scarce: false }
     }
 
-    /// Every one after `calls` further ones.
+    /// Every one after `calls` further calls.
     #[must_use]
     pub fn for_ever(calls: u64) -> Self {
         Self { for_ever: true, ..Self::once(calls) }
     }
 
-    /// As if for want of memory, where a call can fail for that: an allocation, a page, a mapping.
+    /// Makes the failure an out-of-memory error, for calls that can have one: an allocation, a page, a
+    /// mapping.
     #[must_use]
     pub fn for_want_of_memory(self) -> Self {
         Self { scarce: true, ..self }
     }
 
-    /// Whether it is for want of memory.
+    /// Returns true for an out-of-memory failure.
     #[must_use]
     pub fn is_scarce(self) -> bool {
         self.scarce
@@ -104,7 +105,7 @@ impl Failing {
     }
 }
 
-/// How often each call was made, and which are to fail.
+/// Counts of each call, and the failures to inject.
 #[derive(Debug)]
 pub(super) struct Failures<C> {
     made: HashMap<C, u64>,

@@ -29,7 +29,7 @@ struct HostStream {
     enqueued: u64,
     completed: u64,
     capturing: bool,
-    /// How far each other stream has come before anything enqueued here from now on.
+    /// For each other stream, the position that all work enqueued here from now on is ordered after.
     after: HashMap<StreamId, u64>,
 }
 
@@ -41,7 +41,7 @@ struct HostEvent {
 }
 
 impl HostStreams {
-    /// Streams with nothing to do.
+    /// Makes streams without work.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -52,7 +52,7 @@ impl HostStreams {
         self.state().streams.entry(stream).or_default().enqueued += 1;
     }
 
-    /// Ends all work of a stream, and all work that it waited for.
+    /// Completes all work of a stream, and all work that it waited for.
     pub fn complete(&self, stream: StreamId) {
         let mut state = self.state();
         let stream = state.streams.entry(stream).or_default();
@@ -61,14 +61,14 @@ impl HostStreams {
         state.complete_upto(&after);
     }
 
-    /// How many pieces of work were enqueued.
+    /// The number of enqueued pieces of work.
     #[must_use]
     pub fn position(&self, stream: StreamId) -> u64 {
         self.state().streams.get(&stream).map_or(0, |stream| stream.enqueued)
     }
 
-    /// Whether what `stream` does from now on comes after the first `position` pieces of work of `other`: they have
-    /// ended, or `stream` waits for them.
+    /// Returns true if later work of `stream` is ordered after the first `position` pieces of work of
+    /// `other`: they have ended, or `stream` waits for them.
     #[must_use]
     pub fn comes_after(&self, stream: StreamId, other: StreamId, position: u64) -> bool {
         let state = self.state();
@@ -88,23 +88,23 @@ impl HostStreams {
         }
     }
 
-    /// Lets calls of a kind fail, from now on.
+    /// Makes calls of a kind fail, from now on.
     pub fn fail(&self, call: StreamCall, failing: Failing) {
         self.state().failures.arm(call, failing);
     }
 
-    /// Lets no call fail any more.
+    /// Ends all injected failures.
     pub fn heal(&self) {
         self.state().failures.disarm();
     }
 
-    /// How often a call was made, also one that failed.
+    /// The number of calls of this kind, including failed ones.
     #[must_use]
     pub fn made(&self, call: StreamCall) -> u64 {
         self.state().failures.made(call)
     }
 
-    /// How many calls failed as they were told to.
+    /// The number of injected failures so far.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.state().failures.failed()
@@ -175,7 +175,7 @@ impl StreamEvents for HostStreams {
             let source = "the event's stream is being captured".into();
             return Err(EventError { call: "query", source });
         }
-        // What the stream waited for before has come to pass too.
+        // An event completes after all work that its stream waited for before.
         let ended = |(stream, position): (&StreamId, &u64)| {
             state.streams.get(stream).map_or(0, |stream| stream.completed) >= *position
         };

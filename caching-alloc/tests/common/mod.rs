@@ -1,7 +1,8 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 #![allow(dead_code)] // Not every test uses everything.
 
+pub(crate) mod hooked;
 pub(crate) mod pause;
 
 use std::collections::HashMap;

@@ -4,11 +4,11 @@ use std::sync::{Condvar, Mutex};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a thread that should be blocked by another one is watched. On a machine that is slower than that a bug may go
-/// unseen; what is right passes anywhere.
+/// Time to watch a thread that should be blocked by another one. A bug may go unseen on a slower machine. Correct code
+/// passes on any machine.
 const WATCHED: Duration = Duration::from_secs(1);
 
-/// Armed, it stops the first thread that comes by.
+/// While armed, it stops the first thread that arrives.
 #[derive(Debug, Default)]
 pub(crate) struct Pause {
     state: Mutex<State>,

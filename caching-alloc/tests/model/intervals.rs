@@ -1,4 +1,4 @@
-//! Ranges of numbers with a value each: disjoint, and cut where others are written over them.
+//! Ranges of numbers with a value each: disjoint, and cut where new ones overwrite them.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ impl<V> Default for Intervals<V> {
 }
 
 impl<V: Clone> Intervals<V> {
-    /// What lies in the range, at least in part.
+    /// The values in the range, including partly overlapping ones.
     pub(crate) fn over(&self, span: Span) -> impl Iterator<Item = &V> {
         self.keys(span).into_iter().map(|key| &self.0[&key].1)
     }
 
-    /// Empties the range; what lay in it.
+    /// Empties the range; returns the values that were in it.
     pub(crate) fn cut(&mut self, span: Span) -> Vec<V> {
         let mut values = Vec::new();
         for key in self.keys(span) {
@@ -41,7 +41,7 @@ impl<V: Clone> Intervals<V> {
         values
     }
 
-    /// Writes over the range.
+    /// Overwrites the range.
     pub(crate) fn set(&mut self, span: Span, value: V) {
         self.cut(span);
         self.0.insert((span.space, span.begin), (span.end, value));

@@ -1,4 +1,4 @@
-//! Who has which memory, what still uses it, and what must stay: all that the world outside an allocator knows.
+//! The model's knowledge of memory: its owner, the uses that have not ended, and memory that must stay.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::mirror::Mirror;
 /// Work that has to come before the next use, as (stream, position).
 pub(super) type Uses = Arc<[(StreamId, u64)]>;
 
-/// A stream that has done nothing and waits for nobody: what comes after something there, the host has seen end.
+/// An idle stream that waits for no other: other work is ordered before it only if the host has seen that
+/// work end.
 const HOST: StreamId = StreamId(u64::MAX);
 
 #[derive(Clone, Debug)]
@@ -32,22 +33,22 @@ pub(super) struct Ledger {
     physical: Intervals<Tenure>,
     /// The pool that each piece of memory has served.
     pools: HashMap<u64, PoolId>,
-    /// What is held, by token: its addresses, and how often.
+    /// Held memory, by token: its addresses, and the number of holds.
     held: HashMap<u64, (Span, u64)>,
-    /// Pools that keep what they have.
+    /// Pools that must keep their memory.
     pub(super) kept: Vec<PoolId>,
     pub(super) limit: Option<u64>,
     pub(super) mirror: Mirror,
-    /// What went wrong first.
+    /// The first inconsistency.
     wrong: Option<String>,
 }
 
-/// The addresses of a range.
+/// The span of a range of addresses.
 pub(super) fn at(address: u64, bytes: u64) -> Span {
     Span { space: 0, begin: address, end: address + bytes }
 }
 
-/// All of a piece of memory.
+/// The span of all of a piece of memory.
 fn all_of(token: u64) -> Span {
     Span { space: token, begin: 0, end: u64::MAX }
 }
@@ -67,17 +68,17 @@ impl Ledger {
         }
     }
 
-    /// Notes what went wrong. Not a panic: the allocator may be on the stack.
+    /// Records an inconsistency. It does not panic, since the allocator may be on the stack.
     pub(super) fn complain(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
-    /// What went wrong so far.
+    /// Takes the first inconsistency, if any.
     pub(super) fn take_wrong(&mut self) -> Option<String> {
         self.wrong.take()
     }
 
-    /// A block is handed out, of this physical memory.
+    /// Records that a block of this physical memory is handed out.
     pub(super) fn take(&mut self, block: Span, memory: &[Span], pool: PoolId, stream: StreamId) {
         if self.has_blocks(block) {
             self.complain(format!("{block:x?} overlaps a block that is handed out"));
@@ -105,7 +106,7 @@ impl Ledger {
         }
     }
 
-    /// It goes; these uses of it may go on.
+    /// Records that it is freed; these uses of it may go on.
     pub(super) fn leave(&mut self, block: Span, memory: &[Span], uses: &Uses) {
         self.addresses.set(block, Tenure::Left(uses.clone()));
         memory.iter().for_each(|span| self.physical.set(*span, Tenure::Left(uses.clone())));
@@ -164,7 +165,7 @@ impl Ledger {
         self.addresses.over(span).any(|tenure| matches!(tenure, Tenure::Live))
     }
 
-    /// Whether the host has seen everything end that was done at these addresses.
+    /// Returns true if the host has seen all work at these addresses end.
     fn has_ended(&self, span: Span) -> bool {
         self.addresses.over(span).all(|tenure| self.is_over(tenure))
     }
@@ -178,7 +179,7 @@ impl Ledger {
         }
     }
 
-    /// The source is told to unmap these addresses.
+    /// Records that the source unmaps these addresses.
     pub(super) fn unmap(&mut self, address: u64, bytes: u64) {
         let span = at(address, bytes);
         if !self.addresses.cut(span).iter().all(|tenure| self.is_over(tenure)) {
@@ -200,7 +201,7 @@ impl Ledger {
         }
     }
 
-    /// The source takes memory back.
+    /// Records that the source releases memory.
     pub(super) fn discard(&mut self, token: u64) {
         self.check_free("giving back", token);
         self.pools.remove(&token);

@@ -1,4 +1,4 @@
-//! The allocator beside the model, a step at a time.
+//! The allocator beside the model, step by step.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const GEOMETRY: Geometry = Geometry { first_segment: 2 * MIB, largest_segment: 4
 pub(super) struct Machine {
     pub(super) lends: bool,
     pub(super) borrows: bool,
-    /// Whether a limit may be set.
+    /// True if a limit may be set.
     limited: bool,
     pub(super) allocator: Allocator,
     pub(super) source: Arc<Watched>,
@@ -36,16 +36,16 @@ pub(super) struct Machine {
     /// By [`Which`], but for the graph pool.
     pub(super) pools: Vec<Pool>,
     graph_pool: GraphPool,
-    /// What the symmetric pool has to place like: other addresses, no streams, no time.
+    /// A reference for the symmetric pool's placement: with other addresses, without streams or time.
     twin: SymmetricArena,
     pub(super) live: Vec<Live>,
     freezes: Vec<(Which, Freeze)>,
-    /// What diverts requests, the last one first asked.
+    /// The guards that route requests; the newest one is asked first.
     guards: Vec<Guard>,
     capturing: [bool; STREAMS as usize],
     graphs: Vec<GraphMemory>,
     pub(super) holds: Vec<Hold>,
-    /// Of the streams' waits, those that have been looked at.
+    /// The number of the streams' waits that have been checked.
     waits: usize,
     attachment: Attachment,
     pub(super) late: Option<(Attachment, Arc<Late>)>,
@@ -198,7 +198,7 @@ impl Machine {
         true
     }
 
-    /// What the streams wait for since the last look.
+    /// Checks the waits between streams since the last check.
     fn check_waits(&mut self) {
         for (waiter, other) in self.streams.waits_after(self.waits) {
             self.waits += 1;
@@ -266,7 +266,7 @@ impl Machine {
         self.live.push(Live { block, span, memory, users: Vec::new(), placement });
     }
 
-    /// Whom a request to the allocator itself goes to.
+    /// The pool that a request to the allocator itself should use.
     fn target(&self, stream: StreamId) -> Target {
         let of = |guard: &Guard| match guard {
             Guard::Thread { which, id, .. } => Some(Target { which: *which, id: *id }),
@@ -278,7 +278,7 @@ impl Machine {
         self.guards.iter().rev().find_map(of).unwrap_or(default)
     }
 
-    /// A block is of the pool that it was asked of, or of one that lends to that.
+    /// Checks that a block is of the requested pool, or of one that lends to it.
     fn check_pool(&self, block: &Block, target: Target) {
         let of = block.pool();
         if of == target.id {
@@ -293,13 +293,13 @@ impl Machine {
         assert!(!self.is_capturing(block.stream()), "nothing is borrowed for a graph");
     }
 
-    /// Whether a pool is a private one: the one of now, or one whose place that has taken.
+    /// Returns true for a private pool: the current one, or an earlier one that was replaced.
     fn names_private(&self, id: PoolId) -> bool {
         let others = [Which::Default, Which::Whole, Which::Remapped, Which::Symmetric];
         id != self.graph_pool.id() && others.iter().all(|which| self.pools[*which as usize].id() != id)
     }
 
-    /// Where a block lies, as addresses and as memory.
+    /// Checks the place of a block; returns its addresses and its physical memory.
     fn check_place(&self, block: &Block, which: Which) -> (Span, Vec<Span>) {
         let settings = self.allocator.settings();
         assert!(block.bytes() >= block.requested() && block.bytes().is_multiple_of(512));

@@ -1,4 +1,4 @@
-//! An allocator's structure as its entries tell it.
+//! An allocator's structure, rebuilt from its entries.
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,15 @@
-//! The allocator against a model that keeps plain intervals and who used them last.
+//! The allocator against a model with plain intervals and the last users of each.
 //!
-//! - [`step`]: what a program may do, out of a number
-//! - [`scenario`]: settings and steps, and how they are drawn
-//! - [`machine`]: the allocator and the model, a step at a time; what each request got
-//! - [`whole`]: what holds for everything together, now and then and at the end
-//! - [`ledger`], [`watched`]: who has which memory and what still uses it; a source and a tracker that ask that
+//! - [`step`]: operations of a program, decoded from a number
+//! - [`scenario`]: settings and steps, and their random generation
+//! - [`machine`]: the allocator and the model, step by step; checks of each request
+//! - [`whole`]: checks of everything together, at intervals and at the end
+//! - [`ledger`], [`watched`]: the owners and uses of memory; a source and a tracker with checks against them
 //! - [`mirror`]: an allocator's structure, from its entries alone
 //! - [`intervals`]: ranges with a value each
 //! - [`search`]: many scenarios, from a seed
 //!
-//! `modelled.rs` runs a million operations, `soak.rs` as many as it is told.
+//! `modelled.rs` runs a million operations, `soak.rs` as many as its caller requests.
 
 pub(crate) mod intervals;
 mod ledger;

@@ -11,7 +11,7 @@ use super::step::Step;
 
 /// Steps of a scenario, at most. Long ones reach more states, short ones shrink faster.
 const STEPS: usize = 2000;
-/// Steps between two looks at the whole.
+/// Steps between two checks of the whole.
 const STRIDE: usize = 128;
 
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! Many scenarios out of one seed.
+//! Many scenarios from one seed.
 
 use std::fmt;
 use std::panic::catch_unwind;
@@ -10,25 +10,25 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::scenario::{Scenario, scenario};
 
-/// A search for a scenario in which the allocator is not what the model says.
+/// A search for a scenario in which the allocator differs from the model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search {
-    /// What scenarios are drawn from: the n-th of a seed is always the same.
+    /// The seed of the scenarios: the n-th scenario of a seed is always the same.
     pub(crate) seed: u64,
-    /// How many operations are enough.
+    /// The number of operations to run.
     pub(crate) operations: u64,
     pub(crate) threads: usize,
-    /// This scenario alone.
+    /// Run only this scenario.
     pub(crate) only: Option<u64>,
 }
 
-/// What was found.
+/// A scenario that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) seed: u64,
     /// The scenario's number.
     pub(crate) index: u64,
-    /// What is left of it after shrinking.
+    /// The scenario after shrinking.
     pub(crate) minimal: Scenario,
     pub(crate) reason: String,
 }
@@ -107,7 +107,7 @@ fn shrink(mut scenario: Scenario, mut reason: String) -> (Scenario, String) {
                 Err(words) => (scenario, reason) = (less, words),
             }
         }
-        // Indices mean others when steps are gone: what could not go may go now.
+        // After steps were removed, indices refer to other objects, so further steps may be removable now.
         if taken > 1 || scenario.steps.len() == before {
             taken /= 2;
         }

@@ -1,4 +1,4 @@
-//! What a program may do.
+//! Operations of a program.
 
 use super::super::common::MIB;
 
@@ -100,7 +100,7 @@ fn bytes(bits: &mut Bits) -> u64 {
         2 => 1 + bits.below(4096),
         3..=4 => 1 + bits.below(MIB),
         5..=6 => MIB + bits.below(4 * MIB),
-        // What segments and limits are multiples of.
+        // Multiples of the step of segments and limits.
         _ => 2 * MIB * (1 + bits.below(3)),
     }
 }
@@ -109,7 +109,7 @@ fn pool(bits: &mut Bits) -> Option<Which> {
     (bits.below(10) < 7).then(|| Which::open(bits))
 }
 
-/// A number, taken apart.
+/// A number, consumed in parts.
 struct Bits(u64);
 
 impl Bits {

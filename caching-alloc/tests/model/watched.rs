@@ -1,4 +1,4 @@
-//! A source and a tracker that compare what they are told with the ledger.
+//! A source and a tracker that compare their calls with the ledger.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

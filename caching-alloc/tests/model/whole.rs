@@ -1,4 +1,4 @@
-//! What holds for the whole of an allocator.
+//! Invariants of the whole allocator.
 
 use caching_alloc::core::{Block, BlockState, Fault, PoolId, Segment, Snapshot, Usage};
 
@@ -8,7 +8,7 @@ use super::mirror::Mirror;
 use super::step::{STREAMS, Which};
 
 impl Machine {
-    /// Everything, at any moment.
+    /// Checks everything, at any moment.
     pub(super) fn check_whole(&mut self) {
         let snapshot = self.allocator.snapshot().unwrap();
         check_tiling(&snapshot);
@@ -50,7 +50,7 @@ impl Machine {
         assert_eq!(stats.all.blocks.current, self.live.len() as u64);
         let fixed = snapshot.segments.iter().flat_map(|state| &state.blocks);
         let blocks = fixed.chain(snapshot.mapped.iter().flat_map(|state| &state.blocks));
-        // What a pool left that is gone shows whole segments, and nobody who asked for them.
+        // A dropped pool's memory is shown as whole segments, without a call site.
         let owned = blocks.filter(|block| block.call_site.is_some());
         assert_eq!(stats.all.active.current, owned.map(BlockState::active_bytes).sum::<u64>());
         let both = stats.small.allocated.current + stats.large.allocated.current;
@@ -62,7 +62,7 @@ impl Machine {
         }
     }
 
-    /// Nothing is amiss but that what was held had to stay.
+    /// Checks that the only faults are quarantined segments, which were held.
     fn check_faults(&self) {
         let mut faults = self.allocator.faults();
         faults.retain(|fault| !matches!(fault, Fault::Quarantined { .. }));
@@ -115,15 +115,15 @@ impl Machine {
         (0..STREAMS).any(|stream| self.is_capturing(s(stream)))
     }
 
-    /// Whether a segment goes back when it is idle and memory is wanted.
+    /// Returns true if a segment is released when it is idle and memory is needed.
     fn may_go(&self, segment: &Segment) -> bool {
         let kept = self.ledger.open().kept.contains(&segment.pool());
-        // What a pool left that is gone waits until nothing of it is used any more.
+        // The memory of a dropped pool stays until no part of it is used any more.
         let there = self.pools.iter().any(|pool| pool.id() == segment.pool());
         there && !kept && !self.is_capturing(segment.stream())
     }
 
-    /// Everything goes back when nobody wants it any more.
+    /// Checks that everything is released at the end.
     pub(super) fn finish(mut self) {
         self.check_whole();
         self.release_all();

@@ -14,8 +14,7 @@ const UNIT: u64 = 512;
 /// A long block has ownership words this far apart, and in its last unit.
 const STRIDE: u64 = 64 * UNIT;
 
-/// A source whose segments are allocated on the heap, so that AddressSanitizer sees an access to a segment that has
-/// been released.
+/// A source that allocates segments on the heap. AddressSanitizer then finds accesses to released segments.
 #[derive(Debug)]
 pub(crate) struct HeapSource {
     capacity: u64,
@@ -87,7 +86,7 @@ impl Span {
         let last = (self.0.end - UNIT).max(self.0.start);
         for at in self.0.clone().step_by(step as usize).chain([last]) {
             // SAFETY: the memory of a live segment, aligned, which is accessed by these atomics only. If the allocator
-            // has released it, that is the bug that this looks for.
+            // If the allocator has released it, that is a bug that this test looks for.
             let word = unsafe { AtomicU64::from_ptr(with_exposed_provenance_mut(at as usize)) };
             let found = word.swap(to, Ordering::Relaxed);
             let again = at == last && found == to;

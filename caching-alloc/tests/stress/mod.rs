@@ -1,8 +1,8 @@
 //! Threads that share streams, over real memory in which every block names its owner.
 //!
-//! A block's owner writes its word into the block when it gets it, and takes the word out before it frees it. Two owners
-//! of one unit, a block that is reused before a recorded use has ended, and memory that is released under a graph are
-//! found where they happen, the last also by AddressSanitizer.
+//! An owner writes its word into a block after the allocation, and clears the word before the free. This finds two
+//! owners of one unit, reuse of a block before a recorded use has ended, and memory that is released while a graph uses
+//! it. AddressSanitizer finds the last one too.
 
 mod memory;
 mod streams;
@@ -20,13 +20,13 @@ use memory::{HeapSource, Span};
 use streams::Streams;
 
 const MIB: u64 = 1 << 20;
-/// What one process may use of the host.
+/// Host memory for one process, in bytes.
 const CAPACITY: u64 = 96 * MIB;
 /// Blocks that a thread has at most.
 const HELD: usize = 12;
 const SIZES: [u64; 8] = [512, 512, 1000, 4096, 70_000, 300_000, MIB, 3 * MIB];
 
-/// What the threads of a run do, and where.
+/// The settings of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stress {
     pub(crate) threads: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Stress {
     pub(crate) seed: u64,
 }
 
-/// What the threads of a run share.
+/// State that the threads of a run share.
 struct Shared {
     allocator: Allocator,
     streams: Arc<Streams>,

@@ -1,10 +1,10 @@
 //! The free blocks of one list, for best fit.
 //!
-//! Bins of near lengths, most of them with one block or none, so that there is little to compare; a bit per bin that is
-//! not empty, and one per word of those. The blocks of a bin are linked through their records in the order of (length,
-//! segment's ordinal, offset): never an address, so that equal histories choose equal places. Where a bin is crowded
-//! only its first blocks are in order: nothing here takes longer for having many blocks, but for the search that is
-//! made before memory is found to be short.
+//! Bins of similar lengths, most with one block or none, so few comparisons are needed. One bit per bin marks
+//! those that are not empty, and one bit per word of these. The blocks of a bin are linked through their
+//! records in the order of (length, segment's ordinal, offset), never by address, so equal histories choose
+//! equal places. In a crowded bin only the first blocks are in order. So no operation slows down with many
+//! blocks, except the last search before memory is reported as exhausted.
 
 use super::{BlockId, NONE, Record};
 use crate::core::size::{BINS, Units, bin_of};
@@ -12,7 +12,7 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// Blocks of a bin that are looked at, at most, and so how many are in order.
+/// Limit on the blocks of a bin that are examined, and so on those in order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl FreeIndex {
         }
     }
 
-    /// Without branches, since whether a block was its bin's first or last cannot be foreseen.
+    /// Branch-free, since a block's position as first or last of its bin is unpredictable.
     #[inline]
     pub(super) fn remove(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -62,15 +62,17 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Whether what is left of a block that was [found](Self::find), so many units, belongs where that is, so that nothing
-    /// else need be moved: in its bin, of which it is the first. One that is not was found because the first is too short;
-    /// so more than a bin's width is taken of it.
+    /// Returns true if the rest of a block that was [found](Self::find), `left` units, belongs in its place
+    /// in the index, so no other block need be moved: it stays in the same bin, of which the block is the
+    /// first. A found block that is not the first was chosen because the first is too short, so more than a
+    /// bin's width is taken from it.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)
     }
 
-    /// Puts what is left of a block, and has its neighbours, in the place of that, where it [stays](Self::stays).
+    /// Puts the rest of a block, with its neighbours, in the block's place in the index, if it
+    /// [stays](Self::stays).
     #[inline]
     pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -84,7 +86,7 @@ impl FreeIndex {
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
         let bin = bin_of(units);
         let fits = |id: &BlockId| records[*id as usize].units >= units;
-        // Nobody's length is 0.
+        // No block has length 0.
         let head = self.heads[bin];
         if fits(&head) {
             return Some(head);
@@ -105,7 +107,7 @@ impl FreeIndex {
         self.blocks(records, bin as usize).map(|id| records[id as usize].units).max().unwrap_or(0)
     }
 
-    /// Some block.
+    /// Any block.
     pub(super) fn any(&self) -> Option<BlockId> {
         self.next_occupied(0).map(|bin| self.heads[bin])
     }
@@ -136,7 +138,7 @@ impl FreeIndex {
     }
 }
 
-/// Between which blocks of a bin, whose least is `head`, one belongs.
+/// The neighbours of a block in a bin whose least block is `head`.
 #[inline]
 fn place(records: &[Record], id: BlockId, head: BlockId) -> (BlockId, BlockId) {
     let new = records[id as usize];

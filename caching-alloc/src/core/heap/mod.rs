@@ -1,9 +1,9 @@
-//! Placement of blocks in segments: pure, and without addresses.
+//! Placement of blocks in segments: pure logic, without addresses.
 //!
 //! A segment is an ordinal and a length; a block is a span of one segment. Blocks tile their segments, free
-//! neighbours of one list are always merged, and the place of a new block depends on the history of calls alone. Records are
-//! kept out of the memory that they describe, in one table, and are used again: after warm-up nothing here
-//! allocates.
+//! neighbours of one list are always merged, and the place of a new block depends on the history of calls
+//! alone. Records are kept in one table, outside of the memory that they describe, and are reused: after
+//! warm-up nothing here allocates.
 
 mod index;
 mod ranges;
@@ -20,14 +20,14 @@ use super::size::Units;
 /// Index of a block's record.
 pub(super) type BlockId = u32;
 
-/// No block: there is a record of that name, which is never free, so that links need no check before they are followed
-/// by one step or written.
+/// The null block. A record with this index exists and is never free, so code can follow or write a link
+/// without a check.
 pub(super) const NONE: BlockId = 0;
 
-/// What a block is used for.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Not a block: a record that waits for one.
+    /// An unused record.
     Spare,
     /// Free, merged and in the index.
     Free,
@@ -37,8 +37,8 @@ pub(super) enum State {
     Hole,
 }
 
-/// Which free blocks a request may have: blocks of different lists are never merged, nor is one handed out for the
-/// other. A size class, or a stream.
+/// A list of free blocks: blocks of different lists are never merged, nor handed out for another list. A size
+/// class, or a stream.
 pub(super) type List = u16;
 
 /// A block. Two of them share a cache line.
@@ -47,18 +47,18 @@ pub(super) type List = u16;
 pub(super) struct Record {
     /// Ordinal of its segment.
     pub(super) segment: u32,
-    /// Where it begins in the segment.
+    /// Its offset in the segment.
     pub(super) offset: Units,
     /// Its length.
     pub(super) units: Units,
-    /// What it is used for.
+    /// Its state.
     pub(super) state: State,
-    /// Where it goes when it is free.
+    /// The list that it returns to when it is freed.
     pub(super) list: List,
     /// The block before it; of a spare record, the next spare one.
     prev: BlockId,
     next: BlockId,
-    /// Of a free block, its neighbours in the index.
+    /// For a free block, its neighbours in the index.
     less: BlockId,
     greater: BlockId,
 }
@@ -80,7 +80,8 @@ impl Record {
         }
     }
 
-    /// Whether it is handed out before the other: by length, then the one of the older segment, there the first.
+    /// Returns true if this block is handed out before the other: ordered by length, then by age of the
+    /// segment, then by offset.
     #[inline]
     fn is_before(&self, other: &Self) -> bool {
         let place = |record: &Self| u64::from(record.segment) << 32 | u64::from(record.offset);
@@ -92,11 +93,11 @@ impl Record {
 struct Span {
     units: Units,
     first: BlockId,
-    /// For each chunk the first block that begins in it, if the heap has side tables.
+    /// For each chunk, the first block that begins in it, if the heap has side tables.
     firsts: Vec<BlockId>,
 }
 
-/// Units of a chunk of the side table, 64 KiB: the table stays small, and a look-up walks few blocks.
+/// Units of a chunk of the side table, 64 KiB: the table stays small, and a lookup walks few blocks.
 const CHUNK: Units = 128;
 
 /// Segments and the blocks that tile them.
@@ -105,7 +106,7 @@ pub(super) struct Heap {
     records: Vec<Record>,
     spare: BlockId,
     segments: Vec<Option<Span>>,
-    /// Ordinals of removed segments, which further segments get, if that may be.
+    /// Ordinals of removed segments, for reuse by new segments if that is allowed.
     spare_ordinals: Option<BinaryHeap<Reverse<u32>>>,
     /// By list.
     free: Vec<FreeIndex>,
@@ -113,8 +114,8 @@ pub(super) struct Heap {
 }
 
 impl Heap {
-    /// A heap without segments, in which a block is found by walking its segment. A new segment has the least ordinal
-    /// that no other one has.
+    /// Makes a heap without segments and side tables, in which a block is found by walking its segment. A new
+    /// segment gets the smallest unused ordinal.
     pub(super) fn new() -> Self {
         let nobody = Record { state: State::Used, ..Record::new(0, 0, 0, List::MAX) };
         let (records, segments, free) = (vec![nobody], Vec::new(), Vec::new());
@@ -122,8 +123,8 @@ impl Heap {
         Self { records, spare: NONE, segments, spare_ordinals, free, has_tables: false }
     }
 
-    /// A heap that keeps side tables, by which the block at a place is found at once. Its ordinals are 0, 1, 2… and
-    /// never used again.
+    /// Makes a heap with side tables, which find the block at a place directly. Its ordinals are 0, 1, 2… and
+    /// are never reused.
     pub(super) fn with_tables() -> Self {
         Self { has_tables: true, spare_ordinals: None, ..Self::new() }
     }
@@ -149,7 +150,7 @@ impl Heap {
         u32::try_from(self.segments.len()).unwrap_or(u32::MAX)
     }
 
-    /// Removes a segment that is one free block. Returns whether it was.
+    /// Removes a segment if it is one free block. Returns whether it was.
     pub(super) fn remove_segment(&mut self, ordinal: u32) -> bool {
         if !self.is_free(ordinal) {
             return false;
@@ -161,7 +162,7 @@ impl Heap {
         true
     }
 
-    /// Whether a segment is one free block.
+    /// Returns true if a segment is one free block.
     pub(super) fn is_free(&self, ordinal: u32) -> bool {
         self.segments.get(ordinal as usize).and_then(Option::as_ref).is_some_and(|span| {
             let record = &self.records[span.first as usize];
@@ -169,13 +170,13 @@ impl Heap {
         })
     }
 
-    /// Hands out the least free block of the list with at least `units`, split to that length if `split`. Among
-    /// equals the one of the oldest segment, and there the first.
+    /// Hands out the shortest free block of the list with at least `units`, split to that length if `split`.
+    /// Among equals it takes the one of the oldest segment, and there the first.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
         self.allocate_within(units, Units::MAX, list, split)
     }
 
-    /// The same, unless that block has more than `most`.
+    /// Like [`allocate`](Self::allocate), unless that block has more than `most` units.
     pub(super) fn allocate_within(
         &mut self,
         units: Units,
@@ -205,7 +206,7 @@ impl Heap {
         Some(id)
     }
 
-    /// Takes a block back and merges it with its free neighbours of the same list.
+    /// Frees a block and merges it with its free neighbours of the same list.
     pub(super) fn free(&mut self, mut id: BlockId) {
         let Record { prev, next, list, .. } = self.records[id as usize];
         if self.is_free_of(next, list) {
@@ -231,12 +232,12 @@ impl Heap {
         &self.records[id as usize]
     }
 
-    /// The block that begins at that place.
+    /// The block that begins at this place.
     pub(super) fn block_at(&self, segment: u32, offset: Units) -> Option<BlockId> {
         self.block_over(segment, offset).filter(|id| self.block(*id).offset == offset)
     }
 
-    /// The block that has that place inside it.
+    /// The block that contains this place.
     pub(super) fn block_over(&self, segment: u32, offset: Units) -> Option<BlockId> {
         let span = self.segments.get(segment as usize)?.as_ref()?;
         if offset >= span.units {
@@ -260,7 +261,7 @@ impl Heap {
             .map(|id| (id, &self.records[id as usize]))
     }
 
-    /// Moves every free block of a list into another one.
+    /// Moves every free block of one list to another.
     pub(super) fn relist(&mut self, from: List, to: List) {
         while let Some(id) = self.free.get(from as usize).and_then(FreeIndex::any) {
             self.leave_index(id);
@@ -293,8 +294,8 @@ impl Heap {
         self.free[list].remove(&mut self.records, id);
     }
 
-    /// Shortens a block to `units`; what it loses is a block of the same kind, in no index. One that is in an index leaves it
-    /// before, or to what it loses.
+    /// Shortens a block to `units`. The rest becomes a block of the same state, in no index. A block that is
+    /// in an index must leave it first, or leave it to the rest.
     #[inline]
     fn split(&mut self, id: BlockId, units: Units) -> BlockId {
         let whole = self.records[id as usize];
@@ -305,14 +306,14 @@ impl Heap {
         record.units = units;
         record.next = at;
         self.records[next as usize].prev = at;
-        // What is cut off is the first of every chunk but that of the block before it.
+        // The rest is the first block of its chunk, unless the shortened block begins in the same chunk.
         if self.has_tables && rest / CHUNK != offset / CHUNK {
             self.span(segment).firsts[(rest / CHUNK) as usize] = at;
         }
         at
     }
 
-    /// Makes `right` part of `left`, the block before it.
+    /// Merges `right` into `left`, the block before it.
     #[inline]
     fn absorb(&mut self, left: BlockId, right: BlockId) {
         let Record { segment, offset, units, next, .. } = self.records[right as usize];
@@ -322,7 +323,8 @@ impl Heap {
         record.units += units;
         record.next = next;
         self.records[next as usize].prev = left;
-        // It was the first of its chunk unless the left one begins there too. Now the next is, if it begins there.
+        // `right` was the first of its chunk unless `left` begins there too. The next block is now, if it
+        // begins there.
         if self.has_tables && offset / CHUNK != chunk {
             let heir = if next != NONE && (offset + units) / CHUNK == offset / CHUNK { next } else { NONE };
             self.span(segment).firsts[(offset / CHUNK) as usize] = heir;
@@ -339,7 +341,7 @@ impl Heap {
         let id = self.spare;
         if id == NONE {
             self.records.push(record);
-            // More would not fit the memory that they describe.
+            // More records would not fit in the memory that they describe.
             return BlockId::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks");
         }
         let place = &mut self.records[id as usize];

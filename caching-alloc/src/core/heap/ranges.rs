@@ -1,10 +1,11 @@
-//! Segments of addresses whose memory comes and goes: what is free becomes a hole, and holes become blocks.
+//! Segments of addresses whose memory is mapped and unmapped: used blocks become holes, and holes become
+//! blocks.
 
 use super::{BlockId, CHUNK, Heap, List, NONE, Record, Span, State};
 use crate::core::size::Units;
 
 impl Heap {
-    /// Adds a segment of no length, which [`extend`](Self::extend) lengthens, and returns its ordinal.
+    /// Adds an empty segment, which [`extend`](Self::extend) lengthens, and returns its ordinal.
     pub(in crate::core) fn add_range(&mut self) -> u32 {
         let ordinal = self.next_ordinal();
         self.segments.push(Some(Span { units: 0, first: NONE, firsts: Vec::new() }));
@@ -37,7 +38,7 @@ impl Heap {
         self.make_hole(id);
     }
 
-    /// Takes a part out of a block that is free or a hole; what is left of it on either side stays what it is.
+    /// Takes a part out of a block that is free or a hole. The rests on both sides keep their state.
     pub(in crate::core) fn take_part(&mut self, id: BlockId, offset: Units, units: Units) -> BlockId {
         let was = self.records[id as usize].state;
         if was == State::Free {
@@ -57,9 +58,10 @@ impl Heap {
         taken
     }
 
-    /// Hands out the least free block of the list with at least `units`, split to that length. If there is a hole on one
-    /// side of it, then what is left lies there: it can be lengthened. Else the block lies beside one of its length, if
-    /// there is one behind it only: what is of one length often goes together, and leaves one piece then.
+    /// Hands out the shortest free block of the list with at least `units`, split to that length. If there is
+    /// a hole on one side of it, the rest is placed there, where it can be lengthened. Otherwise, if only the
+    /// block behind it has the requested length, the new block is placed beside that: blocks of one length
+    /// are often freed together, and then leave one free block.
     pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
         let id = self.allocate_within(units, Units::MAX, list, false)?;
         let Record { units: whole, prev, next, .. } = self.records[id as usize];
@@ -81,19 +83,19 @@ impl Heap {
         Some(taken)
     }
 
-    /// Makes two used neighbours one.
+    /// Merges two used neighbours.
     pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
         debug_assert_eq!(self.records[left as usize].next, right, "neighbours");
         self.absorb(left, right);
     }
 
-    /// Takes a used block back into another list than it came from.
+    /// Frees a used block to another list than the one it came from.
     pub(in crate::core) fn free_into(&mut self, id: BlockId, list: List) {
         self.records[id as usize].list = list;
         self.free(id);
     }
 
-    /// A used block's memory has gone: it becomes a hole, one with the holes beside it.
+    /// Turns a used block, whose memory was unmapped, into a hole, merged with the holes beside it.
     pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
         let Record { prev, next, .. } = self.records[id as usize];
         let is_hole = |heap: &Self, id: BlockId| heap.records[id as usize].state == State::Hole;
@@ -107,7 +109,7 @@ impl Heap {
         self.records[id as usize].state = State::Hole;
     }
 
-    /// What is left of a block after a part was taken; its other neighbours are as they were.
+    /// Sets the state of the rest of a block after a part was taken; its other neighbours are unchanged.
     fn put_as(&mut self, id: BlockId, state: State) {
         match state {
             State::Free => self.put_in_index(id),

@@ -1,10 +1,10 @@
-//! Whole flows: more steps than all orders of which could be tried.
+//! Whole flows, with too many steps to try all orders.
 
 use super::*;
 
 const SIZES: [u64; 3] = [1000, 700_000, 3 << 20];
 
-/// Asks for blocks of several lengths, has some used on another stream, and drops every other.
+/// Allocates blocks of several lengths, records uses of some on another stream, and drops every second one.
 fn churn(program: &Program, pool: &Pool, stream: u64) -> Vec<Owned> {
     let mut kept = Vec::new();
     for step in 0..8 {
@@ -20,7 +20,8 @@ fn churn(program: &Program, pool: &Pool, stream: u64) -> Vec<Owned> {
     kept
 }
 
-/// Threads churn in a pool that goes meanwhile; what they keep is freed by others. Trackers and late readers come and go.
+/// Threads allocate and free in a pool that is dropped meanwhile; other threads free the blocks that they
+/// keep. Trackers and late readers attach and detach.
 fn come_and_go(program: Program, kind: PoolKind) {
     let pool = program.pool(PoolSettings { kind, lends: true, ..PoolSettings::default() });
     let workers: Vec<_> = (0..3)

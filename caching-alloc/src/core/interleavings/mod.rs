@@ -1,15 +1,15 @@
-//! What threads do to each other: programs of a few threads, whose order is left to whoever runs them.
+//! Interleavings of threads: programs of a few threads, run in orders that a checker chooses.
 //!
-//! - Built with `--cfg loom`: [`models`], in every order in which no more than `LOOM_MAX_PREEMPTIONS` times (3 unless
-//!   set) a thread is interrupted that could go on. Orders that differ in steps that do not touch the same lock or
-//!   counter are one to loom, which therefore never reorders counted references (see [`sync`](super::sync)).
-//! - Built with `--cfg shuttle`: [`models`] and [`flows`], in `SHUTTLE_ORDERS` orders (300 unless set) chosen at random,
-//!   and in as many where the thread that comes first goes on until, at two moments chosen at random, it comes last
-//!   (PCT of depth 3).
-//! - Otherwise: both, on threads of the system, as they come.
+//! - Built with `--cfg loom`: [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
+//!   preemptions of a runnable thread. To loom, orders that differ in steps on different locks and counters
+//!   are one, so it never reorders counted references (see [`sync`](super::sync)).
+//! - Built with `--cfg shuttle`: [`models`] and [`flows`], in `SHUTTLE_ORDERS` orders (300 unless set) chosen
+//!   at random. As many further orders use PCT of depth 3: the thread with the highest priority runs until it
+//!   becomes the last one, at two random moments.
+//! - Otherwise: both, on threads of the system, in the order of its scheduler.
 //!
-//! What a program checks is what it can see from outside: its [`Ledger`], which no two blocks share bytes in; the
-//! figures of the source, the streams and the statistics at its end; what its [`Reader`] was told.
+//! A program checks visible effects: its [`Ledger`], in which no two blocks share bytes; the figures of the
+//! source, the streams and the statistics at its end; the entries that its [`Reader`] got.
 
 #[cfg(not(loom))]
 mod flows;
@@ -56,7 +56,7 @@ fn check(program: impl Fn() + Send + Sync + 'static) {
     (0..30).for_each(|_| program());
 }
 
-/// An allocator whose source and streams are looked at in the end, and who has which bytes of it.
+/// An allocator with its source and streams, which are checked at the end, and the ledger of its blocks.
 #[derive(Clone)]
 struct Program {
     source: Arc<HostSource>,
@@ -65,14 +65,15 @@ struct Program {
     ledger: Arc<Ledger>,
 }
 
-/// Blocks that are out, by address: where they end. No checker knows of its lock, which never has to be waited for.
+/// Blocks that are handed out: address to end. Its lock is invisible to checkers, since no thread ever has to
+/// wait for it.
 #[derive(Default)]
 struct Ledger(Mutex<BTreeMap<u64, u64>>);
 
 /// A block that is in the ledger.
 #[derive(Debug)]
 struct Owned {
-    /// `None`: dropped.
+    /// `None` once dropped.
     block: Option<Block>,
     ledger: Arc<Ledger>,
 }
@@ -127,7 +128,7 @@ impl Program {
         Owned { block: Some(block), ledger: self.ledger.clone() }
     }
 
-    /// From the allocator, whatever pool that is.
+    /// Allocates from the allocator, in the pool that it selects.
     fn allocate(&self, bytes: u64, stream: u64) -> Owned {
         self.own(self.allocator.allocate(bytes, StreamId(stream)).unwrap())
     }
@@ -136,8 +137,8 @@ impl Program {
         self.own(pool.allocate(bytes, StreamId(stream)).unwrap())
     }
 
-    /// Everything is back: no block is out, nothing is wanted of a stream, all memory can be given back, and nobody keeps
-    /// the allocator.
+    /// Checks that everything is back: no block is handed out, no event is live, all memory can be released,
+    /// and no reference to the allocator is left.
     fn end(self) {
         let stats = self.allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0), "blocks that are out");

@@ -1,8 +1,8 @@
-//! Few threads, few steps: small enough for every order to be tried.
+//! Few threads with few steps: small enough to try every order.
 
 use super::*;
 
-/// A length that the front keeps, and one that it does not.
+/// A length that the front caches, and one that it does not.
 const SHORT: u64 = 1000;
 const LONG: u64 = 3 * MIB;
 
@@ -38,12 +38,12 @@ fn two_threads_that_ask_first_get_one_segment() {
 fn a_thread_that_ends_leaves_what_it_kept_to_the_others() {
     check(|| {
         let program = Program::new(4 * MIB);
-        // What it frees stays with its stream, which nobody uses from then on; there is no more than that.
+        // The freed block stays with its stream, which no thread uses from then on. There is no other memory.
         let theirs = program.allocate(LONG, 2);
         let other = thread::spawn(move || drop(theirs));
         let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
         other.join().unwrap();
-        // As long as the other thread had it there was none.
+        // The first try fails while the other thread has the block.
         drop(mine.unwrap_or_else(|_| program.allocate(LONG, 1)));
         program.end();
     });
@@ -75,9 +75,10 @@ fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
         let other = thread::spawn(move || drop(lender));
         let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
         other.join().unwrap();
-        // Borrowed, or the default pool's own; while the lender's memory is on its way back there is none.
+        // Borrowed, or from the default pool itself. While the lender's memory is being released, there is
+        // none.
         let mine = mine.unwrap_or_else(|_| program.allocate(LONG, 1));
-        // Were the lender's slot free already, this would have it.
+        // If the lender's slot were free already, this pool would have it.
         let next = program.pool(PoolSettings::default());
         assert!(next.allocate(LONG, StreamId(1)).is_err(), "there is no more memory");
         assert_eq!(mine.block().requested(), LONG);
@@ -204,7 +205,7 @@ fn a_late_reader_gets_the_snapshot_and_exactly_what_follows() {
     });
 }
 
-/// Reads what was missed.
+/// Reads the entries that were missed.
 pub(super) fn catch_up(program: &Program, books: &mut reader::Books) {
     match program.allocator.since(books.generation.unwrap_or(0)).unwrap() {
         Since::Entries(entries) => entries.iter().for_each(|entry| books.enter(entry)),
@@ -290,7 +291,7 @@ fn a_frozen_pool_does_not_grow() {
 #[test]
 fn two_threads_that_want_all_memory_get_it() {
     check(|| {
-        // Room for two blocks, both of which stream 2 has used.
+        // Room for two blocks, both used by stream 2.
         let exact = Settings { growth_divisor: u64::MAX, ..Settings::default() };
         let program = Program::with(8 * MIB, exact);
         drop([(); 2].map(|()| {

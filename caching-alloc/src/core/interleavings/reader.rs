@@ -1,4 +1,4 @@
-//! A tracker that keeps books of what it is told, and says what did not fit.
+//! A tracker that records its entries and reports inconsistencies.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,25 +8,25 @@ use crate::core::{
     Action, Block, Entry, PoolId, Segment, SegmentId, Snapshot, StreamId, Tracker, TrackerError, Usage,
 };
 
-/// What follows from a snapshot and the entries after it.
+/// The state that follows from a snapshot and the entries after it.
 #[derive(Default)]
 pub(super) struct Books {
     /// Number of the last structural entry.
     pub(super) generation: Option<u64>,
     pub(super) segments: BTreeSet<SegmentId>,
-    /// How many blocks are out at an address: one or none.
+    /// Number of blocks handed out at an address: one or none.
     blocks: HashMap<u64, i32>,
     /// Pools of pages, whose streams share addresses, while entries are in order for each stream alone.
     shared: HashSet<PoolId>,
     /// Number of the last block entry of each shard.
     last: HashMap<(PoolId, StreamId), u64>,
-    /// Blocks that were handed out since.
+    /// Blocks handed out since the snapshot.
     pub(super) handed_out: u64,
     pub(super) wrong: Vec<String>,
 }
 
 impl Books {
-    /// Begins with the state of then.
+    /// Starts with the state of a snapshot.
     pub(super) fn begin(&mut self, snapshot: &Snapshot) {
         self.generation = Some(snapshot.generation);
         let mapped = snapshot.mapped.iter().flat_map(|range| &range.segments);
@@ -43,14 +43,14 @@ impl Books {
         self.blocks.get(&block.address()) == Some(&1)
     }
 
-    /// One block more or less; whether that can be.
+    /// Adds or removes one block; returns whether that is consistent.
     fn count(&mut self, pool: PoolId, address: u64, more: i32) -> bool {
         let out = self.blocks.entry(address).or_default();
         *out += more;
         (0..=1).contains(out) || self.shared.contains(&pool)
     }
 
-    /// Goes on with an entry.
+    /// Applies an entry.
     pub(super) fn enter(&mut self, entry: &Entry) {
         let fits = match &entry.action {
             Action::Alloc(span) => {
@@ -84,10 +84,10 @@ impl Books {
     }
 }
 
-/// Keeps [`Books`] as long as it is attached.
+/// Maintains [`Books`] while it is attached.
 pub(super) struct Reader {
     books: Mutex<Books>,
-    /// Unlike the books' lock, which nobody waits for, a step to a checker.
+    /// Unlike the books' lock, which nobody waits for, this is a step for a checker.
     detached: AtomicBool,
 }
 
@@ -100,7 +100,7 @@ impl Reader {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing may come any more; nothing that came may have been wrong.
+    /// From now on no entry may come. Checks the entries that came.
     pub(super) fn close(&self) {
         self.detached.store(true, Ordering::SeqCst);
         self.check();

@@ -1,4 +1,4 @@
-//! Streams whose every call is a step to a checker: what it does not see it would not reorder.
+//! Streams that make every call visible to a checker. It reorders visible steps only.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

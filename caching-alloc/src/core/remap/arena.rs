@@ -1,8 +1,8 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A range is a heap segment that is lengthened as memory is mapped; what is not mapped in it is a hole. Short blocks and
-//! long ones have ranges of their own, and each stream a list of the heap for either: what was freed on it can be had
-//! there at once, and on other streams after order has been made.
+//! A range is a heap segment that is lengthened as memory is mapped; its unmapped parts are holes. Short and
+//! long blocks have separate ranges, and each stream has a list of the heap for either. Memory freed on a
+//! stream is available there at once, and on other streams after ordering.
 
 use super::plan::longest_page;
 use crate::core::fixed::Tile;
@@ -18,27 +18,27 @@ const SHORT_SHARE: u64 = 64;
 #[derive(Debug)]
 pub(in crate::core) struct Arena {
     pub(super) heap: Heap,
-    /// By the heap's ordinals.
+    /// Indexed by the heap's ordinals.
     pub(super) ranges: Vec<Range>,
     /// Units of the smallest page.
     pub(super) granule: Units,
     /// Old addresses of pages that have moved.
     ghosts: Vec<Ghost>,
-    /// Parts of holes at which pages are still mapped that are used elsewhere.
+    /// Parts of holes with pages that are still mapped there but used elsewhere.
     pub(super) stale: Vec<Run>,
-    /// Units that shards have of it.
+    /// Units leased by shards.
     leased: u64,
-    /// The most bytes that were not free when memory was looked for.
+    /// The largest number of bytes in use whenever memory was searched.
     active_peak: u64,
-    /// Calls of the source that moves have needed so far.
+    /// Calls of the source for moving pages so far.
     pub(super) move_calls: u64,
-    /// Up to so many units a block is short.
+    /// The longest short block.
     short: Units,
-    /// Bytes beyond which the source had nothing left when it was last asked.
+    /// The reserved bytes at which the source last ran out of memory.
     pub(super) ceiling: u64,
 }
 
-/// Blocks are kept apart by length: a short one would keep a long page from moving as well as a long one does.
+/// Blocks are kept apart by length: a short block would prevent a long page from moving just like a long one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Tier {
     Short,
@@ -46,7 +46,7 @@ pub(in crate::core) enum Tier {
 }
 
 impl Tier {
-    /// The heap's list of what a stream has free of this tier.
+    /// The heap's list of a stream's free memory of this tier.
     fn list(self, stream: List) -> List {
         stream * 2 + self as List
     }
@@ -57,35 +57,35 @@ pub(super) fn stream_of(list: List) -> List {
     list / 2
 }
 
-/// Addresses in which pages are mapped.
+/// A range of addresses in which pages are mapped.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) tier: Tier,
     pub(super) base: u64,
     pub(super) limit: Units,
-    /// For each granule the page that begins there.
+    /// For each granule, the page that begins there.
     pub(super) pages: Vec<Option<Segment>>,
 }
 
-/// Addresses at which pages are still mapped that are used elsewhere, until an event has come to pass.
+/// Old addresses of moved pages, which stay mapped until an event has completed.
 #[derive(Debug)]
 pub(in crate::core) struct Ghost {
     pub(in crate::core) wait: Wait,
     pub(in crate::core) places: Vec<Place>,
 }
 
-/// What a pool leaves.
+/// The resources left by a dropped pool.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Remains {
     pub(in crate::core) pages: Vec<Segment>,
-    /// Addresses at which pages are still mapped that have moved, as (address, bytes), and what marks their last uses.
+    /// Old addresses of moved pages as (address, bytes), and the events that mark their last uses.
     pub(in crate::core) old: Vec<(u64, u64)>,
     pub(in crate::core) events: Vec<EventId>,
     /// The ranges, as (base, bytes).
     pub(in crate::core) ranges: Vec<(u64, u64)>,
 }
 
-/// A place of the range.
+/// A block's addresses.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Place {
     pub(in crate::core) address: u64,
@@ -93,14 +93,14 @@ pub(in crate::core) struct Place {
     pub(in crate::core) block: BlockId,
 }
 
-/// A free block that was taken out of its list, and the stream of that.
+/// A free block that was taken out of its list, and the stream of that list.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Piece {
     pub(super) block: BlockId,
     pub(in crate::core) stream: List,
 }
 
-/// Neighbouring addresses: those of free memory, whatever streams it is of, or of a hole.
+/// Consecutive addresses: free memory of any streams, or a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct Run {
     pub(super) range: u32,
@@ -115,9 +115,9 @@ impl Run {
 }
 
 impl Arena {
-    /// So many streams have lists of their own, numbered from 1.
+    /// The number of streams that can have lists of their own, numbered from 1.
     pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
-    /// What any stream may have: the host has seen the end of all its uses.
+    /// The list of memory that any stream may use: the host has seen the end of all its uses.
     pub(in crate::core) const NOBODYS_LIST: List = 0;
 
     /// An arena whose pages are multiples of `granularity` bytes, itself a multiple of the unit.
@@ -136,25 +136,25 @@ impl Arena {
         }
     }
 
-    /// Adds addresses that pages can be mapped at.
+    /// Adds a range of addresses for mapping pages.
     pub(in crate::core) fn add_range(&mut self, base: u64, bytes: u64, tier: Tier) {
         let limit = Units::try_from(bytes / UNIT).unwrap_or(Units::MAX);
         self.heap.add_range();
         self.ranges.push(Range { tier, base, limit, pages: Vec::new() });
     }
 
-    /// Where a block of that length goes.
+    /// The tier of a block with this length.
     #[inline]
     pub(in crate::core) fn tier(&self, units: Units) -> Tier {
         if units <= self.short { Tier::Short } else { Tier::Long }
     }
 
-    /// A block out of what is free on a stream: its name, address and length.
+    /// Allocates a block from a stream's free memory. Returns its id, address and length.
     pub(in crate::core) fn allocate(&mut self, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
         self.allocate_in(self.tier(units), units, stream)
     }
 
-    /// The same where blocks of another length are.
+    /// Like [`allocate`](Self::allocate), in the tier for blocks of the other length.
     pub(in crate::core) fn allocate_elsewhere(
         &mut self,
         units: Units,
@@ -171,7 +171,7 @@ impl Arena {
         Some((id, self.address(id), units))
     }
 
-    /// Takes a block back, to the stream that it came from.
+    /// Frees a block to the stream that it came from.
     pub(in crate::core) fn free(&mut self, id: BlockId) {
         self.leased -= u64::from(self.heap.block(id).units);
         self.heap.free(id);
@@ -186,8 +186,8 @@ impl Arena {
             .unwrap_or(0)
     }
 
-    /// Notes how much is in use while `units` more are wanted; returns the most that ever was, in bytes. No block is
-    /// kept by a shard meanwhile.
+    /// Notes the bytes in use while `units` more are requested; returns the largest value so far, in bytes.
+    /// No shard caches a block meanwhile.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.leased * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
@@ -200,7 +200,7 @@ impl Arena {
         bytes_of(self.granule)
     }
 
-    /// So much could be had after all.
+    /// Removes the ceiling if more than that is reserved after all.
     pub(super) fn raise_ceiling(&mut self, reserved: u64) {
         if reserved > self.ceiling {
             self.ceiling = u64::MAX;
@@ -212,7 +212,7 @@ impl Arena {
         self.ranges[block.segment as usize].base + bytes_of(block.offset)
     }
 
-    /// Free neighbours of the lists that are allowed, by place.
+    /// Runs of free neighbours in the allowed lists, by place.
     pub(super) fn runs(&self, allowed: &dyn Fn(List) -> bool) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
@@ -242,7 +242,7 @@ impl Arena {
         pieces
     }
 
-    /// Puts detached memory back where it was.
+    /// Returns detached memory to its lists.
     pub(in crate::core) fn restore(&mut self, pieces: Vec<Piece>) {
         pieces.into_iter().for_each(|piece| self.free_to(piece.block, piece.stream));
     }
@@ -254,13 +254,13 @@ impl Arena {
         }
     }
 
-    /// Gives a used block to a stream.
+    /// Frees a used block to a stream.
     pub(super) fn free_to(&mut self, block: BlockId, stream: List) {
         let range = self.heap.block(block).segment as usize;
         self.heap.free_into(block, self.ranges[range].tier.list(stream));
     }
 
-    /// Makes detached neighbours one block.
+    /// Merges detached neighbours into one block.
     pub(super) fn unite(&mut self, blocks: impl Iterator<Item = BlockId>) -> Option<BlockId> {
         blocks.reduce(|left, right| {
             self.heap.unite(left, right);
@@ -268,7 +268,7 @@ impl Arena {
         })
     }
 
-    /// Takes the shortest run with at least `units` out of its lists, whatever streams it is of.
+    /// Takes the shortest run of at least `units` out of its lists, from any streams.
     pub(in crate::core) fn detach_fit(
         &mut self,
         units: Units,
@@ -283,27 +283,28 @@ impl Arena {
         Some(self.detach(best.range, best.offset, best.end()))
     }
 
-    /// Where a block is.
+    /// The addresses of a block.
     pub(super) fn place(&self, block: BlockId) -> Place {
         Place { address: self.address(block), bytes: bytes_of(self.heap.block(block).units), block }
     }
 
-    /// Leaves the old addresses of pages to [`take_ghosts`](Self::take_ghosts).
+    /// Stores the old addresses of moved pages for [`take_ghosts`](Self::take_ghosts).
     pub(super) fn leave_ghost(&mut self, wait: Wait, places: Vec<Place>) {
         self.ghosts.push(Ghost { wait, places });
     }
 
-    /// The old addresses of moved pages, to be looked after.
+    /// Takes the old addresses of moved pages, to check their events.
     pub(in crate::core) fn take_ghosts(&mut self) -> Vec<Ghost> {
         std::mem::take(&mut self.ghosts)
     }
 
-    /// What has not come to pass yet.
+    /// Stores again the ones whose events have not completed.
     pub(in crate::core) fn keep_ghosts(&mut self, ghosts: Vec<Ghost>) {
         self.ghosts.extend(ghosts);
     }
 
-    /// Nothing uses the addresses of a block any more: pages can be mapped there once what still is has been unmapped.
+    /// Frees the addresses of a block that no work uses any more. Pages can be mapped there once the old ones
+    /// are unmapped.
     pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
         let Record { segment: range, offset, units, .. } = *self.heap.block(block);
         let mut run = Run { range, offset, units };
@@ -318,7 +319,7 @@ impl Arena {
         self.heap.make_hole(block);
     }
 
-    /// What has to be unmapped before pages are, if that is more than so many bytes.
+    /// Takes the addresses that must be unmapped before pages are mapped there, if they exceed `most` bytes.
     pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<Run> {
         let bytes: u64 = self.stale.iter().map(|run| bytes_of(run.units)).sum();
         if bytes > most { std::mem::take(&mut self.stale) } else { Vec::new() }
@@ -329,26 +330,26 @@ impl Arena {
         (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
     }
 
-    /// Something may still be mapped in a part of a hole.
+    /// Removes a part of a hole in which pages may still be mapped.
     pub(in crate::core) fn lose_run(&mut self, run: Run) {
         let mut at = run.offset;
         while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
             let block = self.heap.block(id);
             let (state, end) = (block.state, run.end().min(block.offset + block.units));
             if state == State::Hole {
-                // Used from now on, and by nobody.
+                // Used from now on, without an owner.
                 self.heap.take_part(id, at, end - at);
             }
             at = end;
         }
     }
 
-    /// Whether there are addresses for a block.
+    /// Returns true if there are addresses for a block.
     pub(in crate::core) fn has_room(&self, units: Units) -> bool {
         self.site(&[], units, 0).is_some()
     }
 
-    /// Everything that is left when the pool goes.
+    /// Returns all resources when the pool is dropped.
     pub(in crate::core) fn dissolve(self) -> Remains {
         let stale = self.stale.iter().map(|run| self.span(*run));
         let places = self.ghosts.iter().flat_map(|ghost| &ghost.places);
@@ -360,7 +361,7 @@ impl Arena {
         }
     }
 
-    /// All pages that a block lies in.
+    /// All pages under a block.
     pub(in crate::core) fn pages_of(&self, id: BlockId) -> Vec<Segment> {
         let block = self.heap.block(id);
         let mut pages = Vec::new();
@@ -382,8 +383,8 @@ impl Arena {
         pages.iter().rev().find_map(Option::as_ref).filter(|page| address < page.memory().end())
     }
 
-    /// Appends the pages of a range that begin at granules from `first` on, `most` granules. Returns whether there are
-    /// more in this range; `None`: there is no such range.
+    /// Appends the pages of a range that begin in the `most` granules from `first` on. Returns whether there
+    /// are more in this range; `None`: there is no such range.
     pub(in crate::core) fn copy_pages(
         &self,
         range: usize,
@@ -397,19 +398,19 @@ impl Arena {
         Some(end < all.len())
     }
 
-    /// What a stream has free is anybody's from now on. The host has seen the end of what the stream did.
+    /// Leaves a stream's free memory to all streams. The host has seen the end of the stream's work.
     pub(in crate::core) fn leave_list(&mut self, stream: List) {
         for tier in [Tier::Short, Tier::Long] {
             self.heap.relist(tier.list(stream), tier.list(Self::NOBODYS_LIST));
         }
     }
 
-    /// Whether a stream has nothing free.
+    /// Returns true if a stream has no free memory.
     pub(in crate::core) fn is_list_empty(&self, stream: List) -> bool {
         self.longest(stream) == 0
     }
 
-    /// The page that an address lies in, and its block there.
+    /// The page, and the block, that contain an address.
     pub(in crate::core) fn find(&self, address: u64) -> Option<(&Segment, Tile)> {
         let (ordinal, range) = (0..).zip(&self.ranges).find(|(ordinal, range)| {
             (range.base..range.base + bytes_of(self.heap.length(*ordinal))).contains(&address)

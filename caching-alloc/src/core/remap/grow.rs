@@ -1,14 +1,16 @@
-//! What a request does in a re-mappable pool that finds nothing on its stream: the attempts, in order.
+//! The attempts of a request in a re-mappable pool that finds no block on its stream, in order.
 //!
-//! 1. Take back pending blocks that the host can see ended, and merge what is kept whole, in all streams of the pool.
-//! 2. Take free neighbours that fit, whatever streams they are of, ordered behind those.
-//! 3. Collect what other pools have had idle for long, if more is reserved than the settings want; map pages where the
-//!    block fits: new ones while the pool is within its need, else idle ones.
-//! 4. Take free memory that is for blocks of another length.
-//! 5. Map pages, new ones too; if there are not enough, wherever there is a hole, beside blocks of another length too.
-//! 6. Borrow a block of a pool that lends to this one.
-//! 7. The same after what other pools have cached has gone, and after waiting on the host for pending blocks.
-//! 8. Out of memory.
+//! 1. Complete pending blocks that the host can see ended, and merge cached blocks, in all streams of the
+//!    pool.
+//! 2. Take free neighbours that fit, of any streams, after ordering this stream behind those.
+//! 3. Collect memory that other pools have had idle for long, if more is reserved than the settings allow.
+//!    Map pages where the block fits: new ones while the pool is within its need, otherwise idle ones.
+//! 4. Take free memory of the other tier, for blocks of another length.
+//! 5. Map pages, new ones too; if there are not enough, in any hole, even beside blocks of another length.
+//! 6. Borrow a block from a pool that lends to this one.
+//! 7. Repeat this after releasing memory cached by other pools, and after waiting on the host for pending
+//!    blocks.
+//! 8. Report out of memory.
 
 use super::arena::{Arena, Run, Tier};
 use super::plan::{Budget, Plan};
@@ -29,10 +31,11 @@ use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
 const SLACK_SHARE: u64 = 64;
 /// Or by this many bytes (8 MiB), where that is more and moving has cost too many calls.
 const SLACK: u64 = 8 << 20;
-/// Moving costs too much when it has needed more than one call in so many operations.
+/// Moving is too expensive if it has needed more than one call in this many operations.
 const OPERATIONS_PER_CALL: u64 = 80;
 
-/// Streams keep this part of the peak whole, each, for the next requests of the same lengths: what is kept cannot merge.
+/// Each stream caches blocks up to this part of the peak, for the next requests of the same lengths: cached
+/// blocks cannot merge.
 const KEPT_SHARE: u64 = 4096;
 
 /// Bytes of addresses that are reserved at a time.
@@ -41,21 +44,21 @@ const RANGE: u64 = 256 << 30;
 /// A plan that could not be carried out.
 struct Unmade {
     error: SourceError,
-    /// Whether nothing is mapped where it was to be.
+    /// True if no page is left mapped at the plan's addresses.
     is_undone: bool,
 }
 
-/// How far a pool may grow.
+/// The limit on a pool's growth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
-    /// Little beyond its need.
+    /// A little beyond its need.
     Need,
-    /// As far as there is memory.
+    /// All available memory.
     All,
 }
 
 impl Shard {
-    /// `None`: the shard is retired.
+    /// Returns `None` if the shard is retired.
     #[cold]
     pub(in crate::core) fn remap(&self, request: Request) -> Result<Option<Block>, AllocError> {
         self.refuse_frozen(request, bytes_of(request.units))?;
@@ -112,7 +115,7 @@ impl Shard {
         })
     }
 
-    /// A block after everything that is kept whole has been merged, in all streams of the pool.
+    /// Allocates a block after all cached blocks are merged, in all streams of the pool.
     fn merged(&self, request: Request) -> Option<Block> {
         for shard in self.pool.shards() {
             shard.poll_pending();
@@ -121,28 +124,29 @@ impl Shard {
         self.hit_now(request)
     }
 
-    /// A hit whose entry is not older than what made it possible: a page's, or another stream's.
+    /// A hit whose entry is stamped now, so it is not older than the page, or the other stream's free, that
+    /// made it possible.
     fn hit_now(&self, request: Request) -> Option<Block> {
         let now = self.device.now();
         self.state.lock().ring.renew(now);
         self.hit(request)
     }
 
-    /// A block out of whatever is free.
+    /// Allocates a block from any free memory.
     fn elsewhere(&self, request: Request) -> Option<Block> {
         self.hit_elsewhere(request).or_else(|| self.out_of_others(request, None))
     }
 
-    /// A block out of memory for blocks of another length.
+    /// Allocates a block from memory of the other tier.
     fn hit_elsewhere(&self, request: Request) -> Option<Block> {
         let mut state = self.state.lock();
         let id = state.reserve_elsewhere(request.units)?;
         Some(self.state.hand_out(state, id, request, self.stream))
     }
 
-    /// A block out of free neighbours of several streams.
+    /// Allocates a block from free neighbours of several streams.
     fn out_of_others(&self, request: Request, tier: Option<Tier>) -> Option<Block> {
-        // What one stream has free is one block wherever it can be.
+        // The free neighbours of a single stream are merged already.
         if self.pool.shards().len() == 1 && self.pool.arena_mut().is_list_empty(Arena::NOBODYS_LIST) {
             return None;
         }
@@ -174,7 +178,7 @@ impl Shard {
         let failed = |source| AllocError::Source { bytes: bytes_of(request.units), source };
         let Some(source) = self.pool.source.as_pages() else { return Ok(None) };
         self.pool.retire_ghosts(false);
-        // Addresses must not run out: less is mapped twice than there is.
+        // Limits the memory that is mapped twice, so that addresses do not run out.
         let excess = {
             let reserved = self.pool.reserved().current;
             self.pool.arena_mut().take_stale(reserved)
@@ -184,7 +188,7 @@ impl Shard {
         let mut refused: Vec<List> = Vec::new();
         let mut available = u64::MAX;
         loop {
-            // Nothing moves while a stream that it concerns is being captured.
+            // No page moves while a stream involved is being captured.
             let allowed = |list| !capturing && (self.has(list) || self.may_use() && !refused.contains(&list));
             let reserved = self.pool.reserved().current;
             let mut budget = self.budget(request, reserved, extent);
@@ -209,7 +213,7 @@ impl Shard {
             match self.map(source, &plan) {
                 Ok(mapped) => {
                     self.publish(growth, plan, mapped);
-                    // Unless another thread has had it on this stream meanwhile.
+                    // Fails only if another thread has taken the memory on this stream meanwhile.
                     if let Some(block) = self.hit_now(request).or_else(|| self.hit_elsewhere(request)) {
                         return Ok(Some(block));
                     }
@@ -218,11 +222,11 @@ impl Shard {
                     let wanted = plan.makes.iter().sum::<u64>();
                     self.pool.arena_mut().abandon(plan, is_undone);
                     match error {
-                        // From now on plans move what they can before they ask for more.
+                        // From now on plans move idle pages before they request new memory.
                         SourceError::OutOfMemory { .. } if budget.freely > 0 => {
                             self.pool.arena_mut().ceiling = reserved;
                         }
-                        // Elsewhere less may be missing.
+                        // Another place may need less memory.
                         SourceError::OutOfMemory { .. } if budget.anywhere && wanted > 0 => {
                             available = wanted - 1
                         }
@@ -234,7 +238,7 @@ impl Shard {
         }
     }
 
-    /// How much memory a request may be given.
+    /// The memory that a request may use.
     fn budget(&self, request: Request, reserved: u64, extent: Extent) -> Budget {
         let operations: u64 =
             self.pool.shards().iter().map(|shard| shard.state.lock().ring.operations()).sum();
@@ -259,8 +263,8 @@ impl Shard {
         Budget { peak, freely, at_most, anywhere: extent == Extent::All }
     }
 
-    /// Makes the plan's pages and maps all of them; where, in order. On failure nothing has changed, unless that fails
-    /// too.
+    /// Makes the plan's pages and maps all of them; returns their places, in order. On failure it undoes
+    /// everything, unless that fails too.
     fn map(&self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
         let unmapped = |error| Unmade { error, is_undone: true };
         let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
@@ -288,7 +292,7 @@ impl Shard {
         }
     }
 
-    /// Tells trackers of what a plan has mapped, and only then lets it be had.
+    /// Notifies trackers of a plan's new mappings, and only then makes the memory available.
     fn publish(&self, growth: &mut Growth, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
         self.pool.arena_mut().move_calls += plan.move_calls();
@@ -311,13 +315,14 @@ impl Shard {
         for action in left.chain(pages.iter().cloned().map(Action::SegmentMap)) {
             self.device.emit(growth, self.pool.id, self.stream, action);
         }
-        // This stream is ordered behind all that used what has moved: its own mark stands for theirs.
+        // This stream is ordered behind all streams that used the moved pages, so its own event covers their
+        // uses.
         let wait =
             (!plan.is_new()).then(|| Wait { stream: self.stream, event: self.device.mark(self.stream) });
         self.pool.arena_mut().settle(plan, pages, self.list, wait);
     }
 
-    /// A page at its new place.
+    /// The segment for a page at its new address.
     fn page(&self, growth: &mut Growth, memory: SegmentMemory) -> Segment {
         Segment::new(SegmentParts {
             id: growth.segment_id(),
@@ -346,7 +351,7 @@ impl Shard {
         Ok(made)
     }
 
-    /// Takes back what was mapped and made before something failed. Returns whether nothing is mapped there any more.
+    /// Unmaps and discards pages after a failure. Returns whether none is left mapped.
     fn undo(&self, source: &dyn PageSource, mapped: &[SegmentMemory], made: &[(u64, u64)]) -> bool {
         self.device.count(|calls| {
             calls.unmap += u64::from(!mapped.is_empty());
@@ -364,7 +369,7 @@ impl Shard {
         is_unmapped
     }
 
-    /// Reserves further addresses, enough for the block.
+    /// Reserves a further range of addresses, large enough for the block.
     fn add_range(&self, source: &dyn PageSource, request: Request) -> Result<(), SourceError> {
         let step = source::step(&*self.pool.source);
         let bytes = RANGE.max(bytes_of(request.units).next_multiple_of(step));
@@ -376,17 +381,18 @@ impl Shard {
         Ok(())
     }
 
-    /// Whether what a list has may be used here without order.
+    /// Returns true if this stream may use a list's memory without ordering.
     fn has(&self, list: List) -> bool {
         list == self.list || list == Arena::NOBODYS_LIST
     }
 
-    /// Whether memory that another stream has freed may be used here at all.
+    /// Returns true if this stream may use memory that another stream has freed.
     fn may_use(&self) -> bool {
         self.device.settings.reuse >= Reuse::HostSeen
     }
 
-    /// Orders this stream behind those of the lists; which one it may not be ordered behind.
+    /// Orders this stream behind those of the lists; an error is the list of a stream that it may not be
+    /// ordered behind.
     fn order_after(&self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
         let wait = self.device.settings.reuse >= Reuse::DeviceWait;
         let mut done = vec![self.list, Arena::NOBODYS_LIST];
@@ -405,8 +411,8 @@ impl Shard {
 }
 
 impl PoolCore {
-    /// Lets pages be mapped at the old addresses of those whose last uses there the host has seen end, or, if it is to
-    /// `wait`, sees end. Returns whether those were all.
+    /// Frees the old addresses of moved pages whose last uses there the host has seen end, or, with `wait`,
+    /// waits for. Returns whether none are left.
     pub(in crate::core) fn retire_ghosts(&self, wait: bool) -> bool {
         let mut left = Vec::new();
         let ghosts = self.arena_mut().take_ghosts();
@@ -425,8 +431,8 @@ impl PoolCore {
         all
     }
 
-    /// Unmaps old addresses that nothing uses any more. Where that fails, nothing is mapped again; returns whether it
-    /// did nowhere.
+    /// Unmaps old addresses that no work uses any more. Addresses that cannot be unmapped are never used
+    /// again. Returns whether there are none.
     pub(in crate::core) fn unmap_stale(&self, source: &dyn PageSource, stale: &[Run]) -> bool {
         let mut all = true;
         for run in stale {

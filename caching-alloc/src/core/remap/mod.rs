@@ -1,22 +1,22 @@
-//! Memory whose physical pages move: one growing range of addresses, best fit over all of it, and pages that lie idle
-//! where no block fits are mapped again where one does.
+//! Memory with physical pages that move. It is one growing range of addresses with best fit over all of it.
+//! Idle pages are mapped again at addresses where a block fits.
 //!
 //! - `arena`: blocks, pages and addresses; knows neither driver nor clock
-//! - `plan`: where a block that fits nowhere goes, and which pages go there
+//! - `plan`: placement of a block without a fitting free block, and the pages to map there
 //! - `grow`: carries a plan out, in the order that streams and trackers need
 //!
 //! Invariants:
-//! - A page under a block that is handed out, or that another stream may still use, never moves; nor does a page that
-//!   somebody holds.
-//! - A page moves to addresses at which nothing is mapped, after the stream that wants it has been ordered behind all
-//!   that used it. What was mapped at its old addresses is unmapped, and these are used again, only once the host has
-//!   seen the end of that. It is unmapped when pages are to be mapped there, or one is to go back to the source: all
-//!   that lies together then by one call.
+//! - A page never moves while it is under a block that is handed out or that another stream may still use, or
+//!   while it is held.
+//! - A page moves to unmapped addresses, after the stream that needs it was ordered behind all streams that
+//!   used it. Its old addresses are unmapped and reused only once the host has seen the end of those uses.
+//!   They are unmapped when pages are to be mapped there, or when a page is to return to the source, with one
+//!   call for all neighbouring addresses.
 //! - The driver is called under the growth lock alone.
-//! - As long as any page may move (nobody holds it, no stream captures, the streams may wait for each other), a pool
-//!   never reserves more than its peak, and 8 MiB or a 64th of that, and two of its longest pages for each block that
-//!   is handed out at a time: it grows beyond its need only when each of its pages has a block in it. Mostly it is far
-//!   less (see `plan`).
+//! - While any page may move (nobody holds it, no stream captures, the streams may wait for each other), the
+//!   reserved memory of a pool is bounded by its peak, plus the larger of 8 MiB and a 64th of the peak, plus
+//!   two of its longest pages for each block that is handed out at a time. It grows beyond its need only when
+//!   each of its pages has a block in it. Mostly it reserves far less (see `plan`).
 
 mod arena;
 mod grow;

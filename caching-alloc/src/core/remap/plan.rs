@@ -1,10 +1,11 @@
-//! Where a block that fits nowhere goes: which free memory it lengthens, which idle pages come there, and which are
-//! made.
+//! Plans the place for a block that fits nowhere: the free memory to extend, the idle pages to move there,
+//! and the new pages.
 //!
-//! A new page is at most a part of what the pool needs at its peak: large enough that few calls move much, small enough
-//! that little lies idle in pages that are only partly free. Behind the longest come shorter ones, so that a block ends
-//! near the end of a page. What the longest page's part of the peak makes of the ratio of reserved to active memory, and
-//! of the driver calls per 50 operations once a program is past its first tenth and outside new peaks:
+//! A new page is at most a fraction of the pool's peak need: large enough that few calls move much memory,
+//! small enough that little memory is idle in partly free pages. Shorter pages follow the longest ones, so
+//! that a block ends near the end of a page. The table shows the effect of this fraction on the ratio of
+//! reserved to active memory, and on the driver calls per 50 operations after the first tenth of a program
+//! and outside new peaks:
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | gradient buckets on a second stream | layers gathered ahead |
 //! | --- | --- | --- | --- | --- |
@@ -14,10 +15,10 @@
 //! | 1/512 | 1.010, 0.0 | 1.012, 0.6 | 1.010, 1.6 | 1.015, 1.6 |
 //! | 1/1024 | 1.005, 0.0 | 1.012, 0.8 | 1.006, 2.6 | 1.014, 2.8 |
 //!
-//! The first two are recorded, the others made up, with no small blocks between the large ones, and so with few
-//! operations for their memory: pages of half the length cost these up to twice the calls, four times in two steps. And
-//! what is idle is moved only when the pool would else grow clearly beyond its need: moving costs calls, and a little
-//! room saves many.
+//! The first two are recorded, the others synthetic, without small blocks between the large ones, so they
+//! have few operations for their memory. Pages of half the length cost these up to twice the calls, and up to
+//! four times in two steps. Idle pages move only when the pool would otherwise grow clearly beyond its need:
+//! moving costs calls, and a little slack saves many.
 
 use super::arena::{Arena, Piece, Range, Run, Tier};
 use crate::core::heap::{BlockId, List, State};
@@ -30,42 +31,42 @@ const PAGE_SHARE: u64 = 256;
 /// No page is made longer than this, in bytes.
 const LONGEST_PAGE: u64 = 128 << 20;
 
-/// No page is longer, where that is the peak.
+/// The longest page for a pool with this peak.
 pub(super) fn longest_page(peak: u64, granule: u64) -> u64 {
     (peak / PAGE_SHARE).clamp(granule, LONGEST_PAGE.max(granule))
 }
 
-/// How much memory a plan may ask for.
+/// The memory that a plan may request.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Budget {
-    /// The pool's peak, in bytes: a measure for pages.
+    /// The pool's peak in bytes, which limits the length of pages.
     pub(in crate::core) peak: u64,
-    /// Bytes that are made before idle pages are moved.
+    /// Bytes of new pages to make before idle pages are moved.
     pub(in crate::core) freely: u64,
-    /// Bytes that can be made at all.
+    /// Bytes of new pages that can be made at all.
     pub(in crate::core) at_most: u64,
-    /// Whether every place is tried, those for blocks of another length too.
+    /// True to try every place, even those for blocks of another length.
     pub(in crate::core) anywhere: bool,
 }
 
 /// Memory that is to be mapped in one piece.
 #[derive(Debug)]
 pub(in crate::core) struct Plan {
-    /// First address of what is to be mapped, and its length.
+    /// First address of the range to map, and its length.
     pub(in crate::core) address: u64,
     pub(in crate::core) bytes: u64,
-    /// The pages that come there, in the order of their new addresses.
+    /// The pages that move there, in the order of their new addresses.
     pub(in crate::core) moves: Vec<Segment>,
-    /// Behind them, pages to be made, each of so many bytes.
+    /// The lengths in bytes of new pages to make behind them.
     pub(in crate::core) makes: Vec<u64>,
-    /// What has to be unmapped there first.
+    /// Addresses to unmap there first.
     pub(in crate::core) stale: Vec<Run>,
     range: u32,
     target: BlockId,
-    /// Free memory before it and behind it, which it lengthens.
+    /// Free memory before and behind the range, which it extends.
     before: Vec<Piece>,
     after: Vec<Piece>,
-    /// Where the pages come from, by neighbourhood.
+    /// The free memory that the moved pages come from, one list per neighbourhood.
     sources: Vec<Vec<Piece>>,
 }
 
@@ -77,13 +78,13 @@ struct Idle {
     units: Units,
 }
 
-/// A hole that a block could have, with the free memory beside it that the block would use too.
+/// A hole in which a block could be placed, with the free memory beside it that the block would also use.
 pub(super) struct Site {
     range: u32,
-    /// Where the hole begins and how long it is.
+    /// Offset and length of the hole.
     at: Units,
     room: Units,
-    /// Units that have to be mapped there.
+    /// Units to map there.
     need: Units,
     before: Option<Run>,
     after: Option<Run>,
@@ -95,7 +96,7 @@ impl Site {
         [self.before, self.after].iter().flatten().map(|run| run.units).sum()
     }
 
-    /// Whether the block would use the free memory that these pages are in.
+    /// Returns true if the block would use the free memory that contains these pages.
     fn has(&self, near: &Idle) -> bool {
         let is_in = |run: &Run| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
         [self.before, self.after].iter().flatten().any(is_in)
@@ -103,17 +104,18 @@ impl Site {
 }
 
 impl Plan {
-    /// Whether it moves nothing.
+    /// Returns true if the plan moves no page.
     pub(in crate::core) fn is_new(&self) -> bool {
         self.sources.is_empty()
     }
 
-    /// Calls that it costs to move what it moves: each page is mapped, what was there unmapped, the whole let be used.
+    /// Calls that the moves cost: one to map each page, one for each stale range to unmap, and one to enable
+    /// the whole.
     pub(in crate::core) fn move_calls(&self) -> u64 {
         if self.is_new() { 0 } else { (self.moves.len() + self.stale.len() + 1) as u64 }
     }
 
-    /// The streams whose memory it takes.
+    /// The streams whose memory the plan takes.
     pub(in crate::core) fn lists(&self) -> Vec<List> {
         let pieces = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
         let mut lists: Vec<List> = pieces.map(|piece| piece.stream).collect();
@@ -124,8 +126,8 @@ impl Plan {
 }
 
 impl Arena {
-    /// Plans room for a block, out of memory of the lists that are allowed. Nothing of what the plan names can be had
-    /// by others until it is settled or abandoned.
+    /// Plans room for a block, from memory of the allowed lists. Other requests cannot get memory in the plan
+    /// until it is settled or abandoned.
     pub(in crate::core) fn plan(
         &mut self,
         units: Units,
@@ -140,7 +142,7 @@ impl Arena {
         }
         let idle = self.idle(&runs);
         let longest = idle.iter().flat_map(|near| &near.pages).map(|(_, page)| units_of(page)).max();
-        // If idle pages are too long for the best hole, one that has room for any.
+        // If idle pages are too long for the best hole, a hole with room for any of them.
         let roomy = longest.and_then(|longest| self.site(&runs, units, longest));
         let mut near = [Some(site), roomy].into_iter().flatten();
         near.find_map(|site| self.fill(site, &idle, budget)).or_else(|| {
@@ -149,7 +151,7 @@ impl Arena {
         })
     }
 
-    /// Plans a block there, out of idle pages and, for the rest, new ones.
+    /// Plans a block at a site, from idle pages and, for the rest, new ones.
     fn fill(&mut self, site: Site, idle: &[Idle], budget: Budget) -> Option<Plan> {
         let idle: Vec<&Idle> = idle.iter().filter(|near| !site.has(near)).collect();
         let chosen = choose(&idle, site.need, site.room);
@@ -163,9 +165,9 @@ impl Arena {
         Some(self.take(site, chosen, makes))
     }
 
-    /// The hole where least has to be mapped for a block, together with free memory before it, behind it, or both;
-    /// among equals where least has to be unmapped, then where least is left over, so that longer rests wait for others.
-    /// It has room for `spare` units more.
+    /// Finds the hole in which a block needs the least mapping, together with free memory before it, behind
+    /// it, or both. Among equals it prefers the least unmapping, then the smallest rest, so that longer rests
+    /// stay available. The hole has room for `spare` more units.
     pub(super) fn site(&self, runs: &[Run], units: Units, spare: Units) -> Option<Site> {
         let mut best: Option<((Units, usize, Units), Site)> = None;
         self.each_site(runs, units, Some(self.tier(units)), |site| {
@@ -180,7 +182,8 @@ impl Arena {
         best.map(|(_, site)| site)
     }
 
-    /// Every hole that a block could have, those first where least has to be made once idle pages have gone there.
+    /// Every hole in which a block could be placed, ordered by the new memory that is needed after idle pages
+    /// have moved there.
     fn sites(&self, runs: &[Run], idle: &[Idle], units: Units) -> Vec<Site> {
         let mut sites = Vec::new();
         self.each_site(runs, units, None, |site| {
@@ -191,7 +194,7 @@ impl Arena {
         sites.into_iter().map(|(_, _, site)| site).collect()
     }
 
-    /// Visits the holes that a block could have, of one tier or of both.
+    /// Visits the holes in which a block could be placed, of one tier or of both.
     fn each_site(&self, runs: &[Run], units: Units, tier: Option<Tier>, mut visit: impl FnMut(Site)) {
         let mut next = 0;
         for (range, at, room) in self.holes() {
@@ -213,21 +216,21 @@ impl Arena {
                 if missing == 0 || missing > room {
                     continue;
                 }
-                // With free memory on both sides the block is to be one piece.
+                // With free memory on both sides, the whole hole is filled to make the block contiguous.
                 site.need = if before.is_some() && after.is_some() { room } else { missing };
                 visit(site);
             }
         }
     }
 
-    /// What has to be unmapped before pages are mapped there.
+    /// The stale mappings that must be unmapped before pages are mapped there.
     fn stale_in(&self, place: Run) -> impl Iterator<Item = Run> {
         let meets =
             move |run: &Run| run.range == place.range && run.offset < place.end() && place.offset < run.end();
         self.stale.iter().copied().filter(meets)
     }
 
-    /// Holes and the room behind everything, by place: range, offset and length.
+    /// Holes, and the room behind the last memory of each range, by place: range, offset and length.
     fn holes(&self) -> Vec<(u32, Units, Units)> {
         let mut all = Vec::new();
         for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {
@@ -243,7 +246,7 @@ impl Arena {
         all
     }
 
-    /// Whole pages in free memory that nobody holds, by neighbourhood.
+    /// Whole pages in free memory that nobody holds, one entry per neighbourhood.
     fn idle(&self, runs: &[Run]) -> Vec<Idle> {
         let mut all: Vec<Idle> = Vec::new();
         for run in runs {
@@ -275,7 +278,7 @@ impl Arena {
         all
     }
 
-    /// Sizes of the pages that are to be made, in bytes: as long as they may be, then shorter for the rest.
+    /// Sizes of the new pages in bytes: the longest possible, then shorter ones for the rest.
     fn page_sizes(&self, mut rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
         let longest = longest_page(peak, granule) / granule;
@@ -291,7 +294,7 @@ impl Arena {
         sizes
     }
 
-    /// Takes everything that a plan needs out of what others can have.
+    /// Takes all memory that a plan needs out of the lists.
     fn take(&mut self, site: Site, chosen: Vec<Idle>, makes: Vec<u64>) -> Plan {
         let Site { range, mut at, room, before, after, .. } = site;
         let mut moves = Vec::new();
@@ -336,8 +339,8 @@ impl Arena {
         }
     }
 
-    /// Puts everything back: what the plan wanted to move stays where it was. Where it was to be, nothing comes any more
-    /// if something may still be mapped there. What was to be unmapped there has been.
+    /// Undoes a plan: pages to be moved stay in place. The planned addresses are not used any more if pages
+    /// may still be mapped there. Stale mappings there have been removed already.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, before, after, sources, .. } = plan;
         self.put_pages_back(moves);
@@ -349,8 +352,8 @@ impl Arena {
         sources.into_iter().for_each(|pieces| self.restore(pieces));
     }
 
-    /// The plan has been carried out: `pages` are mapped there, in their order. The memory is free on
-    /// `stream`; the old addresses of what moved are left until `wait` is over.
+    /// Completes a plan that has been carried out: `pages` are mapped there, in their order. The memory
+    /// becomes free on `stream`; the old addresses of moved pages are freed when `wait` has ended.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,
@@ -376,7 +379,7 @@ impl Arena {
         }
     }
 
-    /// Takes idle pages with at least `wanted` bytes, or all, out of what others can have: to be given back.
+    /// Takes idle pages of at least `wanted` bytes, or all, out of the lists, to be released.
     pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Piece>)> {
         let runs = self.runs(&|_| true);
         let mut idle = self.idle(&runs);
@@ -401,20 +404,20 @@ impl Arena {
         taken
     }
 
-    /// Nothing is mapped any more where these pieces are.
+    /// Turns these fragments, whose pages were unmapped, into holes.
     pub(in crate::core) fn vacate(&mut self, pieces: &[Piece]) {
         if let Some(block) = self.unite(pieces.iter().map(|piece| piece.block)) {
             self.heap.make_hole(block);
         }
     }
 
-    /// The pages stay where they are.
+    /// Returns pages and fragments that were not released.
     pub(in crate::core) fn reinstate(&mut self, pages: Vec<Segment>, pieces: Vec<Piece>) {
         self.put_pages_back(pages);
         self.restore(pieces);
     }
 
-    /// Claimed pages are where they were, and can be held again.
+    /// Puts claimed pages back, so that they can be held again.
     fn put_pages_back(&mut self, pages: Vec<Segment>) {
         for page in pages {
             page.revive();
@@ -433,14 +436,15 @@ fn units_of(page: &Segment) -> Units {
     (page.bytes() / UNIT) as Units
 }
 
-/// Pages of `need` units, or as many as there are: the longest that fit, so that few make much and little is left over;
-/// at last the shortest that is too long. They are claimed: nobody can hold them any more.
+/// Chooses pages of `need` units, or as many as there are. It takes the longest ones that fit, so that few
+/// calls move much and the rest is small, and finally the shortest page longer than the rest. The pages are
+/// claimed, so nobody can hold them any more.
 fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     let mut pages: Vec<(Units, usize, usize)> = Vec::new();
     for (at, near) in idle.iter().enumerate() {
         pages.extend(near.pages.iter().enumerate().map(|(index, (_, page))| (units_of(page), at, index)));
     }
-    // The longest first; among equals those of short neighbourhoods, which are of little other use.
+    // The longest pages first; among equals those of short neighbourhoods, which are less useful elsewhere.
     pages
         .sort_unstable_by_key(|(units, at, index)| (std::cmp::Reverse(*units), idle[*at].units, *at, *index));
     let mut got = 0;
@@ -481,7 +485,7 @@ fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     chosen
 }
 
-/// Lets go of pages that were claimed for nothing.
+/// Releases the claim on pages that are not needed.
 fn release(chosen: &[Idle]) {
     chosen.iter().flat_map(|idle| &idle.pages).for_each(|(_, page)| page.revive());
 }

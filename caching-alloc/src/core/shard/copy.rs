@@ -6,11 +6,11 @@ use crate::core::ring::{Batch, RingCopy};
 use crate::core::segment::Segment;
 use crate::core::tracker::Slots;
 
-/// Leases, segments and entries that are copied while the lock is held once. Fewer in tests, whose few blocks are to make
-/// several pieces.
+/// Leases, segments and entries that are copied per acquisition of the lock. Fewer in tests, whose few blocks
+/// must make several pieces.
 const PIECE: u32 = if cfg!(test) { 2 } else { 1024 };
 
-/// What a shard was at one moment.
+/// A consistent copy of a shard's state.
 #[derive(Debug)]
 pub(in crate::core) struct ShardCopy {
     pub(in crate::core) segments: Vec<Segment>,
@@ -20,8 +20,8 @@ pub(in crate::core) struct ShardCopy {
 }
 
 impl Shard {
-    /// Copies the shard as it is when `first` looks at it. The caller holds the growth lock: segments neither come nor
-    /// go meanwhile, and no other copy is under way.
+    /// Copies the shard as of the moment at which `first` sees it. The caller holds the growth lock, so no
+    /// segment is added or removed meanwhile, and no other copy is running.
     pub(in crate::core) fn copy(&self, with_entries: bool, first: impl FnOnce(&mut ShardState)) -> ShardCopy {
         let mut entries = {
             let mut state = self.state.lock();
@@ -60,7 +60,7 @@ impl Shard {
         }
     }
 
-    /// Takes the entries that trackers have still to get, and lets `slots` have those that follow.
+    /// Takes the undelivered entries, and delivers later ones to `slots`.
     pub(in crate::core) fn resubscribe(&self, state: &mut ShardState, slots: &Slots) -> (Slots, Batch) {
         let mut before = Batch::default();
         state.ring.take_outbox(&mut before);

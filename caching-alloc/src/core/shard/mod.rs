@@ -1,6 +1,6 @@
-//! A shard: the memory of one stream in one pool, behind one lock, which is all that a hit takes.
+//! A shard: the memory of one stream in one pool, behind the only lock that a hit takes.
 //!
-//! Here is who takes the lock, and what follows once it is free; `state` is what it guards.
+//! This file takes the lock and does the work after it is released; `state` has the guarded data.
 
 mod copy;
 mod state;
@@ -29,9 +29,9 @@ use super::stream::StreamId;
 use super::symmetric::Journal;
 use super::tracker::Slots;
 
-/// Block entries that are gathered before trackers get them.
+/// Block entries that are gathered before they are delivered to trackers.
 const BATCH: usize = 64;
-/// From this many on, an operation waits for its turn to deliver them.
+/// From this number of entries on, an operation waits for the delivery lock.
 const BACKLOG: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -39,18 +39,18 @@ pub(super) struct Shard {
     pub(super) device: Arc<Device>,
     pub(super) pool: Arc<PoolCore>,
     pub(super) stream: StreamId,
-    /// How many shards of the pool were made before it.
+    /// The number of shards of the pool that were made before it.
     pub(super) age: u64,
-    /// Its list of the pool's arena, if there is one: no other shard that is alive has it.
+    /// Its list of the pool's arena, if there is one. No other live shard has this list.
     pub(super) list: List,
     /// Freed blocks that other streams use, oldest first; [`ShardState::newly_pending`] has the newest.
     pub(super) pending: Ranked<Vec<Pending>>,
-    /// Held while block entries are delivered, so that they arrive in order; and where they are gathered for that.
+    /// Held while block entries are delivered, so that they arrive in order; has the buffers for that.
     pub(super) delivery: Ranked<Delivery>,
     pub(super) state: &'static CacheSlot,
 }
 
-/// Where block entries are gathered to be delivered.
+/// Buffers for the delivery of block entries.
 #[derive(Debug, Default)]
 pub(super) struct Delivery {
     batch: Batch,
@@ -68,7 +68,7 @@ impl Shard {
         let device = pool.device.clone();
         let cached = matches!(pool.kind, PoolKind::Cached | PoolKind::Remappable);
         let front_bytes = if cached { device.settings.front_bytes } else { 0 };
-        // Of a re-mappable pool's memory, all streams have to see what is free.
+        // In a re-mappable pool, free memory must be visible to all streams, so no long block is cached.
         let keeps_long = pool.kind == PoolKind::Cached && front_bytes > 0;
         let symmetric = match pool.kind {
             PoolKind::Symmetric { geometry, .. } => Some(Journal::new(geometry)),
@@ -103,7 +103,7 @@ impl Shard {
         })
     }
 
-    /// A block out of what is there, after everything has been merged if need be.
+    /// Allocates a block from existing memory, after merging all free memory if necessary.
     pub(super) fn hit(&self, request: Request) -> Option<Block> {
         loop {
             let mut state = self.state.lock();
@@ -117,21 +117,21 @@ impl Shard {
         }
     }
 
-    /// Finds a block as [`hit`](Self::hit) does, without handing it out.
+    /// Finds a block like [`hit`](Self::hit), without handing it out.
     pub(super) fn reserve(&self, request: Request) -> Option<BlockId> {
         self.merge();
         self.state.lock().reserve(request.units)
     }
 
-    /// Merges all free memory; a hit on another thread waits for a piece of that at most.
+    /// Merges all free memory; a hit on another thread waits for one piece at most.
     pub(super) fn merge(&self) {
         while self.state.lock().merge_some() {}
     }
 
-    /// Ends the shard for its stream, if it has nothing: a thread that has found it meanwhile looks for another one.
-    /// The caller holds the growth lock. Returns whether it has ended.
+    /// Retires the shard for its stream, if it is empty. A thread that has already found it looks for another
+    /// one. The caller holds the growth lock. Returns whether it is retired.
     pub(super) fn retire(&self) -> bool {
-        // A thread that settles what is pending has something.
+        // The shard is not empty if another thread settles pending blocks.
         let Some(pending) = self.pending.try_lock() else { return false };
         let mut state = self.state.lock();
         let ends = pending.is_empty() && state.has_nothing();
@@ -145,7 +145,7 @@ impl Shard {
         self.state.lock().key == Key::RETIRED
     }
 
-    /// Its pool is gone: it goes with the last block.
+    /// Closes the shard of a dropped pool: it is dropped with its last block.
     pub(super) fn close(self: &Arc<Self>) {
         let mut state = self.state.lock();
         state.is_closed = true;
@@ -154,7 +154,7 @@ impl Shard {
         }
     }
 
-    /// Gives block trackers what is waiting for them, unless another thread does or this is a tracker.
+    /// Delivers waiting entries to block trackers, unless another thread does or this is inside a tracker.
     #[cold]
     fn deliver(&self, waiting: usize) {
         if super::tracker::inside() {
@@ -166,7 +166,7 @@ impl Shard {
         }
     }
 
-    /// Delivers what is waiting. The caller holds the delivery lock.
+    /// Delivers waiting entries. The caller holds the delivery lock.
     pub(super) fn flush(&self, turn: &mut Delivery) {
         let slots = {
             let mut state = self.state.lock();
@@ -178,7 +178,7 @@ impl Shard {
         self.device.tell(&slots, &turn.entries);
     }
 
-    /// Delivers what is waiting: before a segment leaves, what happened in it is told.
+    /// Delivers waiting entries before a segment is removed, so that trackers see its entries first.
     pub(super) fn settle_entries(&self) {
         self.flush(&mut self.delivery.lock());
     }
@@ -187,7 +187,7 @@ impl Shard {
         Origin { device: self.device.ordinal(), pool: self.pool.id, stream: self.stream }
     }
 
-    /// The segment and block that an address lies in.
+    /// The segment and block that contain an address.
     pub(super) fn find(&self, address: u64) -> Option<Found> {
         let state = self.state.lock();
         let (segment, tile) = state.fixed.find(address)?;
@@ -196,7 +196,7 @@ impl Shard {
 }
 
 impl CacheSlot {
-    /// A block of the key's shard, if this is its slot, and it has one at hand.
+    /// Allocates a block of the key's shard, if this is its slot and a block is at hand.
     #[inline]
     pub(super) fn hit(&'static self, key: Key, request: Request) -> Option<Block> {
         let mut state = self.lock_of(key)?;
@@ -215,7 +215,7 @@ impl CacheSlot {
     ) -> Block {
         let (address, units) = state.hand_out(id, request);
         if stream != state.origin.stream {
-            // Lent: whoever frees it says so, and the shard's stream has to see the end of that.
+            // The block is lent. Its free counts as a use by `stream`, whose end the shard's stream must see.
             state.add_use(id, stream);
         }
         if state.ring.waiting() >= BATCH {
@@ -224,7 +224,7 @@ impl CacheSlot {
         Block::new(self, id, address, units, stream)
     }
 
-    /// Takes a block back from its owner.
+    /// Frees a block.
     #[inline]
     pub(super) fn free(&self, id: BlockId) {
         let mut state = self.lock();
@@ -239,7 +239,7 @@ impl CacheSlot {
     }
 }
 
-/// Delivers what trackers wait for.
+/// Delivers waiting entries to trackers.
 #[cold]
 fn after_hand_out(state: Open<'_>) {
     let waiting = state.ring.waiting();
@@ -250,7 +250,7 @@ fn after_hand_out(state: Open<'_>) {
     }
 }
 
-/// The rest of a free that trackers wait for, or the last one of a pool.
+/// The rest of a free with waiting entries, or of the last block of a pool.
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let waiting = state.ring.waiting();
@@ -262,7 +262,7 @@ fn after_free(mut state: Open<'_>) {
     }
 }
 
-/// A free of a block that other streams use.
+/// Frees a block that other streams use.
 #[cold]
 fn free_used(mut state: Open<'_>, id: BlockId) {
     let streams = state.let_go(id);
@@ -275,8 +275,8 @@ fn free_used(mut state: Open<'_>, id: BlockId) {
 }
 
 impl Drop for Shard {
-    /// Nobody has a block any more: the segments wait for the next growth or trim to go back; those of a re-mappable
-    /// pool for the pool's end. A retired shard has none of either.
+    /// No block is left. The segments are released by the next growth or trim; those of a re-mappable pool
+    /// when the pool is dropped. A retired shard has neither.
     fn drop(&mut self) {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };

@@ -1,4 +1,4 @@
-//! What a shard's lock guards: its memory, who has which of it, and what is told of it.
+//! The data behind a shard's lock: its memory, the owners of its blocks, and its trace entries.
 
 use std::panic::Location;
 use std::sync::{Arc, Weak};
@@ -28,16 +28,17 @@ pub(in crate::core) struct ShardState {
     pub(super) shard: Weak<Shard>,
     /// Its pool is gone.
     pub(in crate::core) is_closed: bool,
-    /// Keeps the shard then until the last block is back.
+    /// Keeps the shard of a closed pool alive until the last block is back.
     pub(super) keeper: Option<Arc<Shard>>,
     pub(in crate::core) fixed: Fixed,
-    /// In a re-mappable pool instead: what all streams share, and which list is this one's.
+    /// In a re-mappable pool instead: the arena that all streams share, and this stream's list.
     pub(super) shared: Option<(Arc<Ranked<Arena>>, List)>,
     pub(super) one_class: bool,
     pub(super) front: Front,
     pub(super) leases: Leases,
     pub(in crate::core) uses: Uses,
-    /// Blocks that were freed while other streams use them, since the shard's pending list was last looked at.
+    /// Blocks that were freed while other streams use them, since the shard's pending list was last
+    /// processed.
     pub(in crate::core) newly_pending: Vec<Pending>,
     pub(in crate::core) ring: Ring,
     pub(in crate::core) slots: Slots,
@@ -45,9 +46,9 @@ pub(in crate::core) struct ShardState {
     pub(in crate::core) symmetric: Option<Journal>,
 }
 
-/// Blocks that are merged at most while the lock is held once.
+/// Blocks that are merged per acquisition of the lock, at most.
 const PIECE: usize = 256;
-/// Blocks that make room for one that is freed.
+/// Blocks that are evicted to make room for a freed one.
 const EVICTED: usize = 32;
 
 /// A request, checked and rounded.
@@ -58,7 +59,7 @@ pub(in crate::core) struct Request {
     pub(in crate::core) site: &'static Location<'static>,
 }
 
-/// Who has a leased block: what was asked for, in bytes, and where.
+/// The request of a leased block's owner: size in bytes and source location.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::core) struct Tenant {
     requested: u64,
@@ -66,7 +67,7 @@ pub(in crate::core) struct Tenant {
     site: &'static Location<'static>,
 }
 
-/// A tile of the heap, and what it is used for.
+/// The state of a block of the heap, with its owner's request.
 pub(in crate::core) fn block_state(tile: &Tile, tenant: Option<Tenant>) -> BlockState {
     let Tile { address, units, is_free, .. } = *tile;
     let bytes = bytes_of(units);
@@ -79,8 +80,8 @@ pub(in crate::core) fn block_state(tile: &Tile, tenant: Option<Tenant>) -> Block
 }
 
 impl ShardState {
-    /// The class that serves a block of that length: a pool that places by the sequence of requests, or gives each
-    /// request its segment, has one class only.
+    /// The class for a block of this length. A pool that places by the sequence of requests, or gives each
+    /// request its own segment, has one class only.
     pub(in crate::core) fn class(&self, units: Units) -> SizeClass {
         if self.one_class { SizeClass::Large } else { class_of(units) }
     }
@@ -94,7 +95,7 @@ impl ShardState {
         }
     }
 
-    /// Gets a block from the heap.
+    /// Takes a block from the heap.
     #[inline(never)]
     fn lease(&mut self, units: Units) -> Option<BlockId> {
         self.end_long();
@@ -107,7 +108,7 @@ impl ShardState {
         Some(block)
     }
 
-    /// Gives the long block that is kept, if there is one, to the heap.
+    /// Gives the cached long block, if there is one, to the heap.
     #[inline]
     fn end_long(&mut self) {
         if let Some(long) = self.front.give_long() {
@@ -115,18 +116,18 @@ impl ShardState {
         }
     }
 
-    /// The allocator has grown once more: segments that have no block are older.
+    /// Counts one growth of the allocator: segments without blocks become older.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
     }
 
-    /// From now on at most so many bytes are kept whole, or one block.
+    /// Limits the cached bytes from now on; one block is always cached.
     pub(in crate::core) fn limit_kept(&mut self, bytes: u64) {
         self.front.limit_to(bytes);
     }
 
-    /// Finds a block in memory that is for blocks of another length.
+    /// Finds a block in memory of the other tier, for blocks of another length.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
@@ -167,22 +168,22 @@ impl ShardState {
         }
     }
 
-    /// Whether anything is kept whole that could be merged.
+    /// Returns true if any block is cached that could be merged.
     pub(in crate::core) fn keeps_any(&self) -> bool {
         self.front.keeps_any()
     }
 
-    /// Merges a bounded part of what is kept whole. Returns whether more is.
+    /// Merges a bounded part of the cached blocks. Returns whether more are left.
     pub(in crate::core) fn merge_some(&mut self) -> bool {
         self.front.keeps_any() && self.give_up(|front, leases, give| front.drain(leases, PIECE, give))
     }
 
-    /// Merges all free memory. To hold the lock for a short time only, see [`Shard::merge`].
+    /// Merges all free memory. [`Shard::merge`] does the same with short lock times.
     pub(in crate::core) fn merge_all(&mut self) {
         while self.merge_some() {}
     }
 
-    /// Has the front give blocks to the heap.
+    /// Moves blocks from the front to the heap.
     #[inline(never)]
     fn give_up<R>(
         &mut self,
@@ -204,7 +205,7 @@ impl ShardState {
         }
     }
 
-    /// The journal of a symmetric pool enters the segment that its last request made, if it made one.
+    /// Adds the segment that the last request made, if it made one, to the journal of a symmetric pool.
     fn enter_segment(&mut self) {
         let Some(journal) = &mut self.symmetric else { return };
         let entered = journal.segments().len();
@@ -219,13 +220,13 @@ impl ShardState {
         self.fixed.publish(segment, units);
     }
 
-    /// Takes out the shortest segment of the class that is one free block and has room for `units`.
+    /// Removes the shortest segment of the class that is one free block of at least `units`.
     pub(in crate::core) fn withdraw_idle(&mut self, class: SizeClass, units: Units) -> Option<Segment> {
         self.merge_all();
         self.fixed.withdraw_idle(class, units)
     }
 
-    /// Takes out segments that are free, newest first, of those that `fits`, until they have `wanted` bytes.
+    /// Removes free segments selected by `fits`, newest first, until they have `wanted` bytes together.
     pub(in crate::core) fn withdraw_all(&mut self, fits: Fits<'_>, wanted: u64) -> Vec<Segment> {
         self.merge_all();
         self.fixed.withdraw_all(fits, wanted)
@@ -240,7 +241,8 @@ impl ShardState {
         }
     }
 
-    /// Whether no block is out or in use elsewhere, nothing is told later, and there is no memory.
+    /// Returns true if no block is handed out or in use by other streams, no entry is undelivered, and there
+    /// is no memory.
     pub(in crate::core) fn has_nothing(&self) -> bool {
         self.tallies.active() == 0
             && self.newly_pending.is_empty()
@@ -255,12 +257,12 @@ impl ShardState {
         lease.uses = self.uses.add(lease.uses, stream);
     }
 
-    /// The streams of the device, as long as the shard's pool or a block keeps it.
+    /// The streams and events of the device, as long as the shard's pool or a block keeps it.
     pub(in crate::core) fn events(&self) -> Option<Arc<dyn StreamEvents>> {
         self.shard.upgrade().map(|shard| shard.device.events.clone())
     }
 
-    /// Who has a block, if somebody does or other streams still use it.
+    /// The request of a block's owner, if the block is handed out or still in use by other streams.
     pub(in crate::core) fn tenant(&self, id: BlockId) -> Option<Tenant> {
         let lease = self.leases.get(id)?;
         let usage = match lease.tenancy {
@@ -271,7 +273,7 @@ impl ShardState {
         Some(Tenant { requested: lease.requested, usage, site: self.leases.site(id) })
     }
 
-    /// The segments that a leased block lies in, at least one.
+    /// The segments that contain a leased block, at least one.
     pub(in crate::core) fn segments_of(&self, id: BlockId) -> Vec<Segment> {
         match &self.shared {
             Some((arena, _)) => arena.lock().pages_of(id),
@@ -284,12 +286,12 @@ impl ShardState {
         &self.leases[id]
     }
 
-    /// Where a leased block was asked for.
+    /// The source location of the request for a leased block.
     pub(in crate::core) fn site(&self, id: BlockId) -> &'static Location<'static> {
         self.leases.site(id)
     }
 
-    /// A pending block's other streams are done with it.
+    /// Frees a pending block whose other streams are done with it.
     pub(in crate::core) fn complete(&mut self, id: BlockId) {
         self.take_back(id, BlockEvent::FreeCompleted);
     }
@@ -312,7 +314,7 @@ impl ShardState {
         (address, units)
     }
 
-    /// The owner lets go, others do not yet: they are returned.
+    /// Marks a block as freed by its owner while other streams use it; returns these streams.
     pub(super) fn let_go(&mut self, id: BlockId) -> Vec<StreamId> {
         self.leases.set(id, Tenancy::Pending);
         let lease = &mut self.leases[id];
@@ -324,7 +326,7 @@ impl ShardState {
         streams
     }
 
-    /// A block is free again.
+    /// Frees a block.
     #[inline]
     pub(super) fn take_back(&mut self, id: BlockId, event: BlockEvent) {
         let Lease { address, units, requested, .. } = self.leases[id];
@@ -347,7 +349,7 @@ impl ShardState {
         journal.log(kind, lease.requested, Some(placement), self.leases.site(id));
     }
 
-    /// Where a leased block is in its pool.
+    /// The place of a leased block in its pool.
     pub(in crate::core) fn placement(&self, id: BlockId) -> Placement {
         self.fixed.placement(id)
     }

@@ -1,10 +1,12 @@
-//! A snapshot as PyTorch's tools read it: the layout that `torch.cuda.memory._snapshot()` has, as JSON or as a pickle.
+//! A snapshot in the format of PyTorch's tools: the layout of `torch.cuda.memory._snapshot()`, as JSON or as
+//! a pickle.
 //!
-//! The browser viewer computes a block's address by adding lengths from its segment's, so blocks tile their segments.
-//! It replays the trace backwards from the final state, so both are of one moment, and what one ring has forgotten
-//! the others leave out too. Neighbouring pages become one segment there if they are of one stream; pages are shared
-//! by all streams, so all have the same. A block's length in the trace is what its owner asked for. Numbers are signed: addresses lie below 2^53, and the viewer's pickle reader
-//! knows no longer ones.
+//! The browser viewer computes a block's address by adding lengths to its segment's address, so blocks tile
+//! their segments. It replays the trace backwards from the final state, so both are of one moment, and
+//! entries that one ring has dropped are left out for all rings. Neighbouring pages of one stream become one
+//! segment there; pages are shared by all streams, so all of them have the same stream. A block's length in
+//! the trace is the requested size. Numbers are signed: addresses are below 2^53, the limit of the viewer's
+//! pickle reader.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -54,7 +56,7 @@ struct Block {
     frames: Vec<Frame>,
 }
 
-/// A place in a program. Rust tells file and line of a call, and not the function.
+/// A source location. Rust reports file and line of a call, but not the function.
 #[derive(Serialize)]
 struct Frame {
     filename: &'static str,
@@ -84,7 +86,7 @@ struct Annotation<'a> {
     time_us: i64,
 }
 
-/// The viewer shows these; those that have no meaning here stay out.
+/// The settings that the viewer shows, except those without a meaning here.
 #[derive(Serialize)]
 struct Settings {
     expandable_segments: bool,
@@ -96,7 +98,7 @@ struct Settings {
     memory_limit: Option<i64>,
 }
 
-/// By the least size that they are for, in MiB.
+/// Steps by the smallest size that they apply to, in MiB.
 fn divisions<S: Serializer>(rounding: &Rounding, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(rounding.by_mebibytes().map(|(least, steps)| (least.to_string(), int(steps))))
 }
@@ -105,7 +107,7 @@ impl Snapshot {
     /// Writes it as JSON that PyTorch's browser viewer opens. Times in µs, sizes in bytes.
     ///
     /// # Errors
-    /// What `writer` says.
+    /// The error of `writer`.
     pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
         serde_json::to_writer(writer, &self.document()).map_err(io::Error::from)
     }
@@ -113,7 +115,7 @@ impl Snapshot {
     /// The same as a string.
     ///
     /// # Errors
-    /// None that is known of: everything in a snapshot can be written.
+    /// None is known: every snapshot can be written.
     pub fn to_json(&self) -> io::Result<String> {
         serde_json::to_string(&self.document()).map_err(io::Error::from)
     }
@@ -122,7 +124,7 @@ impl Snapshot {
     /// bytes.
     ///
     /// # Errors
-    /// What `writer` says.
+    /// The error of `writer`.
     #[cfg(feature = "pickle")]
     pub fn write_pickle(&self, mut writer: impl io::Write) -> io::Result<()> {
         serde_pickle::to_writer(&mut writer, &self.document(), serde_pickle::SerOptions::new()).map_err(
@@ -160,7 +162,7 @@ impl Snapshot {
         }
     }
 
-    /// Of the allocations, those of the blocks that are there still know their call site.
+    /// Only allocations of blocks that still exist have a call site.
     fn traces(&self, kept: &[Entry]) -> Vec<Trace> {
         let fixed = self.segments.iter().flat_map(|state| &state.blocks);
         let blocks = fixed.chain(self.mapped.iter().flat_map(|state| &state.blocks));
@@ -186,8 +188,8 @@ impl Snapshot {
         traces
     }
 
-    /// Annotations have a list of their own. Pages of a pool that is gone are freed as segments are: to the viewer they
-    /// are unmapped.
+    /// Annotations have a separate list. Pages of a dropped pool are removed like segments; for the viewer
+    /// they are unmapped.
     fn trace_entry(
         &self,
         entry: &Entry,
@@ -232,17 +234,18 @@ impl Snapshot {
         Some(Annotation { name, stage: "START", device: entry.device, time_us: self.time_us(entry) })
     }
 
-    /// By the calendar.
+    /// Wall-clock time.
     fn time_us(&self, entry: &Entry) -> i64 {
         let began = self.began.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         int(u64::try_from(began).unwrap_or(u64::MAX).saturating_add(entry.time_ns / 1000))
     }
 }
 
-/// The stream of what all streams share.
+/// The stream of memory that all streams share.
 const EVERY_STREAM: StreamId = StreamId(0);
 
-/// The first entry from which on every ring has everything. Whatever numbers its entries begins with 1.
+/// The first entry from which on every ring is complete. A ring is complete if its entry numbers begin with
+/// 1.
 fn complete_from(trace: &[Entry]) -> usize {
     let mut firsts = HashMap::new();
     for (at, entry) in trace.iter().enumerate() {
@@ -265,7 +268,7 @@ fn frames(site: Option<&'static Location<'static>>) -> Vec<Frame> {
     frame.into_iter().collect()
 }
 
-/// Neighbouring segments as one; `blocks` tile them.
+/// Merges neighbouring segments into one; `blocks` tile them.
 fn segment(
     segments: &[core::Segment],
     blocks: &[BlockState],

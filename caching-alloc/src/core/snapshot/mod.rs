@@ -12,19 +12,19 @@ use super::settings::Settings;
 /// Everything that an allocator holds, at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Number of the last structural entry that is in it: later ones have greater numbers.
+    /// Number of the last structural entry in it: later ones have greater numbers.
     pub generation: u64,
-    /// When the allocator was made.
+    /// Creation time of the allocator.
     pub began: SystemTime,
-    /// Nanoseconds since then.
+    /// Nanoseconds since `began`.
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// Live segments, by address, but for those of re-mappable pools.
+    /// Live segments, by address, except those of re-mappable pools.
     pub segments: Vec<SegmentState>,
-    /// What re-mappable pools have mapped.
+    /// Mapped memory of re-mappable pools.
     pub mapped: Vec<MappedState>,
-    /// Segments that should have gone back to their source but are held.
+    /// Segments that should have been released but are held.
     pub quarantined: Vec<Segment>,
     /// The entries that the rings still have, oldest first. Empty in the snapshot that a tracker gets.
     pub trace: Vec<Entry>,
@@ -32,7 +32,7 @@ pub struct Snapshot {
     pub settings: Settings,
 }
 
-/// A live segment and what it is used for.
+/// A live segment and its blocks.
 #[derive(Debug, Clone)]
 pub struct SegmentState {
     /// The segment.
@@ -41,7 +41,7 @@ pub struct SegmentState {
     pub blocks: Vec<BlockState>,
 }
 
-/// Neighbouring pages of a re-mappable pool, and what they are used for.
+/// Neighbouring pages of a re-mappable pool, and their blocks.
 #[derive(Debug, Clone)]
 pub struct MappedState {
     /// The pages, by address; at least one.
@@ -57,27 +57,27 @@ pub struct BlockState {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// What its owner asked for, in bytes; 0 if it is free.
+    /// The size that its owner requested, in bytes; 0 if it is free.
     pub requested: u64,
-    /// What it is used for.
+    /// The state of the block.
     pub usage: Usage,
-    /// Where its owner asked for it; of a free block: nothing.
+    /// The source location of the owner's request; `None` for a free block.
     pub call_site: Option<&'static Location<'static>>,
 }
 
-/// What a block is used for.
+/// The state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Handed out.
     Active,
-    /// Its owner let go; other streams may still use it.
+    /// Freed by its owner; other streams may still use it.
     PendingFree,
     /// Free.
     Inactive,
 }
 
 impl BlockState {
-    /// Memory that nobody has.
+    /// A free block.
     pub(super) fn free(address: u64, bytes: u64) -> Self {
         Self { address, bytes, requested: 0, usage: Usage::Inactive, call_site: None }
     }
@@ -96,7 +96,7 @@ impl BlockState {
 }
 
 impl SegmentState {
-    /// A segment as one block that nobody has.
+    /// A segment shown as one block without an owner.
     pub(super) fn whole(segment: &Segment, usage: Usage) -> Self {
         let (address, bytes) = (segment.address(), segment.bytes());
         let whole = BlockState { address, bytes, requested: 0, usage, call_site: None };
@@ -115,7 +115,7 @@ impl SegmentState {
         self.blocks.iter().map(BlockState::allocated_bytes).sum()
     }
 
-    /// Bytes that the owners of its blocks asked for.
+    /// Bytes that the owners of its blocks requested.
     #[must_use]
     pub fn requested_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.requested).sum()

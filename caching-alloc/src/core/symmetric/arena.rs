@@ -1,4 +1,4 @@
-//! The arena: placement, log and segments together.
+//! The arena: placement, log and segments of a symmetric pool.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -11,41 +11,41 @@ use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
 
-/// One list for all sizes: blocks of a symmetric pool are few, and its segments precious.
+/// One list for all sizes: a symmetric pool has few blocks, and its segments are expensive.
 const LIST: List = 0;
 
 /// A symmetric pool's placement, over memory of one source.
 #[derive(Debug)]
 pub struct SymmetricArena {
     heap: Heap,
-    /// What each block's owner asked for, in bytes, by the heap's names.
+    /// The size that each block's owner requested, in bytes, by the heap's block ids.
     requested: Vec<u64>,
     journal: Journal,
     source: Arc<dyn SegmentSource>,
-    /// How many captures are under way.
+    /// The number of active freezes.
     frozen: u32,
-    /// Memory of retired segments that has not gone back.
+    /// Memory of retired segments that has not been released.
     withheld: Vec<SegmentMemory>,
 }
 
 /// A block that was placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// Where, on every rank.
+    /// Its place, the same on every rank.
     pub placement: Placement,
-    /// Where, on this rank.
+    /// Its address on this rank.
     pub address: u64,
-    /// Its length: what was asked for, rounded up to 512 bytes.
+    /// Its length: the requested size rounded up to 512 bytes.
     pub bytes: u64,
-    /// Whether it lies in a segment that was made for it.
+    /// True if a new segment was made for it.
     pub grown: bool,
 }
 
-/// Why an arena could not do what it was asked.
+/// Why an operation of an arena failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SymmetricError {
-    /// A size that no block can have.
+    /// An invalid block size.
     #[error(transparent)]
     Size(#[from] SizeError),
     /// The arena is frozen and has no room.
@@ -59,19 +59,19 @@ pub enum SymmetricError {
         /// Bytes of the segment that is missing.
         missing: u64,
     },
-    /// The source did not give a segment. The log counts the request as refused: ranks on which it succeeded are
-    /// told apart from this one.
+    /// The source did not return a segment. The log counts the request as refused, so this rank's log differs
+    /// from those of ranks on which it succeeded.
     #[error("segment {ordinal} of a symmetric pool, {bytes} bytes, could not be made")]
     Source {
         /// The segment's ordinal.
         ordinal: u32,
         /// Its size.
         bytes: u64,
-        /// What the source said.
+        /// The source's error.
         #[source]
         source: SourceError,
     },
-    /// The source's segments cannot be multiples of 2 MiB only.
+    /// The source's granularity does not divide 2 MiB.
     #[error(
         "the source makes segments in steps of {granularity} bytes; a symmetric pool needs steps that divide {SEGMENT_STEP}"
     )]
@@ -79,18 +79,18 @@ pub enum SymmetricError {
         /// The source's granularity.
         granularity: u64,
     },
-    /// Something was freed that is not a block.
+    /// The place to free is not that of a block.
     #[error("no block of the symmetric pool begins at segment {}, offset {}; was it freed before?", placement.ordinal, placement.offset)]
     NotAllocated {
-        /// What was to be freed.
+        /// The place that was passed.
         placement: Placement,
     },
-    /// A segment that is to go has blocks.
+    /// A segment to be retired still has blocks.
     #[error("segment {ordinal} of the symmetric pool still has {blocks} blocks")]
     SegmentInUse {
         /// The segment's ordinal.
         ordinal: u32,
-        /// How many blocks.
+        /// The number of blocks.
         blocks: u64,
     },
     /// There is no such segment (any more).
@@ -102,7 +102,7 @@ pub enum SymmetricError {
 }
 
 impl SymmetricArena {
-    /// An empty arena over `source`; it makes its first segment when something is asked for.
+    /// Makes an empty arena over `source`; the first request makes its first segment.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`] if the source cannot make segments in steps of 2 MiB.
@@ -119,16 +119,16 @@ impl SymmetricArena {
     /// Places a block of `bytes`.
     ///
     /// # Errors
-    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`]. After
-    /// any of them the arena is as it was, but for the last two its log says so.
+    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`].
+    /// The arena is unchanged after any of them, except that its log records the last two.
     #[track_caller]
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
         self.place(bytes, Location::caller())
     }
 
-    /// Places a block of `bytes` and logs it with the program's own word for it, which error texts then show. Tags
-    /// are not compared between ranks.
+    /// Places a block of `bytes` and logs it with a tag of the program, which error texts then show. Tags are
+    /// not compared between ranks.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -139,15 +139,15 @@ impl SymmetricArena {
         tag: impl Into<Cow<'static, str>>,
     ) -> Result<Placed, SymmetricError> {
         let placed = self.place(bytes, Location::caller());
-        // A size that no block can have is not logged.
+        // A request with an invalid size is not logged.
         if !matches!(placed, Err(SymmetricError::Size(_))) {
             self.journal.tag(tag.into());
         }
         placed
     }
 
-    /// Takes a block back. Its memory is reused from the next request on: the caller has ordered its uses before
-    /// that, on every rank.
+    /// Frees a block. Its memory is reused from the next request on, so the caller must have ordered all uses
+    /// before that, on every rank.
     ///
     /// # Errors
     /// [`SymmetricError::NotAllocated`]; nothing is changed or logged then.
@@ -166,7 +166,7 @@ impl SymmetricArena {
         Ok(())
     }
 
-    /// From now on nothing grows: a request without room is an error. For capture.
+    /// Prevents growth from now on: a request without room is an error. For capture.
     pub fn freeze(&mut self) {
         self.frozen += 1;
     }
@@ -176,14 +176,14 @@ impl SymmetricArena {
         self.frozen = self.frozen.saturating_sub(1);
     }
 
-    /// Whether it is frozen.
+    /// Returns true if it is frozen.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen > 0
     }
 
-    /// Takes segment `ordinal` out of use: nothing is placed there any more, its number is not used again, and the
-    /// log says so. Its memory stays until [`give_back`](Self::give_back).
+    /// Retires segment `ordinal`: nothing is placed there any more, its number is not reused, and the log
+    /// records it. Its memory stays until [`give_back`](Self::give_back).
     ///
     /// # Errors
     /// [`SymmetricError::NoSuchSegment`], [`SymmetricError::SegmentInUse`]; nothing is changed or logged then.
@@ -201,24 +201,24 @@ impl SymmetricArena {
         Ok(())
     }
 
-    /// Gives the memory of all retired segments back, if it has not gone yet. The caller has made sure that nothing
-    /// reaches them: no window, no peer, no work on the device.
+    /// Releases the memory of all retired segments that is not released yet. The caller must ensure that
+    /// nothing accesses them: no window, no peer, no work on the device.
     ///
     /// # Errors
-    /// What the source did not take, with what it said; the rest has gone back.
+    /// The segments that the source failed to release, with its errors; the others are released.
     pub fn give_back(&mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
         let give = |memory: SegmentMemory| self.source.release(&memory).err().map(|error| (memory, error));
         let failed: Vec<_> = std::mem::take(&mut self.withheld).into_iter().filter_map(give).collect();
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// How many blocks a segment has.
+    /// The number of blocks in a segment.
     #[must_use]
     pub fn blocks_in(&self, ordinal: u32) -> u64 {
         self.heap.blocks(ordinal).filter(|(_, block)| block.state == State::Used).count() as u64
     }
 
-    /// Where the blocks begin that lie in the `bytes` at `place`, or partly.
+    /// The places of the blocks that overlap the `bytes` at `place`.
     #[must_use]
     pub fn blocks_over(&self, place: Placement, bytes: u64) -> Vec<Placement> {
         let end = place.offset.saturating_add(bytes.max(1));
@@ -232,25 +232,25 @@ impl SymmetricArena {
             .collect()
     }
 
-    /// All segments, by ordinal, with those that were retired. Only ever appended to.
+    /// All segments, by ordinal, including retired ones. Only ever appended to.
     #[must_use]
     pub fn segments(&self) -> &[SymmetricSegment] {
         self.journal.segments()
     }
 
-    /// What was asked so far.
+    /// The log of all operations.
     #[must_use]
     pub fn log(&self) -> &Log {
         self.journal.state()
     }
 
-    /// How segments grow.
+    /// The rule for the size of segments.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.journal.geometry()
     }
 
-    /// Where the memory comes from.
+    /// The source of the memory.
     #[must_use]
     pub fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.source
@@ -264,7 +264,7 @@ impl SymmetricArena {
             .then(|| segment.memory.address + placement.offset)
     }
 
-    /// Blocks that are placed, by place, with the bytes that were asked for.
+    /// The blocks that are placed, by place, with their requested sizes in bytes.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
         self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
             |(id, block)| {
@@ -274,11 +274,11 @@ impl SymmetricArena {
         )
     }
 
-    /// Gives every segment back. The caller has made sure that nothing reaches them: no window, no peer, no work
+    /// Releases every segment. The caller must ensure that nothing accesses them: no window, no peer, no work
     /// on the device.
     ///
     /// # Errors
-    /// The segments that their source did not take, with what it said; the others have gone back.
+    /// The segments that their source failed to release, with its errors; the others are released.
     pub fn release(mut self) -> Result<(), Vec<(SegmentMemory, SourceError)>> {
         let live = self.journal.segments().iter().filter(|segment| !segment.retired);
         let live: Vec<SegmentMemory> = live.map(|segment| segment.memory).collect();

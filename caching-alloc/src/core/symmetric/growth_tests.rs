@@ -1,4 +1,4 @@
-//! How many segments a pool makes, and how much of them is idle.
+//! The number of segments that a pool makes, and the idle part of them.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ impl Random {
     }
 }
 
-/// The sizes that a program asks for, again and again, none larger than `most`: about equal, mostly small with some
-/// large, of every size alike, of every magnitude alike, a few magnitudes, or always the same.
+/// The sizes that a program requests repeatedly, none larger than `most`: all about equal, mostly small with
+/// some large, uniform over sizes, uniform over magnitudes, a few magnitudes, or always the same.
 fn mixture(seed: u64, most: u64) -> Vec<u64> {
     let mut random = Random(seed);
     let magnitude = |random: &mut Random, least: u32| {
@@ -47,15 +47,16 @@ fn mixture(seed: u64, most: u64) -> Vec<u64> {
         4 => (0..8).map(|_| magnitude(&mut random, 20)).collect(),
         _ => vec![random.among(most / 16, most)],
     };
-    // Of requests that are all tiny it would take millions.
+    // Tiny requests alone would take millions of steps.
     if sizes.iter().all(|bytes| *bytes < most / 64) {
         sizes.push(most);
     }
     sizes
 }
 
-/// Asks for what `next` says, given the largest hole, until `enough` bytes are in use. The segments of the pool, and the
-/// bytes in use. After the first segment, no more than twice those are ever reserved.
+/// Allocates the sizes that `next` returns, given the largest hole, until `enough` bytes are in use. Returns
+/// the segments of the pool and the bytes in use. Checks that after the first segment, at most twice the
+/// bytes in use are ever reserved.
 fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (Vec<u64>, u64) {
     let mut arena = SymmetricArena::new(Arc::new(HostSource::at(1 << 40, u64::MAX)), geometry).unwrap();
     let (mut used, mut reserved) = (0, 0);
@@ -84,7 +85,8 @@ fn grow_to_eight_gib(next: impl FnMut(u64) -> u64) -> Vec<u64> {
     segments
 }
 
-/// `times` mixtures with requests up to each of several sizes: how many of them took more than 8 segments to 8 GiB.
+/// Runs `times` mixtures with requests up to each of several sizes, and returns those that took more than 8
+/// segments to reach 8 GiB.
 fn beyond_eight(times: u64, mosts: &[u64]) -> Vec<Vec<u64>> {
     let runs = mosts.iter().flat_map(|most| (0..times).map(move |seed| mixture(seed, *most)));
     let grown = runs.map(|sizes| {
@@ -106,7 +108,7 @@ fn eight_gib_of_mixed_blocks_up_to_a_gib_take_at_most_eight_segments() {
     assert!(beyond.len() <= 1, "of 10,000 mixtures: {beyond:?}");
 }
 
-/// The worst that can be asked: segments are many, but little is idle all the same.
+/// The worst case of requests: there are many segments, but little is idle even then.
 #[test]
 fn whoever_asks_for_just_more_than_every_hole_is_served_with_little_idle() {
     let segments = grow_to_eight_gib(|hole| (hole + 1).min(GIB));

@@ -1,4 +1,5 @@
-//! What a symmetric pool keeps beside its heap: the log, and its segments with the log at the creation of each.
+//! The records of a symmetric pool beside its heap: the log, and its segments with the log at the creation of
+//! each.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -11,18 +12,18 @@ use crate::core::source::SegmentMemory;
 /// Operations that a log keeps in full.
 const LOG_OPERATIONS: usize = 1 << 12;
 
-/// A segment, as the journal has it.
+/// A segment in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SymmetricSegment {
     /// Its number: 0, 1, 2… in order of creation.
     pub ordinal: u32,
     /// Its length in bytes, the same on every rank; a multiple of [`SEGMENT_STEP`](super::SEGMENT_STEP).
     pub bytes: u64,
-    /// The log with the request that made it.
+    /// The state of the log after the request that made it.
     pub log: LogState,
-    /// Its memory on this rank; of a retired segment: where it was.
+    /// Its memory on this rank; for a retired segment, its former memory.
     pub memory: SegmentMemory,
-    /// Whether it was [retired](super::SymmetricArena::retire).
+    /// True if it was [retired](super::SymmetricArena::retire).
     pub retired: bool,
 }
 
@@ -78,12 +79,12 @@ impl Journal {
         self.log.push(kind, bytes, placement, site);
     }
 
-    /// Gives the operation that was logged last the program's word for it.
+    /// Adds a tag of the program to the operation that was logged last.
     pub(super) fn tag(&mut self, tag: Cow<'static, str>) {
         self.log.tag(tag);
     }
 
-    /// Enters a segment, after the request that made it was logged.
+    /// Adds a segment, after the request that made it was logged.
     pub(in crate::core) fn enter(&mut self, memory: SegmentMemory) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let (bytes, log) = (memory.bytes, self.log.state());

@@ -1,4 +1,4 @@
-//! The allocation log of a symmetric pool: what was asked for, as a length and a hash, and the last operations.
+//! The allocation log of a symmetric pool: its operations as a length and a hash, and the last ones in full.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -10,24 +10,25 @@ use super::Geometry;
 use super::Placement;
 use crate::core::size::UNIT;
 
-/// How far a log has come, and the hash of everything in it. Equal states mean equal histories.
+/// The length of a log, and the hash of everything in it. Equal states mean equal histories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LogState {
     /// Number of operations.
     pub length: u64,
-    /// Hash of the geometry and of all operations: kind, bytes, and for what is given up the place.
+    /// Hash of the geometry and of all operations: kind, bytes, and the place of blocks and segments given
+    /// up.
     pub hash: u64,
 }
 
-/// What an operation was.
+/// The kind of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OperationKind {
     /// A block was placed.
     Allocate,
-    /// A block was taken back.
+    /// A block was freed.
     Free,
-    /// A request failed on this rank, for want of memory or because the pool was frozen. Ranks on which it did
-    /// not fail differ from here on.
+    /// A request failed on this rank, because memory was lacking or the pool was frozen. Ranks on which it
+    /// succeeded differ from here on.
     Refuse,
     /// A segment was retired.
     Retire,
@@ -38,13 +39,13 @@ pub enum OperationKind {
 pub struct Operation {
     /// Its number: 0, 1, 2…
     pub seq: u64,
-    /// What it was.
+    /// The kind.
     pub kind: OperationKind,
-    /// Bytes asked for (for a free: when the block was allocated), or of the segment.
+    /// Requested bytes (for a free: those of the allocation), or the bytes of the segment.
     pub bytes: u64,
-    /// Where the block or the segment is; for [`OperationKind::Refuse`] nothing.
+    /// The place of the block or the segment; `None` for [`OperationKind::Refuse`].
     pub placement: Option<Placement>,
-    /// The program's word for it.
+    /// The program's tag.
     pub tag: Option<Cow<'static, str>>,
     /// Source file of the call.
     pub file: Cow<'static, str>,
@@ -79,12 +80,12 @@ pub struct Log {
     before: LogState,
     /// The last operations: operation `seq` at `seq` modulo the capacity, a power of two.
     recent: Vec<Record>,
-    /// Tags of those among them that have one, oldest first.
+    /// The tags of recent operations that have one, oldest first.
     tags: VecDeque<(u64, Cow<'static, str>)>,
     capacity: usize,
 }
 
-/// An operation as the log keeps it: small, since every allocation writes one.
+/// An operation as the log stores it: small, since every allocation writes one.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     what: What,
@@ -119,7 +120,7 @@ impl What {
     }
 }
 
-/// Ordinal and offset in one word: offsets are multiples of [`UNIT`], as many as a `u32` can count.
+/// Ordinal and offset in one word: offsets are multiples of [`UNIT`], and their quotients fit a `u32`.
 #[derive(Debug, Clone, Copy)]
 struct PackedPlacement(u64);
 
@@ -135,8 +136,8 @@ impl PackedPlacement {
 }
 
 impl Log {
-    /// An empty log that keeps the last `capacity` operations, rounded up to a power of two. Its hash depends on the
-    /// geometry, so that ranks that differ in it are told apart.
+    /// Makes an empty log that keeps the last `capacity` operations, rounded up to a power of two. Its hash
+    /// depends on the geometry, so ranks with different geometries have different hashes.
     #[must_use]
     pub fn new(geometry: Geometry, capacity: usize) -> Self {
         let Geometry { first_segment, largest_segment } = geometry;
@@ -147,7 +148,7 @@ impl Log {
         Self { state, powers: vec![state], before: state, recent, tags, capacity }
     }
 
-    /// How far it has come.
+    /// The length and hash of the log.
     #[must_use]
     pub fn state(&self) -> LogState {
         self.state
@@ -192,7 +193,8 @@ impl Log {
         })
     }
 
-    /// Takes an operation in. Every allocation does: of what is known where it is called nothing is asked.
+    /// Adds an operation. Every allocation does, so it is inlined: values known at the call need no
+    /// computation.
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -237,7 +239,7 @@ impl Log {
         }
     }
 
-    /// Gives the last operation the program's word for it.
+    /// Adds the program's tag to the last operation.
     pub(crate) fn tag(&mut self, tag: Cow<'static, str>) {
         self.tags.push_back((self.state.length - 1, tag));
     }
@@ -254,8 +256,8 @@ impl Log {
 
 const SEED: u64 = 0x51a6_5e61_0c5b_9d4b;
 
-/// One step of the hash: the finaliser of SplitMix64 over a word added in. Part of the format that ranks compare,
-/// so it never changes.
+/// One step of the hash: the finaliser of SplitMix64 over an added word. It is part of the format that ranks
+/// compare, so it must never change.
 fn mix(hash: u64, word: u64) -> u64 {
     let mut z = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -279,7 +281,7 @@ mod tests {
         log
     }
 
-    /// Ranks of different builds compare these.
+    /// Ranks of different builds compare hashes, so they must not change.
     #[test]
     fn the_hash_is_pinned() {
         let mut log = log_of(&[1, 512, 1 << 30]);
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(log.state(), LogState { length: 4, hash: 11_485_877_147_619_512_347 });
     }
 
-    /// What ranks bisect over: prefixes up to the first difference are the same, and no longer ones.
+    /// Ranks bisect over this: prefixes up to the first difference are equal, and no longer ones.
     #[test]
     fn known_hashes_part_at_the_first_difference() {
         let base: Vec<u64> = (1..=20).collect();

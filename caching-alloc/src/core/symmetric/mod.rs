@@ -1,12 +1,12 @@
 //! Placement that is the same on every rank.
 //!
-//! Ranks that ask an arena for the same things in the same order get the same places, as (segment's ordinal,
-//! offset), whatever their addresses: no address, time, event, lending or trimming takes part. The arena keeps a
-//! log of what it was asked, as a rolling hash; every segment carries the hash at its creation, so that two
-//! segments of the same size with different pasts are not taken for the same.
+//! Ranks that make the same requests to an arena in the same order get the same places, as (segment's
+//! ordinal, offset), even if their addresses differ: no address, time, event, lending or trimming affects
+//! placement. The arena keeps a log of its requests as a rolling hash. Every segment carries the hash at its
+//! creation, so two segments of the same size with different histories are distinguishable.
 //!
-//! The arena is not for use from several threads at a time: their order would be an accident. It does not agree
-//! anything with other ranks; it gives them what they need to compare.
+//! An arena must not be used from several threads at the same time, since the order of their requests would
+//! be arbitrary. It does not communicate with other ranks; it provides the data for comparing them.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -44,7 +44,7 @@ use super::size::MAX_BLOCK;
 /// Segments of symmetric pools are multiples of this: 2 MiB.
 pub const SEGMENT_STEP: u64 = 2 << 20;
 
-/// By how much more than it should a segment may be, for one more request to fit into it.
+/// The excess over its target size that a segment may have so that one more request fits.
 const TOLERANCE: u64 = 4 * SEGMENT_STEP;
 
 /// A place in a symmetric pool, the same on every rank.
@@ -52,37 +52,39 @@ const TOLERANCE: u64 = 4 * SEGMENT_STEP;
 pub struct Placement {
     /// Ordinal of the segment: 0, 1, 2… in order of creation.
     pub ordinal: u32,
-    /// Bytes from the segment's begin.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
 }
 
-/// How a symmetric pool's segments grow. Sizes in bytes, the same on every rank (the log's hash begins with them).
+/// The rule for the size of a symmetric pool's segments. Sizes in bytes, the same on every rank (the log's
+/// hash begins with them).
 ///
-/// Windows cost by number and not by size, so that segments are few and large, and yet little is idle. The first
-/// segment is [`first_segment`](Self::first_segment), exactly a number of requests if these are large. A further one is
-/// as large as may be idle:
-/// - as much as is in use, so that no more than twice that is reserved;
-/// - no more than two thirds of [`largest_segment`](Self::largest_segment), or a third of what is in use.
+/// The cost of windows depends on their number and not on their size. So segments are few and large, and yet
+/// little memory is idle. The first segment is [`first_segment`](Self::first_segment), or a whole number of
+/// requests if these are large. The size of a further segment is the memory that may be idle:
+/// - as much as is in use, so at most twice the memory in use is reserved;
+/// - at most two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use.
 ///
-/// A request of at least all that was in use before it has a segment of its own, or of two of its kind: what is left
-/// over would be too small for the next.
+/// A request of at least all the memory in use before it gets a segment for one or two such requests: the
+/// rest of a larger segment would be too small for the next one.
 ///
-/// # What this keeps
-/// Of every sequence of requests that frees nothing, with the default geometry and to within 8 MiB and the rounding of segments to 2 MiB: after
-/// the first segment, reserved is at most twice what is in use; from 8 GiB in use on, at most 4/3 of it (10.7 GiB at 8
-/// GiB). A request alone may bring more about, if it fits into no hole.
+/// # Guarantees
+/// For every sequence of requests that frees nothing, with the default geometry and to within 8 MiB and the
+/// rounding of segments to 2 MiB: after the first segment, at most twice the memory in use is reserved; from
+/// 8 GiB in use on, at most 4/3 of it (10.7 GiB at 8 GiB). A single request may exceed this if it fits into
+/// no hole.
 ///
-/// 8 GiB take at most 8 segments if no request is larger than 64 MiB, and in all but about one of 10,000 random mixtures
-/// of requests up to 1 GiB. A rule that does not know what will be asked cannot keep that for every sequence: whoever asks each
-/// time for a little more than the largest hole `h` has each segment take in one request. Let `2u - r` be what may be
-/// reserved further: a segment of just the request adds `h` to it and leaves the holes as they are, one that is longer
-/// takes as much from it as the new hole is larger than `h`. So holes at best triple in three segments; here, such a sequence takes 33
-/// for 8 GiB.
+/// 8 GiB take at most 8 segments if no request is larger than 64 MiB, and in all but about one of 10,000
+/// random mixtures of requests up to 1 GiB. A rule that does not know the future requests cannot guarantee
+/// that for every sequence. If each request is a little larger than the largest hole `h`, each segment serves
+/// one request. Let `2u - r` be the memory that may still be reserved. A segment for just the request adds
+/// `h` to it and leaves the holes unchanged. A longer segment reduces it by the length by which its new hole
+/// exceeds `h`. So holes at best triple in three segments; here, such a sequence takes 33 segments for 8 GiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Geometry {
     /// The first segment.
     pub first_segment: u64,
-    /// No segment is larger, unless a single request is.
+    /// The largest segment, unless a single request is larger.
     pub largest_segment: u64,
 }
 
@@ -94,8 +96,8 @@ impl Default for Geometry {
 }
 
 impl Geometry {
-    /// Size of the next segment if it must hold `bytes`, in a pool that has `reserved` bytes in segments, of which
-    /// `in_use` are blocks; a multiple of [`SEGMENT_STEP`].
+    /// The size of the next segment if it must hold `bytes`, in a pool with `reserved` bytes in segments, of
+    /// which `in_use` are in blocks; a multiple of [`SEGMENT_STEP`].
     #[must_use]
     pub fn segment_bytes(&self, reserved: u64, in_use: u64, bytes: u64) -> u64 {
         let bytes = bytes.max(1);
@@ -110,7 +112,7 @@ impl Geometry {
             let after = in_use.saturating_add(bytes);
             let idle = after.min((largest / 3 * 2).max(after / 3));
             let most = after.saturating_add(idle).saturating_sub(reserved).min(largest);
-            // Where requests are all alike, their rounding must not cost the last of them its place.
+            // For requests of equal size, rounding must not leave the last one without a place.
             let tolerance = if bytes >= 4 * TOLERANCE { TOLERANCE } else { 0 };
             let times = most.saturating_add(tolerance) / bytes;
             let whole = times.saturating_mul(bytes).next_multiple_of(SEGMENT_STEP);

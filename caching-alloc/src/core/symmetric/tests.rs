@@ -1,4 +1,4 @@
-//! Two ranks that ask for the same get the same places.
+//! Two ranks that make the same requests get the same places.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ fn arena(base: u64, capacity: u64, geometry: Geometry) -> SymmetricArena {
 /// Segments of 2 to 64 MiB, so that a short run makes several.
 const NARROW: Geometry = Geometry { first_segment: 2 << 20, largest_segment: 64 << 20 };
 
-/// Segments of 2 MiB, or of what is asked for.
+/// Segments of 2 MiB, or of the size of the request.
 const EVEN: Geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
 
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What came of a step, without addresses.
+/// The result of a step, without addresses.
 type Outcome = Result<Option<Placement>, String>;
 
 fn apply(arena: &mut SymmetricArena, live: &mut Vec<Placed>, step: &Step) -> Outcome {
@@ -122,7 +122,7 @@ proptest! {
         for placed in live.drain(..) {
             arena.free(placed.placement).unwrap();
         }
-        // All merged: each segment serves one block of its own size again, without growth.
+        // All blocks are merged: each segment serves one block of its own size again, without growth.
         let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes).collect();
         arena.freeze();
         for bytes in sizes {
